@@ -103,7 +103,7 @@ def test_a_full_lane_refuses_and_takes_again_once_polled(lane: Lane) -> None:
 
 def test_a_key_is_held_once(lane: Lane) -> None:
     lane.submit(Job("a", ("sleep", 0.05)))
-    with pytest.raises(ValueError, match="'a' is held"):
+    with pytest.raises(ValueError, match="holds a job with the key 'a'"):
         lane.submit(Job("a", ("double", 1)))
     collect(lane, 1)
     lane.submit(Job("a", ("double", 1)))

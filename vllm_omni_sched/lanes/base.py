@@ -17,6 +17,10 @@ Work = Callable[[Any, Pause], Any]
 _MAX_REST_SECONDS = 1.0  # after one slice
 
 
+CLOSED = "the encoder lane was closed, and accepts no more jobs"
+CLOSED_BEFORE_DONE = "the encoder lane was closed before this job was done"
+
+
 @dataclass(frozen=True)
 class Job:
     """One piece of work; ``key`` is unique among the jobs that a lane holds."""
@@ -55,7 +59,7 @@ class Lane(ABC):
 
     def __init__(self, work: Work, capacity: int = 16) -> None:
         if capacity < 1:
-            raise ValueError(f"capacity of a lane must be at least 1, got {capacity}")
+            raise ValueError(f"capacity of an encoder lane must be at least 1, got {capacity}")
         self._work = work
         self.capacity = capacity
         self.restarts = 0  # number of times that the lane's process died and was replaced
@@ -107,6 +111,11 @@ class Lane(ABC):
         """
 
 
+def held_twice(key: str) -> str:
+    """Return the error for a job whose key another job of the lane has."""
+    return f"the encoder lane holds a job with the key {key!r} already"
+
+
 def checked_share(share: float) -> float:
     """Return ``share`` if it is in (0, 1].
 
@@ -114,7 +123,7 @@ def checked_share(share: float) -> float:
         ValueError: it is outside that range.
     """
     if not 0.0 < share <= 1.0:
-        raise ValueError(f"share of a lane must be in (0, 1], got {share}")
+        raise ValueError(f"share of an encoder lane must be in (0, 1], got {share}")
     return share
 
 

@@ -2,7 +2,7 @@
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.errors import LaneClosedError, LaneWorkError
-from vllm_omni_sched.lanes.base import Done, Job, Lane, Work, checked_share
+from vllm_omni_sched.lanes.base import CLOSED, Done, Job, Lane, Work, checked_share, held_twice
 
 
 class InlineLane(Lane):
@@ -19,9 +19,9 @@ class InlineLane(Lane):
 
     def submit(self, job: Job) -> bool:
         if self._closed:
-            raise LaneClosedError("the lane is closed")
+            raise LaneClosedError(CLOSED)
         if any(done.key == job.key for done in self._ended):
-            raise ValueError(f"job {job.key!r} is held by this lane already")
+            raise ValueError(held_twice(job.key))
         if len(self._ended) >= self.capacity:
             return False
         started = monotonic_seconds()

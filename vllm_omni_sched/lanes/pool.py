@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.errors import LaneClosedError
-from vllm_omni_sched.lanes.base import Done, Job, Lane, checked_share
+from vllm_omni_sched.lanes.base import CLOSED, Done, Job, Lane, checked_share, held_twice
 from vllm_omni_sched.lanes.process import ProcessLane
 
 
@@ -40,9 +40,9 @@ class LanePool(Lane):
 
     def submit(self, job: Job) -> bool:
         if self._closed:
-            raise LaneClosedError("the lane is closed")
+            raise LaneClosedError(CLOSED)
         if job.key in self._lane_of:
-            raise ValueError(f"job {job.key!r} is held by this lane already")
+            raise ValueError(held_twice(job.key))
         for lane in sorted(self.lanes, key=lambda lane: lane.held):
             if lane.submit(job):
                 self._lane_of[job.key] = lane

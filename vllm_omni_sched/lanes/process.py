@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.errors import LaneClosedError, LaneDiedError, LaneError, LaneWorkError
 from vllm_omni_sched.lanes import messages
-from vllm_omni_sched.lanes.base import Done, Job, Lane, Work, checked_share
+from vllm_omni_sched.lanes.base import CLOSED, CLOSED_BEFORE_DONE, Done, Job, Lane, Work, checked_share, held_twice
 from vllm_omni_sched.lanes.fork_server import ForkServer
 
 
@@ -64,11 +64,11 @@ class ProcessLane(Lane):
 
     def submit(self, job: Job) -> bool:
         if self._closed:
-            raise LaneClosedError("the lane is closed")
+            raise LaneClosedError(CLOSED)
         if self._failure is not None:
             raise LaneError(str(self._failure))
         if (job.key in self._jobs and job.key not in self._cancelled) or any(d.key == job.key for d in self._ended):
-            raise ValueError(f"job {job.key!r} is held by this lane already")
+            raise ValueError(held_twice(job.key))
         # A cancelled job may still be running: its key is free again once the process has confirmed the end.
         if self.held >= self.capacity or job.key in self._jobs:
             return False
@@ -148,9 +148,14 @@ class ProcessLane(Lane):
         for key, job in sent.items():
             # A job that kills a second process before it begins cannot even be unpickled there.
             if job.number == current_job or (not current_job and key == first and job.resent):
-                self._finish(key, None, LaneDiedError(f"the encoder process {how} while it worked on this"), 0.0)
+                self._finish(key, None, LaneDiedError(f"the encoder process {how} while it worked on this job"), 0.0)
             elif key not in self._cancelled and not self._send(_Sent(job.job, job.number, resent=True)):
-                self._finish(key, None, LaneDiedError(f"the encoder process {how}, and its successor is busy"), 0.0)
+                self._finish(
+                    key,
+                    None,
+                    LaneDiedError(f"the encoder process {how}, and the one that replaces it does not accept this job"),
+                    0.0,
+                )
         self._cancelled.clear()
 
     def wait(self, timeout: float) -> bool:
@@ -184,6 +189,6 @@ class ProcessLane(Lane):
         self._fork_server.close(timeout)
         for key in self._jobs:
             if key not in self._cancelled:
-                self._ended.append(Done(key, error=LaneClosedError("the lane was closed before this was done")))
+                self._ended.append(Done(key, error=LaneClosedError(CLOSED_BEFORE_DONE)))
         self._jobs.clear()
         self._cancelled.clear()

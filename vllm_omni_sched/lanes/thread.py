@@ -7,7 +7,18 @@ from typing import Any
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.errors import LaneClosedError, LaneWorkError
-from vllm_omni_sched.lanes.base import Done, Job, Lane, Pacer, Pause, Work, checked_share
+from vllm_omni_sched.lanes.base import (
+    CLOSED,
+    CLOSED_BEFORE_DONE,
+    Done,
+    Job,
+    Lane,
+    Pacer,
+    Pause,
+    Work,
+    checked_share,
+    held_twice,
+)
 
 
 class ThreadLane(Lane):
@@ -36,9 +47,9 @@ class ThreadLane(Lane):
     def submit(self, job: Job) -> bool:
         with self._lock:
             if self._closed:
-                raise LaneClosedError("the lane is closed")
+                raise LaneClosedError(CLOSED)
             if job.key in self._held:
-                raise ValueError(f"job {job.key!r} is held by this lane already")
+                raise ValueError(held_twice(job.key))
             if len(self._held) >= self.capacity:
                 return False
             self._held.add(job.key)
@@ -83,7 +94,7 @@ class ThreadLane(Lane):
         with self._lock:
             done = {done.key for done in self._ended}
             for key in sorted(self._held - done):
-                self._ended.append(Done(key, error=LaneClosedError("the lane was closed before this was done")))
+                self._ended.append(Done(key, error=LaneClosedError(CLOSED_BEFORE_DONE)))
             self._waiting.clear()
             self._running = None
 

@@ -79,7 +79,7 @@ def plan(index: VideoIndex, numbers: Sequence[int], decoders: int = 1, rates: Ra
     """
     wanted = list(map(int, numbers))
     if any(b <= a for a, b in zip([-1, *wanted], wanted, strict=False)):
-        raise RequestError("frames: give the numbers of wanted frames in ascending order, from 0, each once")
+        raise RequestError("the numbers of the wanted frames of a video must be ascending and not negative, each once")
     if not wanted:
         return Plan((), 0)
     if index.order is Order.SEQUENCE:

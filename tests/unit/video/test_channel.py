@@ -87,7 +87,7 @@ def test_what_is_no_message(data: bytes) -> None:
 def test_a_large_message_without_its_memory(ends: tuple[Channel, Channel]) -> None:
     owner, worker = ends
     worker.end.send(b"\1")
-    with pytest.raises(ValueError, match="has no memory file"):
+    with pytest.raises(ValueError, match="without its memory file"):
         owner.receive()
 
 

@@ -86,5 +86,5 @@ def wanted_of(frames: Sequence[int]) -> list[int]:
     """
     wanted = sorted({int(frame) for frame in frames if frame >= 0})
     if not wanted:
-        raise VideoInputError("the sampling rule finds no frame in this video: is it empty?")
+        raise VideoInputError("the sampling rule chooses no frame of this video, which may be empty")
     return wanted

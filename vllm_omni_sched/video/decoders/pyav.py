@@ -71,7 +71,7 @@ class PyAvDecoder(Decoder):
     def decode(self, piece: Piece) -> PieceResult:
         """Decode a piece; see `Decoder.decode`."""
         if self._index is None or self._converter is None:
-            raise DecoderError("decode: no video is open; call open first")
+            raise DecoderError("a piece cannot be decoded, because its video is not open in this decoder")
         run = _PieceRun(self._index, piece, self._slots, self._converter, self._clock)
         # A decoder that begins in the middle does not know yet how many frames it must hold back. One that begins with
         # the first packet holds back as many as any plain decoder, even if times are damaged.

@@ -75,7 +75,7 @@ class Channel:
             body: bytes = head[1:]
             if head[0]:
                 if not fds:
-                    raise ValueError("a large message has no memory file")
+                    raise ValueError("a large message came without its memory file")
                 body = read_all(fds[0], MAX_BYTES)
             message = self._decoder.decode(body)
             undo.pop_all()
@@ -121,7 +121,7 @@ def read_all(fd: int, most: int) -> bytes:
         raise ValueError(f"a message has {nbytes} bytes, but only {most} are allowed")
     data = os.pread(fd, nbytes, 0)
     if len(data) != nbytes:
-        raise ValueError("a message is truncated")
+        raise ValueError("a message is shorter than its memory file was")
     return data
 
 

@@ -106,7 +106,9 @@ class NvdecDecoder(Decoder):
         """
         index, slots = self._index, self._slots
         if index is None or (slots is None and piece.wanted):
-            raise ValueError("decode was called before open, or open got no memory for frames")
+            raise ValueError(
+                "a piece cannot be decoded, because its video is not open in this decoder, or was opened without memory"
+            )
         begin, converting = self._clock(), 0.0
         found: list[int] = []
         decoded = 0

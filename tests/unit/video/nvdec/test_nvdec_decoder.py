@@ -183,5 +183,5 @@ def test_nothing_is_decoded_after_close() -> None:
     card.open(index, packets, memoryview(bytearray(64 * 48 * 3)))
     card.close()
     card.close()
-    with pytest.raises(ValueError, match="before open"):
+    with pytest.raises(ValueError, match="not open"):
         card.decode(pieces(index, [2])[0])
