@@ -40,11 +40,10 @@ from vllm_omni_sched.connectors.arena.options import (  # noqa: E402
     PoolOptions,
     TextPool,
 )
-from vllm_omni_sched.connectors.auto import AutoOptions  # noqa: E402
+from vllm_omni_sched.connectors.auto import AutoOptions, ForeignOptions  # noqa: E402
 from vllm_omni_sched.connectors.compression import CompressionOptions  # noqa: E402
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions  # noqa: E402
 from vllm_omni_sched.connectors.disk import DiskOptions  # noqa: E402
-from vllm_omni_sched.connectors.foreign import ForeignOptions  # noqa: E402
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions  # noqa: E402
 from vllm_omni_sched.connectors.tiers import TiersOptions  # noqa: E402
 from vllm_omni_sched.connectors.watch import WatchOptions  # noqa: E402

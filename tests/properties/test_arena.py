@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.arena import KIB, FakeClock, place, small
 from vllm_omni_sched.connectors.arena import ArenaTransport
-from vllm_omni_sched.connectors.arena.sent import ALIVE_FOR
+from vllm_omni_sched.connectors.arena.outbox import ALIVE_FOR
 from vllm_omni_sched.connectors.arena.transport import BURY_EVERY
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message

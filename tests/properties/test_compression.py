@@ -20,10 +20,10 @@ from vllm_omni_sched.connectors.compression import (
     Snapshot,
     decide,
 )
+from vllm_omni_sched.connectors.compression.decide import sample
 from vllm_omni_sched.connectors.compression.dtypes import FLOATS, ITEM_BYTES, bfloat16_bits, num_bytes, to_float32
 from vllm_omni_sched.connectors.compression.fp8 import NUMBERS, Fp8Codec
 from vllm_omni_sched.connectors.compression.int8 import Int8Codec
-from vllm_omni_sched.connectors.compression.learn import sample
 from vllm_omni_sched.connectors.compression.mulaw import MuLawCodec
 from vllm_omni_sched.errors import CorruptDataError
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.connectors.cuda_ipc.parcel import Block, copy_to, groups, with_handles
+from vllm_omni_sched.connectors.cuda_ipc.sending import Block, copy_to, groups, with_handles
 from vllm_omni_sched.connectors.edge import Edge
-from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message, make_message, message_of, values
+from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message, make_message, message, message_of
 from vllm_omni_sched.errors import CorruptMessageError
 
 EDGE = Edge("0", "1")
@@ -22,9 +22,9 @@ DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, t
 
 def a_tensor(dtype: torch.dtype, shape: list[int], seed: int, turned: bool, step: int) -> torch.Tensor:
     wide = [*shape[:-1], shape[-1] * step] if shape else []
-    values = torch.randint(0, 100, wide, generator=torch.Generator().manual_seed(seed)).to(dtype)
-    values = values[..., ::step] if shape else values
-    return values.transpose(0, -1) if turned and shape else values
+    message = torch.randint(0, 100, wide, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    message = message[..., ::step] if shape else message
+    return message.transpose(0, -1) if turned and shape else message
 
 
 tensors = st.builds(
@@ -54,7 +54,7 @@ def packed(message: Message, devices: list[str]) -> tuple[dict[bytes, torch.Tens
 def all_in_buffers() -> Iterator[None]:
     """As tensors of a device are, however small."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(values, "EMBEDDED", -1)
+        patch.setattr(message, "EMBEDDED", -1)
         yield
 
 

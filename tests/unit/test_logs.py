@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "vllm_omni_sched"
 
 def test_a_module_has_a_logger_under_vllm_s():
     assert logger_name("vllm_omni_sched") == LOGGER == "vllm.omni_sched"
-    assert logger_name("vllm_omni_sched.connectors.arena.pool") == "vllm.omni_sched.connectors.arena.pool"
+    assert logger_name("vllm_omni_sched.connectors.arena.storage") == "vllm.omni_sched.connectors.arena.storage"
     assert get_logger("vllm_omni_sched.plugin") is logging.getLogger("vllm.omni_sched.plugin")
 
 

@@ -3,21 +3,89 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.bounds import Seconds
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
 from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcTransport
-from vllm_omni_sched.connectors.foreign import ForeignOptions
+from vllm_omni_sched.connectors.disk import DiskOptions, DiskTransport
+from vllm_omni_sched.connectors.modality import Modality
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakeTransport
 from vllm_omni_sched.connectors.routing import Presence, RoutedTransport, RoutingOptions, Way
 from vllm_omni_sched.connectors.tiers import TiersOptions
-from vllm_omni_sched.connectors.tiers.auto import tiered_transport
+from vllm_omni_sched.connectors.tiers.place import Tier
+from vllm_omni_sched.connectors.tiers.transport import TieredTransport
 from vllm_omni_sched.connectors.transport import Transport
 from vllm_omni_sched.errors import ConfigError
+
+
+class ForeignOptions(BaseModel):
+    """Options of one of vLLM-Omni's own connectors as a path. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1, description="Name of the connector as in a stage config, such as `NixlConnector`.")
+    distance: int = Field(1, ge=0, le=9, description="0: it reaches processes of this host; 1: other hosts, too.")
+    extra: dict[str, Any] = Field(default_factory=dict, description="Options of the connector.")
+    checksum: bool | None = Field(
+        None,
+        description="Messages carry a CRC-32 of their tensors, and one that was altered on its way is an error; "
+        "default: those to other hosts do.",
+    )
+    mail: str | None = Field(
+        None, description="Path that tells receivers where a message lies, where it needs that; default: the farthest."
+    )
+
+
+def tiered_transport(
+    first: Transport, arena: ArenaOptions | None, mooncake: MooncakeOptions | None, options: TiersOptions
+) -> TieredTransport:
+    """The tiers that the options ask for, below ``first``, which is made of an arena, or a Mooncake store, or both.
+
+    Raises:
+        ConfigError: they cannot be; see also `MooncakeTransport` and `DiskTransport`.
+        RendezvousError: the directory of the disk cannot be used, or there is no Mooncake master.
+    """
+    if arena is None:
+        raise ConfigError("option `tiers`: the tier above them is the arena, and `arena` is null; set one of them")
+    if mooncake is not None and options.mooncake is not None:
+        raise ConfigError("option `tiers`: Mooncake is the path between hosts or a tier; unset one of both `mooncake`")
+    _check_ages({"arena": arena, "mooncake": mooncake, **_below(options)}, options.ttl_seconds)
+    tiers = [Tier(first, {kind.value: arena.pool(kind).max_bytes for kind in Modality})]
+    with contextlib.ExitStack() as undo:
+        for name in options.order:
+            if name == "mooncake" and options.mooncake is not None:
+                tiers.append(Tier(MooncakeTransport(options.mooncake), {"": options.mooncake.segment}))
+            elif name == "disk" and options.disk is not None:
+                disk = options.disk.model_copy(update={"arena": options.disk.arena or arena.arena})
+                tiers.append(Tier(DiskTransport(disk), {"": disk.max_bytes}))
+            else:
+                continue
+            undo.callback(tiers[-1].path.close)
+        path = TieredTransport(tiers, options, arena.max_inflight, arena.window_size)
+        undo.pop_all()
+    return path
+
+
+def _below(options: TiersOptions) -> dict[str, MooncakeOptions | DiskOptions | None]:
+    return {f"tiers.{name}": options.mooncake if name == "mooncake" else options.disk for name in options.order}
+
+
+def _check_ages(paths: Mapping[str, ArenaOptions | MooncakeOptions | DiskOptions | None], ttl_seconds: float) -> None:
+    """Refuse a tier that drops messages before the tiers' age: they would count as received, and distort expected
+    waits.
+    """
+    for name, path in paths.items():
+        if path is not None and path.ttl_seconds < ttl_seconds:
+            raise ConfigError(
+                f"option `{name}.ttl_seconds` ({path.ttl_seconds:g}) is below `tiers.ttl_seconds` ({ttl_seconds:g}): "
+                "messages that it drops would count as got; raise the first, or lower the second"
+            )
+
 
 HOST, NETWORK = 0, 1  # distances
 

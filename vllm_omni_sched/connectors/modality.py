@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import lru_cache
 
 from vllm_omni_sched.connectors.framing import Message
 
@@ -20,9 +21,11 @@ class Modality(str, Enum):
 
 def modality_of(message: Message) -> Modality:
     """Classify a message by its longest buffer: ids are text; PCM or one-dimensional floats audio; the rest images."""
-    if not message.longest:
-        return Modality.TEXT
-    dtype, dimensions = message.longest
+    return _modality_of(*message.longest) if message.longest else Modality.TEXT
+
+
+@lru_cache(maxsize=64)
+def _modality_of(dtype: str, dimensions: int) -> Modality:
     if dtype in _IDS:
         return Modality.TEXT
     if dtype in _SAMPLES or (dimensions == 1 and dtype.startswith(("float", "bfloat"))):

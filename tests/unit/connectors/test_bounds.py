@@ -10,12 +10,11 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from vllm_omni_sched.connectors.arena.options import ArenaOptions, AudioPool, ImagePool, PoolOptions, TextPool
-from vllm_omni_sched.connectors.auto import AutoOptions
+from vllm_omni_sched.connectors.auto import AutoOptions, ForeignOptions
 from vllm_omni_sched.connectors.compression import CompressionOptions
 from vllm_omni_sched.connectors.compression.options import EdgeOptions
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions
 from vllm_omni_sched.connectors.disk import DiskOptions
-from vllm_omni_sched.connectors.foreign import ForeignOptions
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
 from vllm_omni_sched.connectors.tiers import TiersOptions
 from vllm_omni_sched.connectors.watch import WatchOptions

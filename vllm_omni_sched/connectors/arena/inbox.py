@@ -1,4 +1,4 @@
-"""The receiving side of an arena: finds messages in the outboxes of all senders."""
+"""The receiving side of an arena: finds messages in the outboxes of all senders, and caches vain searches."""
 
 from __future__ import annotations
 
@@ -7,25 +7,131 @@ import errno
 import os
 import secrets
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.connectors.arena import layout as at
 from vllm_omni_sched.connectors.arena import meeting, tuning
 from vllm_omni_sched.connectors.arena.index import Index, is_late
-from vllm_omni_sched.connectors.arena.layout import Record, State
-from vllm_omni_sched.connectors.arena.memory import open_private
-from vllm_omni_sched.connectors.arena.misses import Miss, Misses
-from vllm_omni_sched.connectors.arena.peer import Peer, layout_of, mapped
+from vllm_omni_sched.connectors.arena.layout import RING, Layout, Record, State
+from vllm_omni_sched.connectors.arena.memory import Memory, open_private
 from vllm_omni_sched.connectors.arena.tuning import ReceivingCost
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, flags_of
 from vllm_omni_sched.errors import CorruptMessageError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
+
+
+LOOK_AGAIN = 0.05
+"""Seconds after which a message is searched for again although its senders report nothing new."""
+REMEMBERED = 4096
+"""Most cached misses."""
+
+
+class Miss(NamedTuple):
+    """A message that was not found, and the counters of its senders at that time (`Index.news`)."""
+
+    digest: int
+    news: list[int]
+    at: float
+
+
+class Misses:
+    """Caches misses by name. Times are real ones, whatever clock messages have."""
+
+    def __init__(self) -> None:
+        self._misses: dict[bytes, Miss] = {}
+
+    def digest_of(self, name: bytes) -> int:
+        """Return `layout.digest_of` of a name, from the cache if it is there."""
+        miss = self._misses.get(name)
+        return at.digest_of(name) if miss is None else miss.digest
+
+    def stand(self, name: bytes, news: list[int], now: float) -> bool:
+        """Return whether a search would find nothing again."""
+        miss = self._misses.get(name)
+        return miss is not None and miss.news == news and now - miss.at <= LOOK_AGAIN
+
+    def note(self, name: bytes, miss: Miss | None) -> None:
+        """Cache a miss; None removes it."""
+        if miss is None or len(name) > at.LONG_NAME:
+            self._misses.pop(name, None)
+            return
+        if len(self._misses) >= REMEMBERED:
+            self._misses.clear()
+        self._misses[name] = miss
+
+    def __len__(self) -> int:
+        return len(self._misses)
+
+
+@dataclass
+class Peer:
+    """The mapped outbox of another process."""
+
+    path: Path
+    memory: Memory
+    layout: Layout
+    index: Index
+    pools: dict[int, Memory] = field(default_factory=dict)
+
+    def region(self, record: Record) -> memoryview:
+        """Return the memory of a message.
+
+        Raises:
+            CorruptMessageError: its record points outside the outbox.
+        """
+        if record.pool == RING:
+            raise CorruptMessageError("a message has moved while it was looked at")
+        memory, start = self._pool(record.pool), record.offset
+        there = min(len(memory.view), os.fstat(memory.fd).st_size)
+        end = start + record.nbytes
+        if not record.nbytes or end > there:
+            raise CorruptMessageError("a message is said to lie outside its outbox")
+        return memory.view[start : start + record.nbytes]
+
+    def _pool(self, number: int) -> Memory:
+        if number not in self.pools:
+            fd = open_private(self.path.parent / f"{self.path.stem}.{number}{meeting.POOL}")
+            if fd is None:
+                raise CorruptMessageError("a message is said to lie in a pool that is not there")
+            nbytes = os.fstat(fd).st_size
+            if not nbytes or not meeting.is_private(fd):
+                os.close(fd)
+                raise CorruptMessageError("a message is said to lie in a pool that is none")
+            self.pools[number] = mapped(fd, nbytes)
+        return self.pools[number]
+
+    def close(self) -> None:
+        """Unmap the memory that no view uses."""
+        for memory in (*self.pools.values(), self.memory):
+            memory.close()
+
+
+def mapped(fd: int, nbytes: int) -> Memory:
+    """Map another process's file; close its descriptor if that fails."""
+    try:
+        return Memory(fd, nbytes, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def layout_of(fd: int, nbytes: int) -> Layout | None:
+    """Return the layout of another process's outbox; None if it is not an outbox of this version."""
+    if not meeting.is_private(fd) or nbytes < at.PAGE:
+        return None
+    magic, version, slots, ring, ring_bytes, _ = at.HEAD.unpack(os.pread(fd, at.HEAD.size, 0))
+    if (magic, version) != (at.MAGIC, at.VERSION) or not 0 < slots <= 1 << 20:
+        return None
+    layout = Layout.of(slots, ring_bytes)
+    return layout if (layout.slots, layout.ring, layout.nbytes) == (slots, ring, nbytes) else None
+
 
 TELL_EVERY = 64
 """Number of messages after which senders are told the cost of receiving."""

@@ -94,15 +94,16 @@ class Layout(NamedTuple):
 
 
 def digest_of(name: bytes) -> int:
+    """Return `new_digest` of a name, from a cache: receivers ask for the same names repeatedly."""
+    return new_digest(name) if len(name) > LONG_NAME else _cached_digest(name)
+
+
+def new_digest(name: bytes) -> int:
     """Return 64 bits of a name, never 0. A receiver that finds a message by it compares the name in the message."""
-    return _digest(name) if len(name) > LONG_NAME else _cached_digest(name)
-
-
-def _digest(name: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") or 1
 
 
-_cached_digest = lru_cache(maxsize=1024)(_digest)
+_cached_digest = lru_cache(maxsize=1024)(new_digest)
 
 
 def buckets_of(digest: int, buckets: int) -> tuple[int, int]:

@@ -1,31 +1,85 @@
-"""The sending side of an arena: the messages of one process in flight."""
+"""The sending side of an arena: the messages of one process in flight, and the receivers that have them."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vllm_omni_sched.clock import Clock, sleep_seconds
 from vllm_omni_sched.connectors.arena import layout as at
+from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.arena.index import FREE, Index, is_late
 from vllm_omni_sched.connectors.arena.layout import RING, State
 from vllm_omni_sched.connectors.arena.options import ArenaOptions
-from vllm_omni_sched.connectors.arena.sent import OutboxCounts, Receivers, Sent
 from vllm_omni_sched.connectors.arena.storage import Storage
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message
+from vllm_omni_sched.connectors.medium import EdgeCounts
 from vllm_omni_sched.connectors.modality import Modality
 from vllm_omni_sched.connectors.transport import InFlight, Traffic
 from vllm_omni_sched.errors import CorruptMessageError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
+
+
+ALIVE_FOR = 0.5
+"""Seconds for which a receiver that was found alive is not checked again."""
+
+
+class Sent(NamedTuple):
+    """A message in flight."""
+
+    slot: int
+    edge: Edge
+    key: str
+    name: bytes
+    pool: int
+    offset: int
+    nbytes: int
+    put_at: float
+    done: Callable[[], None] | None
+
+
+@dataclass
+class OutboxCounts(EdgeCounts):
+    """Outcomes of messages; ``discarded`` includes messages that were received, and given back by dead receivers."""
+
+    inline: int = 0
+    given_back: int = 0  # by receivers that died
+    damaged: int = 0  # records in the index that were damaged
+
+
+class Receivers:
+    """Checks which receivers are alive, with a short-lived cache.
+
+    Args:
+        directory: directory of the arena.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seen_alive: dict[int, float] = {}
+
+    def is_alive(self, holder: int, now: float) -> bool:
+        seen = self._seen_alive.get(holder)
+        if seen is not None and 0 <= now - seen < ALIVE_FOR:
+            return True
+        alive = meeting.is_alive(self._directory / f"{holder:016x}{meeting.INBOX}")
+        if alive:
+            self._seen_alive[holder] = now
+        return alive
+
+    def forget(self) -> None:
+        """Drop the cache, so that all receivers are checked again."""
+        self._seen_alive.clear()
+
 
 FIRST_WAIT, LONGEST_WAIT, LOOKS = 50e-6, 2e-3, 50
 """Seconds between attempts to take back a message that is locked, and the number of attempts: a tenth of a second in
@@ -71,7 +125,7 @@ class Outbox:
     def put(self, message: Message, modality: Modality) -> int | None:
         """Write a message and show it to receivers; return the bytes it takes, None if there is no room now."""
         name, nbytes = message.name, message.nbytes
-        digest = at.digest_of(name)
+        digest = at.new_digest(name)
         one, other = at.buckets_of(digest, self.layout.buckets)
         free = self._free[one] if len(self._free[one]) >= len(self._free[other]) else self._free[other]
         if not free:
@@ -253,7 +307,10 @@ class Outbox:
         return record.state == State.LEASED and record.holder == holder
 
     def _saw_got(self, sent: Sent, now: float) -> None:
-        self._last.setdefault(sent.edge, Traffic()).got(sent.put_at, now)
+        last = self._last.get(sent.edge)
+        if last is None:
+            last = self._last[sent.edge] = Traffic()
+        last.got(sent.put_at, now)
 
     def _replace(self, slot: int) -> None:
         """Take back one message, now or as soon as it is unlocked: no other process can receive it from here on."""

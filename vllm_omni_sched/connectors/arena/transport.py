@@ -12,8 +12,7 @@ from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.arena.inbox import Inbox
 from vllm_omni_sched.connectors.arena.options import ArenaOptions, arena_name
-from vllm_omni_sched.connectors.arena.outbox import Outbox
-from vllm_omni_sched.connectors.arena.sent import OutboxCounts
+from vllm_omni_sched.connectors.arena.outbox import Outbox, OutboxCounts
 from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.medium import MediumTransport, Refusal

@@ -6,9 +6,16 @@
   features (`int8`, `fp8`) and PCM (`mulaw`).
 """
 
-from vllm_omni_sched.connectors.compression.cache import CacheCounts, CompressionCache
 from vllm_omni_sched.connectors.compression.codec import Codec, ErrorBound, Kind, kind_of
-from vllm_omni_sched.connectors.compression.compressor import RAW, Buffer, Compressor, Counts, Packed
+from vllm_omni_sched.connectors.compression.compressor import (
+    RAW,
+    Buffer,
+    CacheCounts,
+    CompressionCache,
+    Compressor,
+    Counts,
+    Packed,
+)
 from vllm_omni_sched.connectors.compression.decide import Candidate, Measured, Plan, Reason, Snapshot, decide
 from vllm_omni_sched.connectors.compression.options import CompressionOptions, EdgeOptions, Lossy, Mode, load_options
 from vllm_omni_sched.connectors.compression.registry import CODECS, Codecs, load_codecs

@@ -1,6 +1,9 @@
-"""Data types by torch's names; numpy has no bfloat16, so its bits are handled as uint16."""
+"""Data types by torch's names, and lookup by tables; numpy has no bfloat16, so its bits are handled as uint16."""
+
+from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,3 +103,27 @@ def from_float32(values: Floats, dtype: str) -> npt.NDArray[np.unsignedinteger]:
     if dtype == "float16":
         return values.astype(np.float16).view(np.uint16)
     return values.view(np.uint32)
+
+
+PIECE = 1 << 15
+"""Elements of a piece: with float32 temporaries, 128 KiB each."""
+
+
+def pieces(total: int, step: int = PIECE) -> Iterator[slice]:
+    """Yield slices that cover ``range(total)``."""
+    for start in range(0, total, max(1, step)):
+        yield slice(start, min(total, start + step))
+
+
+def lookup(
+    table: npt.NDArray[np.generic], indices: npt.NDArray[np.unsignedinteger], out: npt.NDArray[np.generic]
+) -> None:
+    """Set ``out[i] = table[indices[i]]`` for flat arrays; every index must be in the table.
+
+    `numpy.take` copies indices of a small type to a large one: piecewise, that copy stays in the cache.
+    """
+    wide = np.empty(min(PIECE, indices.size), np.intp)
+    for piece in pieces(indices.size):
+        part = wide[: piece.stop - piece.start]
+        part[:] = indices[piece]
+        np.take(table, part, out=out[piece], mode="clip")

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_omni_sched.connectors.compression.codec import Codec, Kind
-from vllm_omni_sched.connectors.compression.dtypes import Bytes, num_elements
-from vllm_omni_sched.connectors.compression.lookup import pieces
+from vllm_omni_sched.connectors.compression.dtypes import Bytes, num_elements, pieces
 
 MAX_CHANNELS = 8
 SAMPLE_RATE = 16_000  # FLAC wants one, and nothing here reads it

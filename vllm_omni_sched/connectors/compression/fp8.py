@@ -8,8 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_omni_sched.connectors.compression.codec import Codec, ErrorBound, Kind
-from vllm_omni_sched.connectors.compression.dtypes import FLOATS, Bytes, Floats, bfloat16_bits, from_float32, to_float32
-from vllm_omni_sched.connectors.compression.lookup import lookup, pieces
+from vllm_omni_sched.connectors.compression.dtypes import (
+    FLOATS,
+    Bytes,
+    Floats,
+    bfloat16_bits,
+    from_float32,
+    lookup,
+    pieces,
+    to_float32,
+)
 
 MAX_E4M3 = 448.0
 NAN = 0x7F

@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_omni_sched.connectors.compression.codec import Codec, Kind
-from vllm_omni_sched.connectors.compression.dtypes import Bytes, num_elements
-from vllm_omni_sched.connectors.compression.lookup import lookup
+from vllm_omni_sched.connectors.compression.dtypes import Bytes, lookup, num_elements
 
 HEADER = struct.Struct("<BHq")  # bytes per value, entries of the dictionary or 0, reference
 MAX_ENTRIES = 256

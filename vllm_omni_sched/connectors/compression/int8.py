@@ -6,8 +6,16 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_omni_sched.connectors.compression.codec import Codec, ErrorBound, Kind
-from vllm_omni_sched.connectors.compression.dtypes import FLOATS, Bytes, Floats, from_float32, num_elements, to_float32
-from vllm_omni_sched.connectors.compression.lookup import PIECE, pieces
+from vllm_omni_sched.connectors.compression.dtypes import (
+    FLOATS,
+    PIECE,
+    Bytes,
+    Floats,
+    from_float32,
+    num_elements,
+    pieces,
+    to_float32,
+)
 
 LEVELS = 127
 MIN_ROWS = 8  # below, scales weigh more than what they save is worth

@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_omni_sched.connectors.compression.codec import Codec, ErrorBound, Kind
-from vllm_omni_sched.connectors.compression.dtypes import Bytes
-from vllm_omni_sched.connectors.compression.lookup import lookup, pieces
+from vllm_omni_sched.connectors.compression.dtypes import Bytes, lookup, pieces
 
 MU = 255.0
 LEVELS = 127  # each side of 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.connectors.arena import meeting, notices
+from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.edge import Edge, name_of
 
 SEES, SHARES = ".sees", ".shares"
@@ -26,7 +26,7 @@ class Board:
     """The announcements of one process in an arena's directory; callers hold the lock of `CudaIpcTransport`."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
-        self._directory, self._listing = directory, notices.Listing(directory, clock)
+        self._directory, self._listing = directory, meeting.Listing(directory, clock)
         self._posted: dict[Edge, tuple[frozenset[str], Path, int]] = {}
         self._own: tuple[Path, int] | None = None
         self._found: dict[str, frozenset[str]] = {}  # what others have posted, by the name of the file
@@ -43,7 +43,7 @@ class Board:
         path, life = self._make(_digest(edge), SEES, msgspec.msgpack.encode(sorted(devices)))
         self._posted[edge] = (devices, path, life)
         if before is not None:
-            notices.take_away(before[1], before[2])
+            meeting.take_away(before[1], before[2])
 
     def receivers(self, edge: Edge) -> list[frozenset[str]]:
         """Return the devices that each living receiver of an edge can open.
@@ -79,15 +79,15 @@ class Board:
     def close(self) -> None:
         """Remove all announcements of this process."""
         for _, path, life in self._posted.values():
-            notices.take_away(path, life)
+            meeting.take_away(path, life)
         self._posted.clear()
         if self._own is not None:
-            notices.take_away(*self._own)
+            meeting.take_away(*self._own)
             self._own = None
 
     def _make(self, prefix: str, suffix: str, content: bytes) -> tuple[Path, int]:
         path = self._directory / f"{prefix}-{secrets.token_hex(8)}{suffix}"
-        return path, notices.post(path, content)
+        return path, meeting.post(path, content)
 
     def _list(self) -> None:
         names = self._listing.names()

@@ -1,4 +1,4 @@
-"""CUDA IPC: a receiver maps the memory of the sender."""
+"""CUDA IPC: handles of device memory, with which a receiver maps the memory of the sender."""
 
 from __future__ import annotations
 
@@ -8,14 +8,53 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from vllm_omni_sched.connectors.cuda_ipc.driver import Driver, Exported, Mapping, TorchCuda
-from vllm_omni_sched.connectors.cuda_ipc.handle import Handle, packed, unpacked
-from vllm_omni_sched.connectors.cuda_ipc.plan import ShareReason
-from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
-from vllm_omni_sched.errors import DeviceLostError
+from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare, ShareReason
+from vllm_omni_sched.errors import CorruptMessageError, DeviceLostError
 
 if TYPE_CHECKING:
     import torch
+
+
+class Handle(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """One block: who shares it, its number there, the device, and what maps it.
+
+    ``memory`` is torch's: the IPC handle of the allocation; the block lies ``offset`` bytes in.
+    """
+
+    token: str
+    number: int
+    device: str
+    memory: bytes
+    nbytes: int
+    offset: int
+    event: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Handle).decode
+
+
+def packed(handle: Handle) -> bytes:
+    """Encode a handle."""
+    return _encode(handle)
+
+
+def unpacked(data: bytes) -> Handle:
+    """Decode a handle.
+
+    Raises:
+        CorruptMessageError: the data is not a handle.
+    """
+    try:
+        handle = _decode(data)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise CorruptMessageError(f"the handle of a device tensor cannot be read: {error}") from error
+    if handle.nbytes < 0 or handle.offset < 0:
+        raise CorruptMessageError(f"a handle says that {handle.nbytes} bytes lie at {handle.offset}")
+    return handle
 
 
 class _Own(NamedTuple):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-from vllm_omni_sched.connectors.cuda_ipc.plan import ShareReason
+from vllm_omni_sched.connectors.cuda_ipc.share import ShareReason
 
 NO_COUNTER = b"/vllm-omni-sched-none"
 """A file of reference counts that does not exist. torch then counts nothing in the receiver."""

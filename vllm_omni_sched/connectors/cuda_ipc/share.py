@@ -1,14 +1,63 @@
-"""The interface that makes handles of device memory, and opens them."""
+"""The interface that makes handles of device memory and opens them, and the policy of which tensors stay there."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
-
-from vllm_omni_sched.connectors.cuda_ipc.plan import ShareReason
 
 if TYPE_CHECKING:
     import torch
+
+
+class ShareReason(str, Enum):
+    """Reason why device tensors were sent as a handle, or through host memory."""
+
+    SHARED = "shared"  # as a handle; all others are through host memory
+    SMALL = "small"  # fewer bytes than `min_bytes`
+    NO_DEVICE = "no_device"  # nothing here can share them
+    NO_RECEIVER = "no_receiver"  # nobody who has a device in use has asked for messages of the edge
+    UNREACHABLE = "unreachable"  # a receiver of the edge cannot see the device
+    HELD = "held"  # messages on their way hold `max_held_bytes`
+    ALLOCATOR = "allocator"  # the allocator's memory cannot be shared: expandable segments, cudaMallocAsync
+    NO_MEMORY = "no_memory"  # none on the device for the copy
+    REFUSED = "refused"  # by the driver, or by the file system where receivers look
+
+
+@dataclass(frozen=True)
+class Load:
+    """Device tensors of one message on one device.
+
+    ``receivers``: what each receiver of the edge can see; nothing, where it has no device, or uses none yet.
+    """
+
+    device: str
+    nbytes: int
+    receivers: Sequence[frozenset[str]]
+    held_bytes: int
+    obstacle: ShareReason | None = None
+
+
+def plan(load: Load, min_bytes: int, max_held_bytes: int) -> ShareReason:
+    """Decide how device tensors are sent.
+
+    1. Small tensors go through host memory.
+    2. A handle is sent only if all receivers have announced that they can open it, because any may get the message.
+    3. Memory held by messages in flight is bounded.
+    """
+    if load.nbytes < min_bytes:
+        return ShareReason.SMALL
+    if load.obstacle is not None:
+        return load.obstacle
+    if not any(load.receivers):
+        return ShareReason.NO_RECEIVER
+    if not all(load.device in seen for seen in load.receivers):
+        return ShareReason.UNREACHABLE
+    if load.held_bytes + load.nbytes > max_held_bytes:
+        return ShareReason.HELD
+    return ShareReason.SHARED
 
 
 class DeviceShare(ABC):

@@ -25,7 +25,7 @@ class Members:
         <digest>.msg                      a message that waits
         <digest>.<token>.<number>.new     one that is being written by that process
         <digest>.<token>.<number>.got     one that is being read by it, or leased to it
-        <id>.move, <id>.moved             see `connectors.tiers.tickets`
+        <id>.move, <id>.moved             see `connectors.tiers.duplicates`
 
     Raises:
         OSError: nothing can be written there.

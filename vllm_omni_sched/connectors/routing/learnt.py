@@ -1,4 +1,4 @@
-"""Measurements of routing: cost of each path on each edge, health of paths, and messages carried."""
+"""Measurements of routing: cost of each path on each edge, health of paths, and what receivers report."""
 
 from __future__ import annotations
 
@@ -8,14 +8,44 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from vllm_omni_sched.connectors.edge import Edge
-from vllm_omni_sched.connectors.routing.cost import LARGE, SMALL, Illness, TransferCost
+from vllm_omni_sched.connectors.framing import Arrival, Message, make_message
 from vllm_omni_sched.connectors.routing.options import RoutingOptions
-from vllm_omni_sched.connectors.routing.report import REPORT_EVERY, Report
-from vllm_omni_sched.connectors.routing.route import PathState, RouteReason
+from vllm_omni_sched.connectors.routing.route import LARGE, SMALL, Illness, PathState, RouteReason, TransferCost
+from vllm_omni_sched.errors import CorruptMessageError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
+
+
+REPORT_EVERY = 32  # messages of an edge and path
+KEY = "omni-sched/report/"
+
+
+class Report(msgspec.Struct):
+    """The last received small and large message: bytes and seconds of the receiver's side."""
+
+    small: tuple[int, float] | None
+    large: tuple[int, float] | None
+
+
+def report_message(edge: Edge, path: str, report: Report) -> Message:
+    """Return a report to the senders of ``edge``; a newer report replaces an unread one."""
+    return make_message(Edge(edge.target, edge.source), KEY + path, report)
+
+
+def read_report(arrival: Arrival) -> Report:
+    """Return the report in a message.
+
+    Raises:
+        CorruptMessageError: it is no report.
+    """
+    try:
+        return msgspec.convert(arrival.open(), Report)
+    except msgspec.ValidationError as error:
+        raise CorruptMessageError(f"a report of a receiver cannot be read: {error}") from error
 
 
 @dataclass

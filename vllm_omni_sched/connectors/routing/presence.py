@@ -11,7 +11,7 @@ import secrets
 from pathlib import Path
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
-from vllm_omni_sched.connectors.arena import meeting, notices
+from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.errors import RendezvousError
 
 CHECK_EVERY = 1.0
@@ -39,7 +39,7 @@ class Presence:
         self._host = _short(_boot_id() if host is None else host)
         self._announced: list[tuple[Path, int]] = []
         self._pid = os.getpid()
-        self._listing, self._listed_at = notices.Listing(directory, clock), 0.0
+        self._listing, self._listed_at = meeting.Listing(directory, clock), 0.0
         self._replicas: dict[str, set[int]] = {}  # by digest of a stage: those with a living process here
         self.listings = 0
 
@@ -52,7 +52,7 @@ class Presence:
         name = f"{_short(stage)}-{replica}-{self._host}-{secrets.token_hex(4)}"
         path = self._directory / f"{name}{meeting.STAGE}"
         try:
-            self._announced.append((path, notices.post(path)))
+            self._announced.append((path, meeting.post(path)))
         except OSError as error:
             raise RendezvousError(f"cannot announce stage {stage} in {self._directory}: {error.strerror}") from error
 
@@ -68,7 +68,7 @@ class Presence:
         if os.getpid() != self._pid:
             return
         for path, life in announced:
-            notices.take_away(path, life)
+            meeting.take_away(path, life)
 
     def _look(self) -> None:
         now = self._clock()

@@ -13,10 +13,9 @@ from vllm_omni_sched.connectors.compression import Compressor
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.packing import pack
-from vllm_omni_sched.connectors.routing.learnt import Learnt
+from vllm_omni_sched.connectors.routing.learnt import KEY, Learnt, read_report, report_message
 from vllm_omni_sched.connectors.routing.options import RoutingOptions
 from vllm_omni_sched.connectors.routing.presence import Presence
-from vllm_omni_sched.connectors.routing.report import KEY, read_report, report_message
 from vllm_omni_sched.connectors.routing.route import PathState, route
 from vllm_omni_sched.connectors.transport import Health, Lease, Status, Traffic, Transport
 from vllm_omni_sched.errors import (

@@ -1,16 +1,96 @@
-"""Delivery of each message once: second copies are dropped, undecided ones are kept."""
+"""Delivery of each message once: tickets of moved messages, by which second copies are dropped."""
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 from typing import NamedTuple
 
+from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.connectors.disk.files import TAKEN_TICKET, TICKET, UNFINISHED
+from vllm_omni_sched.connectors.disk.members import Members
 from vllm_omni_sched.connectors.framing import Arrival
-from vllm_omni_sched.connectors.tiers.tickets import Tickets
 from vllm_omni_sched.errors import RendezvousError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
+
+
+class Tickets:
+    """A ticket lies in a directory from before a message shows up in its new tier until it is gone from the old one.
+
+    1. Who gets a copy takes the ticket, if there is one. Who comes second has got what was got before, and drops it.
+    2. A ticket that was taken by a process that has died can be taken again: it may have given its copy back.
+    3. The mover takes its ticket away. If it has died, who came second does, or in the end a sweep.
+
+    Args:
+        members: of a directory that all processes which send and receive have.
+    """
+
+    def __init__(self, members: Members, clock: Clock) -> None:
+        self._members, self._clock = members, clock
+
+    def write(self, number: int) -> None:
+        """The message of that id is about to be in two places.
+
+        Raises:
+            OSError: no ticket can be written there: it should not be moved.
+        """
+        path = self._ticket(number)
+        with open(path, "w", opener=_private) as file:
+            os.fchmod(file.fileno(), 0o600)  # whatever the umask
+            file.write(f"{self._members.number:08x}")
+        now_ns = int(self._clock() * 1e9)
+        os.utime(path, ns=(now_ns, now_ns))
+
+    def remove(self, number: int) -> None:
+        """Remove the ticket of a message that has one copy again."""
+        self._ticket(number).unlink(missing_ok=True)
+        self._taken(number).unlink(missing_ok=True)
+
+    def take(self, number: int) -> bool:
+        """Return whether a received copy is the first.
+
+        A ticket is taken by a link that leads nowhere and says who has it: a full disk has room for that, and it takes
+        no descriptor.
+
+        Raises:
+            OSError: that cannot be found out now.
+        """
+        if not os.access(self._ticket(number), os.F_OK):
+            return True
+        taken, ours = self._taken(number), f"{self._members.number:08x}"
+        try:
+            os.symlink(ours, taken)
+            return True
+        except FileExistsError:
+            pass
+        try:
+            taker = int(os.readlink(taken), 16)
+        except FileNotFoundError:
+            return False  # its mover has just taken it away, and somebody has had it
+        if self._members.is_alive(taker):
+            self.remove(number)
+            return False
+        link = self._members.own_file(number.to_bytes(8, "little"), UNFINISHED)
+        try:
+            os.symlink(ours, link)
+            os.rename(link, taken)
+        except OSError:
+            link.unlink(missing_ok=True)
+            raise
+        return True
+
+    def _ticket(self, number: int) -> Path:
+        return self._members.directory / f"{number:016x}{TICKET}"
+
+    def _taken(self, number: int) -> Path:
+        return self._members.directory / f"{number:016x}{TAKEN_TICKET}"
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 class Found(NamedTuple):

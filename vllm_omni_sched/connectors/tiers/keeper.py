@@ -12,13 +12,34 @@ from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.medium import MessageCounts
-from vllm_omni_sched.connectors.tiers.expect import Waits
 from vllm_omni_sched.connectors.tiers.ledger import Item, Ledger, Owner
 from vllm_omni_sched.connectors.transport import InFlight, Traffic, Transport
 from vllm_omni_sched.errors import ConnectorError, ReceiverBehindError
 from vllm_omni_sched.logs import get_logger
+from vllm_omni_sched.resource.rate import Rate
 
 logger = get_logger(__name__)
+
+
+class Waits:
+    """Learns how long messages of each edge wait, in seconds.
+
+    Args:
+        start: expected wait before any was observed.
+    """
+
+    def __init__(self, start: float) -> None:
+        self._start = start
+        self._edges: dict[Edge, Rate] = {}
+
+    def observe(self, edge: Edge, seconds: float) -> None:
+        """Record the wait of a received message."""
+        self._edges.setdefault(edge, Rate(self._start)).observe(1, seconds)
+
+    def expected(self, edge: Edge) -> float:
+        """Return the expected wait of a message that is put now."""
+        rate = self._edges.get(edge)
+        return self._start if rate is None else rate.per_unit
 
 
 @dataclass

@@ -17,17 +17,13 @@ from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.medium import MediumTransport, Refusal
 from vllm_omni_sched.connectors.modality import modality_of
 from vllm_omni_sched.connectors.tiers.carry import Carrier, Costs, Stage
-from vllm_omni_sched.connectors.tiers.duplicates import DuplicateFilter, Found
-from vllm_omni_sched.connectors.tiers.expect import Waits
-from vllm_omni_sched.connectors.tiers.keeper import Keeper, TierCounts
+from vllm_omni_sched.connectors.tiers.duplicates import DuplicateFilter, Found, Tickets
+from vllm_omni_sched.connectors.tiers.keeper import Keeper, TierCounts, Waits
 from vllm_omni_sched.connectors.tiers.ledger import Item, Ledger, Owner
 from vllm_omni_sched.connectors.tiers.options import TierRules
-from vllm_omni_sched.connectors.tiers.place import Placer, Tier
+from vllm_omni_sched.connectors.tiers.place import Placer, Tier, View
 from vllm_omni_sched.connectors.tiers.policy import Move
-from vllm_omni_sched.connectors.tiers.tickets import Tickets
-from vllm_omni_sched.connectors.tiers.view import View
-from vllm_omni_sched.connectors.tiers.worker import Worker
-from vllm_omni_sched.connectors.tiers.yielding import GetsFirst
+from vllm_omni_sched.connectors.tiers.worker import GetsFirst, Worker
 from vllm_omni_sched.connectors.transport import Health, Lease, Status, Traffic
 from vllm_omni_sched.errors import ConfigError, NoRoomError
 

@@ -24,7 +24,7 @@ from vllm_omni_sched.connectors.arena import layout
         (IN_RING, f"{ARENA}.inbox:Arrival", True),
         (IN_POOL, f"{ARENA}.index:Index.claim", False),
         (IN_POOL, f"{ARENA}.index:Index.claim", True),
-        (IN_POOL, f"{ARENA}.peer:Peer.region", False),
+        (IN_POOL, f"{ARENA}.inbox:Peer.region", False),
         (IN_POOL, f"{ARENA}.inbox:Arrival", False),
         (IN_POOL, f"{ARENA}.inbox:Arrival", True),
         (IN_POOL, f"{ARENA}.index:Index.consume", False),

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.arena import EDGE, KIB, MIB, FakeClock, pixels, place, small
 from vllm_omni_sched.connectors.arena import ArenaTransport, PoolOptions
-from vllm_omni_sched.connectors.arena.pool import PIECE, Pool
+from vllm_omni_sched.connectors.arena.storage import PIECE, Pool
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.transport import Status

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.arena import EDGE, FakeClock, pixels, place, small
-from vllm_omni_sched.connectors.arena import ArenaTransport, inbox, misses
+from vllm_omni_sched.connectors.arena import ArenaTransport, inbox
 from vllm_omni_sched.connectors.arena.index import Index
 from vllm_omni_sched.connectors.arena.memory import ByteLocks
 from vllm_omni_sched.connectors.framing import make_message
@@ -73,7 +73,7 @@ def test_messages_of_others_seldom_cost_a_search(ends: Ends) -> None:
 
 
 def test_only_so_many_keys_are_remembered(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(misses, "REMEMBERED", 4)
+    monkeypatch.setattr(inbox, "REMEMBERED", 4)
     for number in range(40):
         assert ends.receiver.get(EDGE, f"never {number}") is None
     assert ends.receiver._inbox is not None
@@ -86,7 +86,7 @@ def test_what_the_senders_have_not_told_of_is_found_all_the_same(ends: Ends, mon
     assert ends.look("quiet") == 1
     monkeypatch.setattr(Index, "_tell", lambda self, digest: None)
     ends.put("quiet")
-    clock.now += 2 * misses.LOOK_AGAIN
+    clock.now += 2 * inbox.LOOK_AGAIN
     assert ends.receiver.get(EDGE, "quiet") is not None
 
 

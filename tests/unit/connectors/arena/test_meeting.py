@@ -17,7 +17,7 @@ from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.connectors.arena import ArenaTransport, meeting
 from vllm_omni_sched.connectors.disk import DiskTransport
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.tiers.tickets import Tickets
+from vllm_omni_sched.connectors.tiers.duplicates import Tickets
 from vllm_omni_sched.errors import RendezvousError
 
 

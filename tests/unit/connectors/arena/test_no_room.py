@@ -17,7 +17,7 @@ from tests.support.arena_faults import IN_POOL, IN_RING, Start, as_root, files
 from tests.support.descriptors import nothing_left_open
 from tests.support.processes import Processes
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport, inbox, meeting, peer
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport, inbox, meeting
 from vllm_omni_sched.connectors.arena.transport import BURY_EVERY
 from vllm_omni_sched.connectors.framing import ON_DEVICE, make_message
 from vllm_omni_sched.errors import MessageTooLargeError, NoRoomError, RendezvousError
@@ -197,14 +197,14 @@ def test_a_receiver_without_descriptors_or_memory_can_get_a_message_later(
     sender.put(make_message(EDGE, "k", pixels(1, IN_POOL)))
     real = inbox.open_private
     for works in (lambda path: path.suffix == meeting.OUTBOX, lambda path: False):
-        for room in (inbox, peer):
+        for room in (inbox, inbox):
             monkeypatch.setattr(room, "open_private", lambda path, works=works: real(path) if works(path) else fails())
         with pytest.raises(RendezvousError, match=r"cannot search for messages in .*: Too many open files"):
             receiver.get(EDGE, "k")
         clock.now += 0.2  # after which time stamps are believed
-    for room in (inbox, peer):
+    for room in (inbox, inbox):
         monkeypatch.setattr(room, "open_private", real)
-    monkeypatch.setattr(peer, "Memory", fails)
+    monkeypatch.setattr(inbox, "Memory", fails)
     with pytest.raises(RendezvousError, match="Too many open files"):
         receiver.get(EDGE, "k")
     monkeypatch.undo()

@@ -10,7 +10,7 @@ import pytest
 from tests.support.arena import FakeClock
 from tests.support.descriptors import nothing_left_open
 from vllm_omni_sched.connectors.arena import meeting
-from vllm_omni_sched.connectors.arena.notices import SETTLES, Listing, post, take_away
+from vllm_omni_sched.connectors.arena.meeting import SETTLES, Listing, post, take_away
 
 
 def test_what_is_posted_is_private_and_says_that_its_maker_lives(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vllm_omni_sched.connectors.compression import CacheCounts, CompressionCache
-from vllm_omni_sched.connectors.compression.cache import content_digest
+from vllm_omni_sched.connectors.compression.compressor import content_digest
 
 
 def key(name):

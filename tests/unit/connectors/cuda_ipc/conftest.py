@@ -10,7 +10,7 @@ from tests.support.arena import place, small
 from tests.support.host_pair import Pair
 from tests.support.processes import Process, Processes
 from vllm_omni_sched.connectors.arena import ArenaOptions
-from vllm_omni_sched.connectors.framing import values
+from vllm_omni_sched.connectors.framing import message
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def start(all_processes: Processes, arena: ArenaOptions) -> Iterator[Callable[..
 @pytest.fixture(autouse=True)
 def all_in_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors are in buffers, however small, as those of a device are."""
-    monkeypatch.setattr(values, "EMBEDDED", -1)
+    monkeypatch.setattr(message, "EMBEDDED", -1)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from vllm_omni_sched.connectors.cuda_ipc.plan import Load, ShareReason, plan
+from vllm_omni_sched.connectors.cuda_ipc.share import Load, ShareReason, plan
 
 SEES, BLIND = frozenset({"a", "b"}), frozenset({"c"})
 GOOD = Load("a", 100, [SEES], 0)

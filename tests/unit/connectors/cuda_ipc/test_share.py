@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from tests.support.host_device import HostDriver
 from vllm_omni_sched.connectors.cuda_ipc import cuda
-from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare
+from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare, Handle, packed, unpacked
 from vllm_omni_sched.connectors.cuda_ipc.driver import Exported, Mapping
-from vllm_omni_sched.connectors.cuda_ipc.handle import Handle, packed, unpacked
-from vllm_omni_sched.connectors.cuda_ipc.plan import ShareReason
+from vllm_omni_sched.connectors.cuda_ipc.share import ShareReason
 from vllm_omni_sched.errors import CorruptMessageError, DeviceLostError
 
 HANDLE = Handle("sender-1", 1, "host-0", b"memory", 100, 0, b"event")

@@ -15,7 +15,7 @@ import torch
 
 from vllm_omni_sched.connectors.cuda_ipc import driver, transport
 from vllm_omni_sched.connectors.cuda_ipc.driver import NO_COUNTER, Exported, TorchCuda
-from vllm_omni_sched.connectors.cuda_ipc.plan import ShareReason
+from vllm_omni_sched.connectors.cuda_ipc.share import ShareReason
 
 SHARED = (0, b"\x02cmemory", 64, 128, b"/torch_1", 3, b"e" * 64, True)
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_omni_sched.connectors.routing.cost import LARGE, Illness, TransferCost
-from vllm_omni_sched.connectors.routing.route import PathState, RouteReason, route
+from vllm_omni_sched.connectors.routing.route import LARGE, Illness, PathState, RouteReason, TransferCost, route
 
 NEAR, FAR = PathState("near", 0), PathState("far", 1)
 

@@ -15,7 +15,7 @@ from vllm_omni_sched.connectors.compression import CompressionOptions, Compresso
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.routing import RoutedTransport, RoutingOptions
-from vllm_omni_sched.connectors.routing.report import REPORT_EVERY
+from vllm_omni_sched.connectors.routing.learnt import REPORT_EVERY
 from vllm_omni_sched.connectors.routing.transport import Way
 from vllm_omni_sched.connectors.transport import Status, Traffic
 from vllm_omni_sched.errors import (

@@ -11,7 +11,7 @@ from tests.support.tiers import PAYLOAD, small_tiers
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, make_message
 from vllm_omni_sched.connectors.tiers import TieredTransport
-from vllm_omni_sched.connectors.tiers.yielding import GetsFirst
+from vllm_omni_sched.connectors.tiers.worker import GetsFirst
 from vllm_omni_sched.connectors.transport import Lease, Transport
 
 A_MOMENT = 0.2  # in which a mover that does not give way would have gone on
@@ -39,13 +39,13 @@ def test_a_mover_waits_for_the_gets_that_run() -> None:
 
 
 def test_receivers_that_never_stop_asking_do_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_omni_sched.connectors.tiers.yielding.PATIENCE_SECONDS", 0.001)
+    monkeypatch.setattr("vllm_omni_sched.connectors.tiers.worker.PATIENCE_SECONDS", 0.001)
     gets = GetsFirst()
     with gets.getting():
         gets.give_way()
     with pytest.raises(KeyError), gets.getting():
         raise KeyError
-    monkeypatch.setattr("vllm_omni_sched.connectors.tiers.yielding.PATIENCE_SECONDS", LONG)
+    monkeypatch.setattr("vllm_omni_sched.connectors.tiers.worker.PATIENCE_SECONDS", LONG)
     gets.give_way()  # nobody gets any more
 
 
@@ -81,7 +81,7 @@ class Told:
 
 
 def test_a_get_that_comes_while_messages_are_to_be_moved_goes_first(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_omni_sched.connectors.tiers.yielding.PATIENCE_SECONDS", LONG)
+    monkeypatch.setattr("vllm_omni_sched.connectors.tiers.worker.PATIENCE_SECONDS", LONG)
     path = small_tiers(root, long_wait_seconds=0.001, low_water=0.5, soon_seconds=100.0)
     for number in range(60):
         path.put(make_message(EDGE, f"{number}", {"x": pixels(number, PAYLOAD)}))

@@ -17,7 +17,7 @@ from tests.support.tiers import DOWN, MANY, PAYLOAD, small_tiers
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.tiers.carry import Stage
-from vllm_omni_sched.connectors.tiers.tickets import Tickets
+from vllm_omni_sched.connectors.tiers.duplicates import Tickets
 from vllm_omni_sched.connectors.transport import Status
 from vllm_omni_sched.errors import NoRoomError, ReceiverBehindError, RendezvousError
 

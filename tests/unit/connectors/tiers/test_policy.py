@@ -11,14 +11,14 @@ from pydantic import ValidationError
 
 from tests.support.paths import ScriptedPath
 from vllm_omni_sched.connectors.arena import ArenaOptions
-from vllm_omni_sched.connectors.auto import AutoOptions, auto_transport
+from vllm_omni_sched.connectors.auto import AutoOptions, auto_transport, tiered_transport
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
 from vllm_omni_sched.connectors.routing import RoutedTransport
 from vllm_omni_sched.connectors.tiers import Tier, TieredTransport, TiersOptions
-from vllm_omni_sched.connectors.tiers.auto import tiered_transport
-from vllm_omni_sched.connectors.tiers.expect import Waits, next_use_seconds
+from vllm_omni_sched.connectors.tiers.keeper import Waits
+from vllm_omni_sched.connectors.tiers.place import next_use_seconds
 from vllm_omni_sched.connectors.tiers.policy import (
     ItemState,
     Link,

@@ -37,12 +37,12 @@ def get_all(path: TieredTransport, count: int, clock: Ahead) -> dict[int, int]:
     [
         "vllm_omni_sched.connectors.arena.index:Index.claim",
         "vllm_omni_sched.connectors.tiers.carry:message_of",
-        "vllm_omni_sched.connectors.tiers.tickets:Tickets.write",
+        "vllm_omni_sched.connectors.tiers.duplicates:Tickets.write",
         "vllm_omni_sched.connectors.disk.files:write",
         "os:rename",
         "vllm_omni_sched.connectors.disk.outbox:Outbox._enter",
         "vllm_omni_sched.connectors.arena.outbox:Outbox.end_lease",
-        "vllm_omni_sched.connectors.tiers.tickets:Tickets.remove",
+        "vllm_omni_sched.connectors.tiers.duplicates:Tickets.remove",
     ],
 )
 def test_a_sender_killed_while_it_moves_a_message(
