@@ -21,9 +21,6 @@ class Point:
     device: HostDevice
     reached: threading.Event = field(default_factory=threading.Event)
 
-    def query(self) -> bool:
-        return self.reached.is_set()
-
     def synchronize(self) -> None:
         self.device.note("synchronize", self.device.marks.index(self))
         assert self.reached.wait(20.0), "nobody let the device go on"

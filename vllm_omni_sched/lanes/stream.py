@@ -13,9 +13,6 @@ from vllm_omni_sched.lanes.thread import ThreadLane
 class Mark(Protocol):
     """A position in the order of a stream's work."""
 
-    def query(self) -> bool:
-        """Return whether the device has passed this mark."""
-
     def synchronize(self) -> None:
         """Wait until the device has passed this mark, with the interpreter lock released."""
 

@@ -135,7 +135,6 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         bits_per_sample=context.bits_per_coded_sample,
         extradata_changes=tuple(found.extradata_changes),
         palettes=tuple(found.palettes),
-        container=container.format.name,
         stream_duration_seconds=_stream_seconds(stream),
     )
     return Indexed(index, found.copy_fd)

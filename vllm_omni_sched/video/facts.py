@@ -72,7 +72,6 @@ class VideoIndex:
         bits_per_sample: bits per sample in the container, for the few decoders that need it.
         extradata_changes: index of each packet at which the codec's parameters change, and the new parameters.
         palettes: index of each packet with a new palette, and the palette.
-        container: FFmpeg's names of the container.
         stream_duration_seconds: duration of the video stream alone, 0.0 if unknown.
     """
 
@@ -98,7 +97,6 @@ class VideoIndex:
     bits_per_sample: int = 0
     extradata_changes: tuple[tuple[int, bytes], ...] = ()
     palettes: tuple[tuple[int, bytes], ...] = ()
-    container: str = ""
     stream_duration_seconds: float = 0.0
 
 

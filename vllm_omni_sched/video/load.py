@@ -166,7 +166,7 @@ class VideoLoad:
         index_fd = memory_file("omni-sched-index", messages.encode_index(index))
         self.job.fds.append(index_fd)
         self.job.frames = frames
-        self.job.open_message = messages.Open(self.job.key, frames.start, nbytes), (packets_fd, index_fd)
+        self.job.open_message = messages.Open(frames.start, nbytes), (packets_fd, index_fd)
 
     def _decode(self, index: VideoIndex, wanted: Sequence[int]) -> set[int]:
         """Decode frames, and repair damaged ones; return the wanted slots that were written."""

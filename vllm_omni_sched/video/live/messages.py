@@ -37,7 +37,6 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 class Opened(msgspec.Struct, tag=True, frozen=True):
     """The properties of the stream, after which `RingMemory` is awaited. Size of frames after rotation, in pixels."""
 
-    codec: str
     width: int
     height: int
 

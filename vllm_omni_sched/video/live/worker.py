@@ -90,7 +90,7 @@ class Stream:
                 # not frame.time: the last frames have no time base any more
                 known = frame.pts is not None
                 seconds = float(frame.pts * stream.time_base if known else self._decoded / (rate or _DEFAULT_RATE))
-                self._handle_frame(frame, context, seconds)
+                self._handle_frame(frame, seconds)
         if not self._decoded:
             raise VideoInputError("the stream has no frame that can be decoded")
         return Ended(self._decoded, self._dropped, self._damaged)
@@ -112,13 +112,13 @@ class Stream:
             if packet is None or not packet.size:
                 return
 
-    def _handle_frame(self, frame: Any, context: Any, seconds: float) -> None:
+    def _handle_frame(self, frame: Any, seconds: float) -> None:
         number, self._decoded = self._decoded, self._decoded + 1
         if self._first is None:
             self._first = seconds
         seconds -= self._first
         if self._ring is None:
-            self._open(frame, context)
+            self._open(frame)
         if not self._sampler.wants(number, seconds):
             return
         if (frame.width, frame.height) != self._size:
@@ -135,13 +135,13 @@ class Stream:
         self._ring.mark(slot)
         self._send(Arrived(slot, number, seconds))
 
-    def _open(self, frame: Any, context: Any) -> None:
+    def _open(self, frame: Any) -> None:
         self._check(frame.width, frame.height)
         self._size = (frame.width, frame.height)
         rotation = -round(frame.rotation) % 360 if frame.rotation else 0
         self._converter = Converter(rotation)
         width, height = self._size[::-1] if rotation in (90, 270) else self._size
-        self._send(Opened(context.codec.canonical_name, width, height))
+        self._send(Opened(width, height))
         try:
             received = self._channel.receive(wait=True)
         except EOFError:

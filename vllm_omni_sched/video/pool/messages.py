@@ -40,7 +40,6 @@ class Open(msgspec.Struct, tag=True, frozen=True):
     ``start``, ``nbytes``: range of its frames in the memory of all frames.
     """
 
-    video: int
     start: int
     nbytes: int
 
