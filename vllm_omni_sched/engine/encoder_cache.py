@@ -179,7 +179,9 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
         """Give up all references of a request, in vLLM's order, in one pass."""
         request_id, features = request.request_id, request.mm_features
         held: Collection[int] = self.request_cached_ids.pop(request_id, ())
-        if not held and not _NATIVE_REFS:
+        if not held:
+            if _NATIVE_REFS:
+                self.request_hash_refs.pop(request_id, None)
             return
         if _NATIVE_REFS:
             uses = self.request_hash_refs.pop(request_id, {})

@@ -103,10 +103,8 @@ class EncoderInputs:
                 self.index(request)
                 features = request.mm_features
         if self._narrows and not ends_after(features, num_computed_tokens):
-            nothing, _, budget, *more = ask(
-                request, num_computed_tokens, 0, encoder_compute_budget, shift_computed_tokens
-            )
-            return (nothing, num_new_tokens, budget, *more)
+            found = ask(request, num_computed_tokens, 0, encoder_compute_budget, shift_computed_tokens)
+            return (found[0], num_new_tokens, *found[2:])
         if not self._narrows or (self._native_windows and in_order(features)):
             self._metrics.windows_native += self._narrows
             return ask(request, num_computed_tokens, num_new_tokens, encoder_compute_budget, shift_computed_tokens)

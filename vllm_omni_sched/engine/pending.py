@@ -136,12 +136,14 @@ class PendingInputs:
             held = pending.get(request_id)
             if held is None or request_id in others:
                 continue
-            if isinstance(held, HeldInputs):
-                update = _update(requests[request_id], held, scheduled_encoder_inputs.get(request_id, ()))
+            if type(held) is not HeldInputs:
+                others[request_id] = scheduled[request_id]
+                continue
+            encoding = scheduled_encoder_inputs.get(request_id, ())
+            if encoding or held.low < held.high or held.behind:
+                update = _update(requests[request_id], held, encoding)
                 if update:
                     updates[request_id] = update
-            else:
-                others[request_id] = scheduled[request_id]
         if others:
             news = [new for new in multimodal if new.req_id in others]
             updates.update(ask(others, news, scheduled_encoder_inputs))
