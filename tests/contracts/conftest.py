@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.transport_kinds import PATHS, Kind, Open
+from tests.support.transport_kinds import TRANSPORTS, Kind, Open
 from vllm_omni_sched.connectors.transport import Transport
 
 
-@pytest.fixture(params=PATHS, ids=lambda kind: kind.__name__)
+@pytest.fixture(params=TRANSPORTS, ids=lambda kind: kind.__name__)
 def open_end(request: pytest.FixtureRequest) -> Iterator[Open]:
     """Opens as many ends of one path as a test wants."""
     kind: Kind = request.param

@@ -1,6 +1,6 @@
 """One suite over all paths between stages: the numbered promises of `Transport`, and its errors.
 
-A path of another kind is one more entry of `tests.support.transport_kinds.PATHS`.
+A transport of another kind is one more entry of `tests.support.transport_kinds.TRANSPORTS`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.support.arena import MIB
-from tests.support.transport_kinds import PATHS, Kind, Open, mooncake
+from tests.support.transport_kinds import TRANSPORTS, Kind, Open, mooncake
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
@@ -162,7 +162,7 @@ def test_a_full_path_says_so_at_once_or_at_its_deadline_and_takes_messages_again
         assert get(receiver, key)["x"].sum() == 0
 
 
-@pytest.mark.parametrize("kind", [kind for kind in PATHS if kind is not mooncake], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [kind for kind in TRANSPORTS if kind is not mooncake], ids=lambda kind: kind.__name__)
 def test_what_never_fits_is_refused_before_its_deadline_and_changes_nothing(kind: Kind) -> None:
     """But a count. A Mooncake store has the segments of others, too, so there it cannot be known."""
     with kind() as open_end:

@@ -1,4 +1,4 @@
-"""The paths that the contract suite runs over: each kind is a context in which ends of one path can be opened.
+"""Transports that the contract suite runs over: each kind is a context in which ends of one transport can be opened.
 
 Every end has room for 96 MB and less than 800 MB, and sees the messages of the others. What was opened is closed with
 the context.
@@ -114,7 +114,7 @@ def _deployment() -> tuple[Deployment, ReusedClients]:
 
 CHECKING: list[Kind] = [arena_with_checksums, files, device_memory_with_checksums, mooncake]
 """Those that put a checksum of its buffers into each message."""
-PATHS: list[Kind] = [
+TRANSPORTS: list[Kind] = [
     *(arena, arena_that_copies, arena_with_checksums),
     *(files, arena_above_files, device_memory, no_device, mooncake),
 ]

@@ -193,7 +193,7 @@ class Inbox:
         self._cost = ReceivingCost()
 
     def get(self, name: bytes) -> Arrival | None:
-        """Return the message of that name, or None; see `Path.get`.
+        """Return the message of that name, or None; see `Transport.get`.
 
         Raises:
             CorruptMessageError: the message found under its digest is damaged; it has been dropped.

@@ -81,7 +81,7 @@ class Inbox:
         self.counts = InboxCounts()
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
-        """Return the message of that name, or None; see `Path.get`.
+        """Return the message of that name, or None; see `Transport.get`.
 
         Raises:
             CorruptMessageError: the message is damaged; it has been removed.
