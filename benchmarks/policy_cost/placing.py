@@ -1,4 +1,4 @@
-"""Decisions of a stage about where a request goes, by the objects that serve: policies, gate, balancer, loads."""
+"""Decisions of a stage about where and when a request runs, by the core that serves: events in, actions out."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
-from benchmarks.policy_cost.bench import Bench, Clock, Decision
-from vllm_omni_sched.graph.order import INTERACTIVE
+from benchmarks.policy_cost.bench import WAITING, Bench, Clock, Decision
+from vllm_omni_sched.core.pipeline import events as e
+from vllm_omni_sched.core.pipeline.context import PipelineContext
+from vllm_omni_sched.core.pipeline.core import PipelineCore
+from vllm_omni_sched.core.pipeline.load import ReplicaLoad
+from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
+from vllm_omni_sched.graph.order import DEFAULT_CLASSES
 from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
-from vllm_omni_sched.omni.stages.limits import ReplicaLoad
-from vllm_omni_sched.omni.stages.policies import Policies
-from vllm_omni_sched.omni.stages.requests import Known
-from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.resource.batch_size import FixedBatch
 from vllm_omni_sched.resource.stage_cost import Features
 from vllm_omni_sched.stage_options import StageSchedConfig
@@ -21,59 +22,77 @@ from vllm_omni_sched.stage_options import StageSchedConfig
 RUNNING = 8  # requests on each replica
 AT_ONCE = 32
 USERS = 100
+FEATURES = Features(output_tokens=200_000)  # none ends while it is measured
 
 
-class Pool:
-    """Answer what policies ask of vLLM-Omni's pool: all of its replicas are there, and nothing is bound."""
+class Stages:
+    """One stage of so many replicas, each with `RUNNING` requests of `USERS` users."""
 
-    stage_id, at_once = 0, AT_ONCE
-
-    def __init__(self, replicas: int) -> None:
-        self.num_replicas = replicas
-        self.suspected: set[int] = set()
-        self.draining: set[int] = set()
-
-    def live_replica_ids(self) -> list[int]:
-        return list(range(self.num_replicas))
-
-    def is_replica_available(self, replica_id: int) -> bool:
-        return 0 <= replica_id < self.num_replicas
-
-    def get_bound_replica_id(self, request_id: str) -> int | None:
-        return None
-
-
-def release(options: Mapping[str, Any]) -> Callable[[int, random.Random], Bench]:
-    """Release a request of one of `USERS` users; each replica runs `RUNNING` others, and has room."""
-
-    def laid_out(replicas: int, dice: random.Random) -> Bench:
-        clock, numbers, pool = Clock(), count(), Pool(replicas)
+    def __init__(self, replicas: int, at_once: int, options: Mapping[str, Any], dice: random.Random) -> None:
+        self.clock, self._numbers, self._dice = Clock(), count(), dice
         graph = StageGraph.of([Stage(0, "llm", StageKind.AR, final_output=True, replicas=replicas)])
-        policies = Policies(StageSchedConfig(**options), graph, False, dice)
-        stage, book = policies.of(pool), policies.affinity.get(0)
-
-        def work(now: float) -> Work:
-            known = Known(f"r{next(numbers)}", now, INTERACTIVE, False, 0, "text", _keys(dice), 0)
-            known.features[0], known.costs[0] = Features(), dice.uniform(1e3, 1e4)  # none ends while it is measured
-            return Work(known.request_id, 0, None, None, {}, known, now, known.costs[0])
-
+        self.core = PipelineCore(PipelineContext(StageSchedConfig(**options), graph, dice))
+        self.core.add_stage(0, at_once, range(replicas))
         for replica_id in range(replicas):
             for _ in range(RUNNING):
-                stage.load(replica_id).begin(f"b{next(numbers)}", dice.uniform(1e3, 1e4), clock())
-            if book is not None:
-                book.note(replica_id, _keys(dice))
+                self.core.handle(e.Placed(self.submitted(), replica_id), self.clock())
 
-        def comes() -> float:
-            stage.waits(pool, work(now := clock()), now)
-            return now
+    def submitted(self) -> StageWork:
+        """Return the work of a new request, which has come to the stage."""
+        now, dice = self.clock(), self._dice
+        keys = frozenset([f"user {dice.randrange(USERS)}"])
+        known = PipelineRequest(f"r{next(self._numbers)}", now, dice.choice(DEFAULT_CLASSES), keys=keys, path=(0,))
+        self.core.handle(e.Arrived(known), now)
+        work = StageWork(request_id=known.request_id, stage_id=0, known=known, arrived=now)
+        self.core.handle(e.Submitted(work, FEATURES), now)
+        return work
 
-        return Bench(lambda now: stage.release(pool, now), comes)
+    def finish(self, work: StageWork) -> None:
+        """Let a request end and leave, without a result, so that nothing is learnt."""
+        now = self.clock()
+        self.core.handle(e.Finished(0, work.request_id, ok=False), now)
+        self.core.handle(e.Left(work.request_id), now)
+
+
+def start(options: Mapping[str, Any]) -> Callable[[int, random.Random], Bench]:
+    """Start a request that comes; each replica has room."""
+
+    def laid_out(replicas: int, dice: random.Random) -> Bench:
+        stages = Stages(replicas, AT_ONCE, options, dice)
+        return Bench(
+            lambda work: stages.core.handle(e.Waits(work), stages.clock.now),
+            stages.submitted,
+            lambda work, _: stages.finish(work),
+        )
 
     return laid_out
 
 
-def _keys(dice: random.Random) -> frozenset[str]:
-    return frozenset([f"user {dice.randrange(USERS)}"])
+def next_one(waiting: int, dice: random.Random) -> Bench:
+    """Start the next of so many that wait, on the one place that has become free."""
+    stages = Stages(8, RUNNING, {"batching": {"enabled": False}}, dice)
+    for _ in range(waiting):
+        stages.core.handle(e.Waits(stages.submitted()), stages.clock.now)
+
+    def comes() -> None:
+        stages.core.handle(e.Waits(stages.submitted()), stages.clock.now)
+        stages.finish(next(iter(stages.core.stages[0].running.values())))
+
+    return Bench(lambda _: stages.core.handle(e.Tick(), stages.clock.now), comes)
+
+
+def comes(waiting: int, dice: random.Random) -> Bench:
+    """Queue a request behind so many others; there is no room."""
+    stages = Stages(8, RUNNING, {"batching": {"enabled": False}}, dice)
+    for _ in range(waiting):
+        stages.core.handle(e.Waits(stages.submitted()), stages.clock.now)
+
+    def leaves(work: StageWork, _: object) -> None:
+        stages.core.handle(e.Detached(0, work.request_id), stages.clock.now)
+        stages.core.handle(e.Dropped(0, work.request_id), stages.clock.now)
+        stages.core.handle(e.Left(work.request_id), stages.clock.now)
+
+    return Bench(lambda work: stages.core.handle(e.Waits(work), stages.clock.now), stages.submitted, leaves)
 
 
 def look(running: int, dice: random.Random) -> Bench:
@@ -93,9 +112,15 @@ def look(running: int, dice: random.Random) -> Bench:
 
 REPLICAS = (8, 100, 1000, 10_000)
 DECISIONS = (
-    Decision("StagePolicies.release, by cost", "replicas", release({}), REPLICAS),
+    Decision("PipelineCore, a request comes and starts, by cost", "replicas", start({}), REPLICAS, barred=False),
     Decision(
-        "StagePolicies.release, least queue", "replicas", release({"balancing": {"policy": "least-queue"}}), REPLICAS
+        "PipelineCore, a request comes and starts, least queue",
+        "replicas",
+        start({"balancing": {"policy": "least-queue"}}),
+        REPLICAS,
+        barred=False,
     ),
+    Decision("PipelineCore, a request comes and waits", "waiting", comes, WAITING, barred=False),
+    Decision("PipelineCore, the next request starts", "waiting", next_one, WAITING, barred=False),
     Decision("ReplicaLoad, a look", "running", look, (32, 256, 1024)),
 )

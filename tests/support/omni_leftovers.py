@@ -14,9 +14,9 @@ def left_over(omni: Any, policies: Any) -> dict[str, Any]:
         "unread": omni.sharing._unread,
         "shares": omni.sharing._shares,
         "sendings": omni.sharing._sendings,
-        "known": policies.known,
-        "grants": policies.grants,
-        "waived": policies._waived,
+        "known": policies.context.known,
+        "grants": policies.context.grants,
+        "waived": policies.context.waived,
         "works": omni.repair._works,
         "lost": omni.repair._lost,
         "parked": [one for each in omni.repair.parking.kept.values() for one in each],
@@ -28,19 +28,22 @@ def left_over(omni: Any, policies: Any) -> dict[str, Any]:
         kept["names"] = [*names._runs, *names._present, *names._given, *names._stale]
     if omni.repair._policy is not None:
         kept["ledger"] = omni.repair._policy._ledger.entries
-    if policies.credits is not None:
+    credits = policies.context.credits
+    if credits is not None:
         capacity = policies.config.runtime.credits.capacity
-        kept["credits"] = [one for one in policies.credits.order if policies.credits.free(one) != capacity]
+        kept["credits"] = [one for one in credits.order if credits.free(one) != capacity]
     for pool in omni.stage_pools:
-        queue = pool.queue
-        loads = {i: len(load) for i, load in queue.policies._loads.items() if len(load)}
+        stage = pool.queue.stage
+        loads = {i: len(replica.load) for i, replica in stage.replicas.items() if len(replica.load)}
         for name, of in {
-            "waiting": queue.waiting,
-            "running": queue.running,
-            "followers": queue._parked,
-            "serves": queue._serves,
-            "held": queue.held,
-            "merger": queue.merger._groups,
+            "waiting": stage.waiting,
+            "running": stage.running,
+            "followers": stage._following,
+            "leaders": stage._leader,
+            "held": stage.held,
+            "queued": stage._queue._works,
+            "gated": stage.gate._entries,
+            "merger": stage.merger._groups,
             "loads": loads,
             "bindings": pool._request_bindings,
             "processor": pool.output_processor.request_states if pool.output_processor is not None else (),

@@ -135,7 +135,7 @@ async def test_from_arrivals_to_a_move() -> None:
 async def test_what_ends_before_a_stage_is_no_load_of_it(caplog: pytest.LogCaptureFixture) -> None:
     """From arrivals to limits: that of the stage that they go through rises, and only that one's."""
     async with Arriving(LAST, LAST) as rig:
-        limits = [pool.queue.policies.load(0).limit for pool in rig.omni.stage_pools]
+        limits = [pool.queue.stage.replicas[0].load.limit for pool in rig.omni.stage_pools]
         rig.policies.memory.used = lambda now: 0.0  # type: ignore[method-assign]
         await rig.second(0, 1, 2, (0.25, 0.25))
         for limit in limits:

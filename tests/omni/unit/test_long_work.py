@@ -126,4 +126,4 @@ async def test_short_memory_makes_the_batch_limit_smaller(monkeypatch: pytest.Mo
             await rig.ask(f"{number}", (number,))
             rig.now += 0.1
             await rig.finish(0, f"{number}")
-        assert rig.omni.stage_pools[0].queue.policies.load(0).limit.limit < 8
+        assert rig.omni.stage_pools[0].queue.stage.replicas[0].load.limit.limit < 8

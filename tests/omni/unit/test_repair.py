@@ -161,10 +161,10 @@ async def test_a_request_that_is_sent_to_a_dead_replica_goes_elsewhere() -> None
 async def test_requests_that_are_sent_there_together_go_elsewhere() -> None:
     async with Rig(FINAL) as rig:
         rig.runtime.go.clear()
-        rig.omni.stage_pools[0].queue._releasing = True  # a release is on its way
+        rig.omni.stage_pools[0].queue._sending = True  # a release is on its way
         for name in "abc":
             await rig.ask(name, (ord(name),))
-        rig.omni.stage_pools[0].queue._releasing = False
+        rig.omni.stage_pools[0].queue._sending = False
         rig.replica(0).dead = True
         await rig.omni.release()
         rig.runtime.go.set()

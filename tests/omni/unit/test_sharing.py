@@ -146,7 +146,7 @@ async def test_nobody_waits_for_the_payload_of_work_that_failed() -> None:
         await rig.ask("b", each=parted(6))
         rig.replica(0).say("a", [], error=True)
         await rig.turn()
-        assert not rig.omni.stage_pools[1].queue.held
+        assert not rig.omni.stage_pools[1].queue.stage.held
         await rig.settle()
         assert not rig.left_over()
 

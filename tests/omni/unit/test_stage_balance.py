@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import Rig, StageSpec, of
-from vllm_omni_sched.omni.stages.limits import ReplicaLoad
+from vllm_omni_sched.core.pipeline.load import ReplicaLoad
 from vllm_omni_sched.resource.balance import CHOICES, CostBalancer
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
@@ -75,14 +75,14 @@ async def test_a_session_is_balanced_too() -> None:
 
 async def test_a_slower_replica_gets_less() -> None:
     async with Rig(TWO, balancing={"policy": "round-robin"}, batching={"enabled": False}) as rig:
-        policies = rig.omni.stage_pools[0].queue.policies
+        stage = rig.omni.stage_pools[0].queue.stage
         for i in range(24):  # replica 1 takes four times as long
             await rig.ask(f"a{i}", (i, 1))
             rig.now += 4.0 if rig.replica_id(0, f"a{i}") else 1.0
             await rig.finish(0, f"a{i}")
-        fast, slow = policies.load(0).speed, policies.load(1).speed
+        fast, slow = (stage.replicas[at].load.speed for at in (0, 1))
         assert fast / slow == pytest.approx(4.0, rel=0.2)
-        policies._gate.balancer = CostBalancer()
+        stage.gate.balancer = CostBalancer()
         for i in range(10):
             await rig.ask(f"{i}", (i, 3))
         assert sum(rig.replica_id(0, f"{i}") == 0 for i in range(10)) == 8
@@ -91,7 +91,7 @@ async def test_a_slower_replica_gets_less() -> None:
 async def test_a_session_does_not_go_where_nothing_comes_from() -> None:
     async with Rig(TWO) as rig:
         pool = rig.omni.stage_pools[0]
-        pool.suspected.add(0)
+        pool.suspect(0)
         assert {pool.select_replica_id(f"{i}") for i in range(4)} == {1}
 
 
@@ -125,7 +125,7 @@ async def test_of_many_replicas_a_few_are_looked_at_idle_ones_first(policy: str,
             await rig.ask(f"{i}", (i,))
             assert len(looked) <= 2 * CHOICES
         assert len(rig.at(0)) == 120
-        assert max(len(load) for load in rig.omni.stage_pools[0].queue.policies._loads.values()) == 2
+        assert max(len(one.load) for one in rig.omni.stage_pools[0].queue.stage.replicas.values()) == 2
         looked.clear()
         await rig.ask("waits", (1000,))
         assert len(looked) <= 2 * CHOICES
@@ -150,8 +150,9 @@ async def test_of_many_replicas_the_warm_one_is_looked_at() -> None:
 async def test_of_many_replicas_those_that_hang_or_leave_get_nothing() -> None:
     async with Rig(MANY) as rig:
         pool = rig.omni.stage_pools[0]
-        pool.suspected |= set(range(20))
-        pool.draining |= set(range(40, 60))
+        pool.suspect(*range(20))
+        for index in range(40, 60):
+            pool.drain(index)
         for i in range(30):
             await rig.ask(f"{i}", (i,))
         assert {rig.replica_id(0, f"{i}") for i in range(20)} == set(range(20, 40))

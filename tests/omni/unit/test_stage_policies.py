@@ -147,7 +147,7 @@ async def test_one_that_never_fits_is_not_held_back_for_ever() -> None:
 async def test_parts_of_the_memory_go_where_the_demand_is_and_add_up_to_the_same() -> None:
     given = {"text": 0.2, "image": 0.3, "audio": 0.2, "video": 0.3}
     async with Rig(FINAL, pools={"total_bytes": 1000, "shares": given}, batching={"adjust_interval_ms": 1.0}) as rig:
-        pools = rig.policies.pools
+        pools = rig.policies.context.pools
         assert pools is not None
         seen = []
         for i in range(20):
@@ -194,7 +194,7 @@ async def test_slow_batches_make_the_limit_smaller() -> None:
                 running = list(rig.at(0))
                 await rig.step(0, *running)
                 await rig.finish(0, *running)
-        load = rig.omni.stage_pools[0].queue.policies.load(0)
+        load = rig.omni.stage_pools[0].queue.stage.replicas[0].load
         assert load.limit.limit < 8
         assert rig.policies.board.replicas[0, 0].batch_limit < 8
         assert not rig.left_over()
@@ -276,7 +276,7 @@ async def test_nobody_who_waits_is_looked_at_while_there_is_no_room(monkeypatch:
 async def test_who_came_first_came_first_though_it_was_not_looked_at_then() -> None:
     """The worst class is passed over by those that come later, also while nothing can be released."""
     async with Rig(ONE_AT_A_TIME, graph={"priority": {"min_low_share": 0.0}}) as rig:
-        rig.omni.stage_pools[0].queue.policies._gate.max_passed = 1
+        rig.omni.stage_pools[0].queue.stage.gate.max_passed = 1
         await rig.ask("x", (0,))
         await rig.ask("b", (1,), params=of("batch"))
         await rig.ask("r", (2,), params=of("realtime"))

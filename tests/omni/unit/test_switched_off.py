@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import FINAL, Rig, StageSpec
+from vllm_omni_sched.core.pipeline.events import LimitsRaised
 from vllm_omni_sched.resource.batch_size import LimitReason
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
@@ -26,7 +27,7 @@ async def slow_batches(rig: Rig) -> Any:
             running = list(rig.at(0))
             await rig.step(0, *running)
             await rig.finish(0, *running)
-    return rig.omni.stage_pools[0].queue.policies.load(0).limit
+    return rig.omni.stage_pools[0].queue.stage.replicas[0].load.limit
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ async def test_it_is_the_operators_where_that_is_less() -> None:
         for i in range(5):
             await rig.ask(f"{i}", (i,))
         assert len(rig.at(0)) == 3
-        rig.omni.stage_pools[0].queue.policies.raise_limits(5)
+        rig.omni.stage_pools[0].queue.tell(LimitsRaised(0, 5))
         await rig.ask("5", (5,))
         assert len(rig.at(0)) == 3
 

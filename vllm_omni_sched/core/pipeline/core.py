@@ -87,12 +87,9 @@ class PipelineCore:
             case e.FirstOutput(stage_id, request_id, seconds):
                 if stages[stage_id].first_output(request_id, seconds, now):
                     self.log.append(Transition(now, request_id, stage_id, "has its first output"))
-            case e.Tick(None):
-                return [
-                    one for stage_id in sorted(stages, reverse=True) for one in self._release(stages[stage_id], now)
-                ]
-            case e.Tick(stage_id):
-                return self._release(stages[stage_id], now)
+            case e.Tick(which):
+                each = sorted(stages, reverse=True) if which is None else [which]
+                return [action for one in each for action in self._release(stages[one], now)]
             case e.Woken(stage_id, at):
                 return self._release(stages[stage_id], now) if stages[stage_id].woken(at) else []
             case e.Arrived(request):

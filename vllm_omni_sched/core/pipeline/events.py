@@ -267,9 +267,10 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The request has to do its own work in the stage."""
+    """The request has to do its own work in the stage. ``again``: it leads already, and comes again after a death."""
 
     work: StageWork
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

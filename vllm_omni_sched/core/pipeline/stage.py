@@ -144,7 +144,7 @@ class StageScheduler:
         work.known.features[self.stage_id] = features
         name = work.request_id
         if self.merger.members(name):  # it comes again, after a death, and keeps its followers
-            return [Lead(work)]
+            return [Lead(work, again=True)]
         joined = self.merger.join(work.key, name)
         follows = joined.role is Role.FOLLOW
         self._context.hand_over(self.stage_id, name, follows)
@@ -176,6 +176,7 @@ class StageScheduler:
 
     def _put(self, work: StageWork, now: float) -> None:
         self._estimate(work)
+        work.reset()
         self.waiting[work.request_id] = work
         if work.request_id not in self.held:
             self._queue.put(work, now)
@@ -421,6 +422,8 @@ class StageScheduler:
                     actions.append(self._begin(self.waiting.pop(name), replica_id, reason, now))
                 else:
                     actions.append(self._begin(self.waiting.pop(one[0]), one[1], None, now))
+            if isinstance(found[0], Release) and not self._draws():
+                break  # the gate has seen all replicas, and filled them
         return actions
 
     def _release_some(self, now: float) -> tuple[Sequence[Release | tuple[str, int]], float | None]:
@@ -435,8 +438,15 @@ class StageScheduler:
                 return self._state(replica_id, now) if replica_id in self._index else None
 
             return self._queue.release(now, drawn(self._index, described, self._context.rng), described, prepared)
-        states = [self._state(replica_id, now) for replica_id, one in self.replicas.items() if one.serves]
-        return self._queue.release(now, [one for one in states if one.room], None, prepared)
+        states = [
+            self._state(replica_id, now)
+            for replica_id, one in self.replicas.items()
+            if one.serves and (len(one.works) < one.load.limit.limit or self._is_about_to_have_room(one.load, now))
+        ]
+        return self._queue.release(now, states, None, prepared)
+
+    def _is_about_to_have_room(self, load: ReplicaLoad, now: float) -> bool:
+        return self._first_output and load.next_end_seconds(now) <= LEAD_SECONDS
 
     def woken(self, at: float) -> bool:
         """Return whether a `Wake` is due, and forget it."""
@@ -477,8 +487,8 @@ class StageScheduler:
         """Return a replica as the gate sees it."""
         load = self.replicas[replica_id].load
         window, running, limit = load.window, len(load), load.limit.limit
-        if self._first_output and (running >= limit or not self._draws()):  # each drawn replica gets at most one
-            limit += int(load.next_end_seconds(now) <= LEAD_SECONDS)
+        if running >= limit or not self._draws():  # each drawn replica gets at most one
+            limit += int(self._is_about_to_have_room(load, now))
         return ReplicaState(
             replica_id,
             load.remaining_seconds(now),

@@ -113,7 +113,7 @@ class Hangs:
             logger.warning("%s hangs: %s", anomaly.subject, why)
             self._orchestrator.policies.board.anomaly(stage_id, anomaly.kind.value)
             if hang_seconds is not None:
-                pool.suspected.add(replica_id)
+                pool.suspect(replica_id)
                 repair.suspect(pool, replica_id, why)
         if hang_seconds is not None and now - self._since[key] >= hang_seconds:
             logger.error("%s still hangs after %g s; killing its processes", anomaly.subject, hang_seconds)
@@ -138,7 +138,7 @@ class Hangs:
         if key in self._killed or key[1] not in pool.suspected:
             return
         logger.warning("%s replica %d no longer hangs", self._names[key[0]], key[1])
-        pool.suspected.discard(key[1])
+        pool.suspect(key[1], on=False)
         self._orchestrator.repair.answers(pool, key[1])
         self._orchestrator.spawn(self._orchestrator.release())
 
@@ -146,5 +146,5 @@ class Hangs:
         self._since.pop(key, None)
         self._used.pop(key, None)
         self._killed.discard(key)
-        self._orchestrator.stage_pools[key[0]].suspected.discard(key[1])
+        self._orchestrator.stage_pools[key[0]].suspect(key[1], on=False)
         self._silence.forget(self._names[key[0]], key[1])

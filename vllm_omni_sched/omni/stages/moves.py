@@ -126,7 +126,7 @@ class Moves:
             outcome = Outcome.STAYED  # the others have died, or hang, meanwhile
         elif self._empty(replica):
             outcome = Outcome.MOVED
-            pool.clients[replica.index] = None  # from here on it gets no calls
+            pool.detach(replica.index)
             self.away.add(replica)
         elif self._orchestrator.clock() >= until:
             outcome = Outcome.STAYED
@@ -222,11 +222,11 @@ class Moves:
         client, found = pool.clients[replica.index], loop.create_future()
         if client is None:
             return Outcome.DIED  # recovery handles it
-        pool.draining.add(replica.index)
+        pool.drain(replica.index)
         self._tell(events.Draining(replica), IncidentKind.DRAINING)
         self._draining = (replica, client, self._orchestrator.clock() + self._drain_seconds, found)
         outcome: Outcome = await found
-        pool.draining.discard(replica.index)
+        pool.drain(replica.index, on=False)
         if outcome is Outcome.DIED:
             self._record(replica, IncidentKind.STAYED, "it died")
             return outcome
@@ -238,7 +238,7 @@ class Moves:
             await self._orchestrator.release()
             return outcome
         self._tell(events.Left(replica), IncidentKind.MOVED_AWAY)
-        pool.queue.policies.died(replica.index)
+        pool.queue.lost(replica.index)
         self._orchestrator._remove_stage_replica_waiting(replica.stage, replica.index)
         try:
             if client.stage_type == "diffusion":  # its sockets belong to the event loop

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,9 +70,24 @@ class ScheduledOrchestrator(Orchestrator):
             pool.starting, pool.draining, pool.suspected = set(), set(), set()
             pool.at_once = requests_at_once(pool, runtime)
             pool.bound_sends()
-            pool.queue = StageQueue(pool, policies.of(pool), self.sharing.describe, self.start, clock, self.async_chunk)
-            pool.queue.joined, pool.queue.ended = self.repair.knows, self.repair.ended
-            pool.queue.inherited, pool.queue.leads = self.sharing.inherits, partial(self.sharing.leads, pool)
+            pool.queue = StageQueue(pool, policies, self, clock, self.async_chunk)
+
+    # ---- hooks of the queues
+
+    def describe(self, pool: Any, request_id: str, state: Any, request: Any, how: dict[str, Any], now: float) -> Work:
+        return self.sharing.describe(pool, request_id, state, request, how, now)
+
+    def joined(self, work: Work) -> None:
+        self.repair.knows(work)
+
+    def leads(self, pool: Any, work: Work) -> None:
+        self.sharing.leads(pool, work)
+
+    def inherited(self, owner: str, heir: Work) -> None:
+        self.sharing.inherits(owner, heir)
+
+    def ended(self, work: Work) -> None:
+        self.repair.ended(work)
 
     # ---- what goes in
 
@@ -198,7 +212,7 @@ class ScheduledOrchestrator(Orchestrator):
             (pool, work)
             for request_id in request_ids
             for pool in self.stage_pools
-            if (work := pool.queue.leaves(request_id)) is not None
+            if (work := pool.queue.detach(request_id)) is not None
         ]
         before = set(self.request_states)
         outputs = await super()._cleanup_request_ids(request_ids, abort=abort, release_owners=release_owners)
@@ -217,8 +231,7 @@ class ScheduledOrchestrator(Orchestrator):
 
     async def release(self) -> None:
         """Start all works that may run now, last stage first: requests that are nearly done make room."""
-        for pool in reversed(self.stage_pools):
-            await pool.queue.release()
+        await self.policies.release(self.clock())
 
     # ---- what dies
 

@@ -81,7 +81,7 @@ class ScheduledPool(StagePool):
     def release_binding(self, request_id: str) -> None:
         super().release_binding(request_id)
         if request_id not in self.starting:
-            self.queue.left(request_id)
+            self.queue.drop(request_id)
 
     async def abort_orphan(self, request_id: str, replica_id: int) -> None:
         """Stop a work that no request needs any more, after its own request has left."""
@@ -109,8 +109,42 @@ class ScheduledPool(StagePool):
         try:
             super().evict_replica(replica_id)
         finally:
+            self.queue.replica_down(replica_id)
             self.bound_sends()
             let_go(client)
+
+    def add_client(self, input_addr: str, client: Any, *, replica_id: int | None = None) -> int:
+        added: int = super().add_client(input_addr, client, replica_id=replica_id)
+        self.suspected.discard(added)
+        self.queue.replica_up(added)
+        return added
+
+    def remove_client(self, input_addr: str) -> Any | None:
+        replica_id = self.get_replica_id_by_addr(input_addr)
+        client = super().remove_client(input_addr)
+        if replica_id is not None:
+            self.queue.replica_down(replica_id)
+        return client
+
+    def mark_replica_unavailable(self, replica_id: int) -> list[str]:
+        requests: list[str] = super().mark_replica_unavailable(replica_id)
+        self.queue.replica_down(replica_id)
+        return requests
+
+    def detach(self, replica_id: int) -> None:
+        """Take a replica out of service without stopping it; it gets no calls any more."""
+        self.clients[replica_id] = None
+        self.queue.replica_down(replica_id)
+
+    def drain(self, replica_id: int, *, on: bool = True) -> None:
+        """Give a replica no work that was not prepared for it; or let it have work again."""
+        (self.draining.add if on else self.draining.discard)(replica_id)
+        self.queue.replica_draining(replica_id, on)
+
+    def suspect(self, *replica_ids: int, on: bool = True) -> None:
+        """Give replicas that hang no work; or let them have work again."""
+        (self.suspected.update if on else self.suspected.difference_update)(replica_ids)
+        self.queue.replicas_suspected(replica_ids, on)
 
     def attach(self, replica_id: int, client: Any) -> None:
         """Add the client of a replica that was restarted or is new."""
@@ -120,5 +154,4 @@ class ScheduledPool(StagePool):
         for address in gone:  # an address may be reused by any replica
             del self._addr_to_replica_id[address]
         self.add_client(self._client_input_addr(client) or f"replica {replica_id}", client, replica_id=replica_id)
-        self.suspected.discard(replica_id)
         self.bound_sends()

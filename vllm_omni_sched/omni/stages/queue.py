@@ -1,250 +1,269 @@
-"""Queue of a stage: which request runs next, on which replica, and which requests share work."""
+"""Pass what happens in a stage of vLLM-Omni to the pipeline core, and carry out its actions."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from vllm_omni_sched.graph.merging import Merger, Role
-from vllm_omni_sched.logs import get_logger
-from vllm_omni_sched.omni.stages.stage_policies import StagePolicies
+from vllm_omni_sched.core.pipeline import events as e
+from vllm_omni_sched.graph.merging import Merger
 from vllm_omni_sched.omni.stages.work import UNPLACED, Work
 
-logger = get_logger(__name__)
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.policies import Policies
+
+
+class QueueHooks(Protocol):
+    """What else has to happen with the requests of a stage."""
+
+    def describe(self, pool: Any, request_id: str, state: Any, request: Any, how: dict[str, Any], now: float) -> Work:
+        """Describe a submission by vLLM-Omni."""
+
+    def joined(self, work: Work) -> None:
+        """Record that another request does this work, too."""
+
+    def leads(self, pool: Any, work: Work) -> None:
+        """Get the input of a request that does its own work."""
+
+    def inherited(self, owner: str, heir: Work) -> None:
+        """Let a request wait in the place of one that has left."""
+
+    def ended(self, work: Work) -> None:
+        """Record that work is over."""
+
+    def start(self, pool: Any, work: Work) -> Awaitable[None]:
+        """Send work to its replica, and handle a dead one."""
 
 
 class StageQueue:
-    """Requests of one stage: waiting, running, or following one of these.
+    """The driver of one stage: calls of vLLM-Omni become events, and actions become submissions and metrics.
 
-    1. A request whose work is already in flight follows it, and gets copies of the outputs.
-    2. Otherwise it waits until the policies release it to a replica.
-    3. Work goes on while any request needs it: when the request it was begun for leaves, its followers keep it.
+    The rules are those of `StageScheduler`.
 
     Args:
         pool: pool of the stage.
-        policies: policies of the stage.
-        describe: makes a `Work` of a submission by vLLM-Omni.
-        start: sends a work to its replica, and handles dead replicas.
+        policies: what all stages share.
         together: all stages of a request run under one name (async-chunk mode); no other request can take its place.
     """
 
     def __init__(
-        self,
-        pool: Any,
-        policies: StagePolicies,
-        describe: Callable[..., Work],
-        start: Callable[[Any, Work], Awaitable[None]],
-        clock: Callable[[], float],
-        together: bool = False,
+        self, pool: Any, policies: Policies, hooks: QueueHooks, clock: Callable[[], float], together: bool = False
     ) -> None:
-        self.pool, self.policies = pool, policies
-        self._describe, self._start, self._clock = describe, start, clock
-        self._together = together
-        self.merger: Merger = policies.merger()
-        self.joined: Callable[[Work], None] = lambda work: None
-        self.ended: Callable[[Work], None] = lambda work: None
-        self.leads: Callable[[Work], None] = lambda work: None
-        self.inherited: Callable[[str, Work], None] = lambda owner, heir: None
-        self.waiting: dict[str, Work] = {}
-        self.running: dict[str, Work] = {}  # by the request it was begun for
-        self._parked: dict[str, Work] = {}  # followers
-        self._serves: dict[str, str] = {}  # request it was begun for -> present leader, if another one
-        self.held: set[str] = set()  # requests that wait for a payload of their own
-        self._releasing = False
+        self.pool, self._policies, self._hooks, self._clock = pool, policies, hooks, clock
+        self._stage_id: int = pool.stage_id
+        self.stage = policies.core.add_stage(pool.stage_id, pool.at_once, pool.available_replica_ids(), together)
+        policies.queues[pool.stage_id] = self
+        self._starts: deque[tuple[Work, int]] = deque()  # works to send, and the numbers of their runs
+        self._sending = False
 
-    async def submit(self, request_id: str, state: Any, request: Any, how: dict[str, Any]) -> int:
-        """Submit a request that has come to the stage."""
-        now = self._clock()
-        work = self._describe(self.pool, request_id, state, request, how, now)
-        if self.merger.members(request_id):  # it comes again, after a death, and keeps its followers
-            await self.wait(work)
-            return work.replica_id
-        joined = self.merger.join(work.key, request_id)
-        self.policies.came(work, joined, now)
-        if joined.role is Role.FOLLOW:
-            self._parked[request_id] = work
-            self.joined(work)
-            return UNPLACED
-        self.leads(work)
-        await self.wait(work)
-        return work.replica_id
+    # ---- what is here
 
-    async def wait(self, work: Work) -> None:
-        """Queue a work, and release the works that may start."""
-        self._lead(work)
-        self._put(work)
-        await self.release()
+    @property
+    def waiting(self) -> Mapping[str, Work]:
+        """Return the works that wait, by request."""
+        return cast("Mapping[str, Work]", self.stage.waiting)
 
-    def _put(self, work: Work) -> None:
-        self.waiting[work.request_id] = work
-        if work.request_id not in self.held:
-            self.policies.waits(self.pool, work, self._clock())
+    @property
+    def running(self) -> Mapping[str, Work]:
+        """Return the works that run, by the request that they were begun for."""
+        return cast("Mapping[str, Work]", self.stage.running)
 
-    def take_out(self, request_id: str) -> Work | None:
-        """Remove the waiting work of a request and return it; None if there is none."""
-        self.policies.waits_no_more(request_id)
-        return self.waiting.pop(request_id, None)
-
-    def hold(self, request_id: str) -> None:
-        """Keep a request in the queue until `let_go`."""
-        self.held.add(request_id)
-        self.policies.waits_no_more(request_id)
-
-    def let_go(self, request_id: str) -> None:
-        """Allow a held request to be released; others are ignored."""
-        if request_id not in self.held:
-            return
-        self.held.remove(request_id)
-        if request_id in self.waiting:
-            self.policies.waits(self.pool, self.waiting[request_id], self._clock())
-
-    async def release(self) -> None:
-        """Start all works that the policies release now."""
-        if self._releasing or not self.waiting:
-            return
-        self._releasing = True
-        try:
-            while batch := self._next():
-                for work in batch:
-                    if self.running.get(work.request_id) is work and work.replica_id != UNPLACED:
-                        await self._start(self.pool, work)
-        finally:
-            self._releasing = False
-
-    def _next(self) -> list[Work]:
-        now, released = self._clock(), []
-        for request_id, replica_id in self.policies.release(self.pool, now):
-            work = self.waiting.pop(request_id)
-            self._begin(work, replica_id)
-            released.append(work)
-        return released
-
-    async def place(self, work: Work, replica_id: int) -> None:
-        """Start a work on a replica without queueing; it has waited before."""
-        self._lead(work)
-        self._begin(work, replica_id)
-        await self._start(self.pool, work)
-
-    def _lead(self, work: Work) -> None:
-        """Form a group for a work that comes again after its group has ended here."""
-        if not self.merger.members(work.request_id) and work.request_id not in self._serves:
-            self.merger.join(None, work.request_id)
-
-    def regroup(self, request_id: str, receivers: Sequence[str]) -> None:
-        """Form a group again for a work that has ended here and is to run again, for all receivers of its output."""
-        if self.merger.members(self._serves.get(request_id, request_id)):
-            return  # it has not ended here
-        self.merger.regroup(receivers[0], receivers[1:])
-        if receivers[0] != request_id:
-            self._serves[request_id] = receivers[0]
+    @property
+    def merger(self) -> Merger:
+        """Return the groups of requests that share work."""
+        return self.stage.merger
 
     def has(self, request_id: str) -> bool:
         """Return whether a work that was begun for the request waits or runs here."""
-        return request_id in self.waiting or request_id in self.running
+        return request_id in self.stage.waiting or request_id in self.stage.running
+
+    def receivers(self, request_id: str) -> tuple[str, ...]:
+        """Return the requests that get the outputs of a work that was begun for ``request_id``."""
+        return self.stage.receivers(request_id)
+
+    def leader_of(self, request_id: str) -> str:
+        """Return the request for which the work was begun whose output ``request_id`` gets here."""
+        return self.stage.leader_of(request_id)
+
+    def works_for_others(self, request_id: str) -> bool:
+        """Return whether the work that was begun for a request is now needed only by others."""
+        return self.stage.works_for_others(request_id)
+
+    # ---- events
+
+    def tell(self, event: e.Event) -> list[e.Action]:
+        """Pass an event to the core; what can be done at once is done. Works that start are sent by `send`."""
+        actions = self._policies.handle(event, now := self._clock())
+        for action in actions:
+            self.do(action, now)
+        return actions
+
+    def do(self, action: e.Action, now: float) -> None:
+        """Carry out an action, except for sending."""
+        policies, board, stage_id = self._policies, self._policies.board, self._stage_id
+        match action:
+            case e.Start(Work() as work, _, warm):
+                self._starts.append((work, work.runs))
+                load = self.stage.replicas[work.replica_id].load
+                policies.watch.began(work, now)
+                board.submitted(stage_id, work.replica_id, work.request_id, work.arrived)
+                board.started(stage_id, work.replica_id, work.request_id, now)
+                board.batch(stage_id, work.replica_id, len(load))
+                board.batch_limit(stage_id, work.replica_id, load.limit.limit)
+                if warm is not None:
+                    board.looked_up(stage_id, work.replica_id, warm)
+            case e.Follow(Work() as work):
+                board.merged(stage_id)
+                self._hooks.joined(work)
+            case e.Ended(Work() as work, _, True):
+                board.finished(stage_id, work.replica_id, work.request_id, now)
+                self._over(work, now, well=True)
+                self._hooks.ended(work)
+            case e.Ended(Work() as work):
+                board.aborted(stage_id, work.replica_id, work.request_id)
+                self._over(work, now, well=False)
+                self._hooks.ended(work)
+            case e.Gone(Work() as work):
+                board.aborted(stage_id, work.replica_id, work.request_id)
+                self._over(work, now, well=False)
+            case e.Lost(Work() as work, replica_id):
+                policies.watch.ended(work, now, well=False)
+                board.redispatched(stage_id, replica_id)
+            case e.Inherited(owner, Work() as heir):
+                self._hooks.inherited(owner, heir)
+            case _:
+                pass  # `Wake`: all stages are asked often enough; the others are answers to questions
+
+    def _over(self, work: Work, now: float, well: bool) -> None:
+        self._policies.watch.ended(work, now, well=well)
+        credits = self._policies.context.credits
+        if credits is not None:
+            self._policies.board.credits(self._stage_id, credits.free(str(self._stage_id)))
+
+    async def send(self) -> None:
+        """Send the works that start, in order; one that was lost meanwhile is not sent."""
+        if self._sending:
+            return  # this is being done, and goes on until there are none
+        self._sending = True
+        try:
+            while self._starts:
+                work, run = self._starts.popleft()
+                if self.stage.running.get(work.request_id) is work and work.runs == run and not work.sent:
+                    await self._hooks.start(self.pool, work)
+        finally:
+            self._sending = False
+
+    async def release(self) -> None:
+        """Start all works that can start now."""
+        self.tell(e.Tick(self._stage_id))
+        await self.send()
+
+    async def submit(self, request_id: str, state: Any, request: Any, how: dict[str, Any]) -> int:
+        """Submit a request that has come to the stage; return its replica, or `UNPLACED`."""
+        work = self._hooks.describe(self.pool, request_id, state, request, how, self._clock())
+        for action in self.tell(e.Submitted(work, work.known.features[self._stage_id])):
+            if isinstance(action, e.Lead):
+                if not action.again:
+                    self._hooks.leads(self.pool, work)
+                await self.wait(work)
+        return work.replica_id if work.sent else UNPLACED
+
+    async def wait(self, work: Work) -> None:
+        """Queue a work, and start the works that can start."""
+        work.bound = self.pool.get_bound_replica_id(work.request_id)
+        self.tell(e.Waits(work))
+        await self.send()
+
+    async def place(self, work: Work, replica_id: int) -> None:
+        """Start a work on a replica that recovery has chosen; it has waited before."""
+        self.tell(e.Placed(work, replica_id))
+        await self._hooks.start(self.pool, work)
+
+    def take_out(self, request_id: str) -> Work | None:
+        """Remove the waiting work of a request and return it; None if there is none."""
+        work = self.waiting.get(request_id)
+        self.tell(e.TakenOut(self._stage_id, request_id))
+        return work
+
+    def hold(self, request_id: str) -> None:
+        """Keep a request in the queue until `let_go`."""
+        self.tell(e.Held(self._stage_id, request_id))
+
+    def let_go(self, request_id: str) -> None:
+        """Allow a held request to be released; others are ignored."""
+        self.tell(e.Resumed(self._stage_id, request_id))
+
+    def regroup(self, request_id: str, receivers: Sequence[str]) -> None:
+        """Form a group again for a work that has ended here and is to run again, for all receivers of its output."""
+        self.tell(e.Regrouped(self._stage_id, request_id, tuple(receivers)))
 
     def withdraw(self, work: Work) -> bool:
         """Stop a running work so that it can run again with its followers; return whether it was running here."""
-        if self.running.get(work.request_id) is not work:
+        if self.stage.running.get(work.request_id) is not work:
             return False
-        del self.running[work.request_id]
-        now = self._clock()
-        self.policies.load(work.replica_id).end(work.request_id, now)
-        self.policies.lost(work, now)
-        work.replica_id, work.started, work.spoke = UNPLACED, None, False
+        self.tell(e.Withdrawn(self._stage_id, work.request_id))
         return True
 
     def rename(self, request_id: str) -> None:
         """Record that the work begun for a request no longer runs: its present leader will run under its own name."""
-        self._serves.pop(request_id, None)
-
-    def _begin(self, work: Work, replica_id: int) -> None:
-        work.replica_id, work.started, work.runs = replica_id, self._clock(), work.runs + 1
-        work.sent = False
-        self.running[work.request_id] = work
-        self.policies.began(work)
+        self.tell(e.Renamed(self._stage_id, request_id))
 
     def choose_now(self, request_id: str) -> int | None:
-        """Choose a replica for a request that does not come through the queue."""
-        return self.policies.choose(self.pool, None, self.running)
-
-    def receivers(self, request_id: str) -> tuple[str, ...]:
-        """Return the requests that get the outputs of a work that was begun for ``request_id``."""
-        leader = self._serves.get(request_id, request_id)
-        return self.merger.members(leader) or (request_id,)
-
-    def leader_of(self, request_id: str) -> str:
-        """Return the request for which the work was begun whose output ``request_id`` gets here."""
-        leader = self.merger.leader(request_id)
-        return next((began for began, leads in self._serves.items() if leads == leader), leader)
-
-    def works_for_others(self, request_id: str) -> bool:
-        """Return whether the work that was begun for a request is now needed only by others."""
-        return request_id in self._serves
-
-    def finished(self, request_id: str, well: bool = True) -> None:
-        """Record that a work has ended; ``well``: without an error."""
-        now = self._clock()
-        leader = self._serves.pop(request_id, request_id)
-        for follower in self.merger.finish(leader):
-            self._parked.pop(follower, None)
-        work = self.running.pop(request_id, None)
-        if work is not None:
-            (self.policies.finished if well else self.policies.gone)(work, now)
-            self.ended(work)
+        """Choose a replica for a request that does not come through the queue; vLLM-Omni may call from any thread."""
+        for action in self._policies.handle(e.Asked(self._stage_id, request_id), self._clock()):
+            if isinstance(action, e.Chosen):
+                return action.replica_id
+        return None
 
     def spoke(self, request_id: str) -> bool:
         """Record an output of a work; return whether its first one may make room for waiting requests."""
-        work = self.running.get(request_id)
+        work = self.stage.running.get(request_id)
         if work is None or work.spoke:
             return False
-        work.spoke = True
-        self.policies.spoke(work, self._clock())
-        return bool(self.waiting)
+        self._policies.measure_memory(self._clock())
+        self.tell(e.FirstOutput(self._stage_id, request_id))
+        return bool(self.stage.waiting)
 
-    def leaves(self, request_id: str) -> Work | None:
+    def finished(self, request_id: str, well: bool = True) -> None:
+        """Record that a work has ended; ``well``: without an error."""
+        self._policies.measure_memory(self._clock())
+        self.tell(e.Finished(self._stage_id, request_id, well))
+
+    def detach(self, request_id: str) -> Work | None:
         """Remove a request that is aborted or failed; call it before its work is aborted.
 
         Returns:
             A running work that was begun for a request that has left, and that no request needs any more.
         """
-        left = self.merger.leave(request_id)
-        if left.promoted is not None:
-            began = next((name for name, leader in self._serves.items() if leader == request_id), request_id)
-            heir = self._parked.pop(left.promoted, None)
-            if heir is None or began in self.running or self._together:
-                self._serves[began] = left.promoted
-            else:
-                self.take_out(began)
-                self._put(heir)
-                self.inherited(began, heir)
-            return None
-        orphan = next((name for name, leader in self._serves.items() if leader == request_id), None)
-        if orphan is not None:  # the last request that needed it
-            del self._serves[orphan]
-        self._parked.pop(request_id, None)
-        if orphan is None:
-            return None
-        self.take_out(orphan)
-        return self.running.get(orphan)
+        found = self.tell(e.Detached(self._stage_id, request_id))
+        return next((one.work for one in found if isinstance(one, e.Stop) and isinstance(one.work, Work)), None)
 
-    def left(self, request_id: str) -> None:
+    def drop(self, request_id: str) -> None:
         """Remove a request that has left this stage; work begun for it goes on only for others."""
-        self._parked.pop(request_id, None)
-        if request_id in self._serves:
-            return
-        self.take_out(request_id)
-        if request_id in self.running:
-            self.policies.gone(self.running.pop(request_id), self._clock())
-            self.merger.leave(request_id)
+        self.tell(e.Dropped(self._stage_id, request_id))
 
     def lost(self, replica_id: int) -> list[Work]:
-        """Remove and return the works that ran on a dead replica."""
-        lost = [work for work in self.running.values() if work.replica_id == replica_id]
-        for work in lost:
-            del self.running[work.request_id]
-            self.policies.lost(work, self._clock())
-            work.replica_id, work.started, work.spoke = UNPLACED, None, False
-            if not work.sent:
-                self._put(work)
-        self.policies.died(replica_id)
-        return [work for work in lost if work.sent]
+        """Return the works that a dead replica had; works that it never got wait again."""
+        found = self.tell(e.ReplicaDied(self._stage_id, replica_id))
+        self._policies.board.lost(self._stage_id, replica_id)
+        return [one.work for one in found if isinstance(one, e.Lost) and not one.waits and isinstance(one.work, Work)]
+
+    # ---- replicas
+
+    def replica_up(self, replica_id: int) -> None:
+        """Record that a replica is new or was restarted."""
+        self.tell(e.ReplicaUp(self._stage_id, replica_id))
+
+    def replica_down(self, replica_id: int) -> None:
+        """Record that a replica takes no requests any more."""
+        self.tell(e.ReplicaDown(self._stage_id, replica_id))
+
+    def replica_draining(self, replica_id: int, on: bool) -> None:
+        """Record that a replica is being drained, or no longer."""
+        self.tell(e.ReplicaDraining(self._stage_id, replica_id, on))
+
+    def replicas_suspected(self, replica_ids: Iterable[int], on: bool) -> None:
+        """Record that replicas seem to hang, or answer again."""
+        for replica_id in replica_ids:
+            self.tell(e.ReplicaSuspected(self._stage_id, replica_id, on))

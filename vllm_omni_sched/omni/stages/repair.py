@@ -18,7 +18,7 @@ from vllm_omni_sched.omni.stages.names import Names
 from vllm_omni_sched.omni.stages.parking import Parking
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.together import Together, abort_run
-from vllm_omni_sched.omni.stages.work import UNPLACED, Work
+from vllm_omni_sched.omni.stages.work import Work
 
 logger = get_logger(__name__)
 
@@ -162,7 +162,7 @@ class Repair:
         if self._together is not None:
             for work in self._together.unsent(pool, replica_id, self._works):
                 self._dispatched(work, replica_id)
-                work.replica_id, work.started, work.spoke = UNPLACED, None, False
+                work.reset()
                 lost.append(work)
         for work in lost:
             self._lost[self._name(work)] = work
@@ -269,7 +269,7 @@ class Repair:
             self._dispatched(works[stage_id], one.replica_id)
         for earlier in range(after.stage_id):
             self._do(events.OutputLost(name, earlier))
-        work.replica_id, work.started, work.spoke = UNPLACED, None, False
+        work.reset()
         self._lost[self._name(work)] = work
         self._do(events.Recalled(name))
 
@@ -371,7 +371,7 @@ class Repair:
             if later < work.stage_id:
                 orchestrator.outlet.runs_again(leader, later)
         earlier = self._works[leader][stage_id]
-        earlier.replica_id, earlier.started, earlier.spoke = UNPLACED, None, False
+        earlier.reset()
         return earlier
 
     async def _give_up(self, work: Work, reason: FailReason) -> None:

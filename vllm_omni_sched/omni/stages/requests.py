@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_omni_sched.core.pipeline.requests import RequestClasses
 from vllm_omni_sched.graph.order import SlaClass
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.resource.stage_cost import Features
-from vllm_omni_sched.stage_options.graph import ClassTargets, PriorityOptions
+from vllm_omni_sched.stage_options.graph import PriorityOptions
 
 logger = get_logger(__name__)
 
@@ -19,42 +18,16 @@ UNKNOWN_TOKENS = 128  # assumed output of a request that sets no limit
 LOGGED = 64  # most unknown class names that are logged; clients choose them
 
 
-@dataclass
-class Known:
-    """A request on its way through the pipeline.
-
-    ``costs``: seconds by stage; ``features``: data of these estimates; ``replicas``: replicas that it ran on, by stage.
-    """
-
-    request_id: str
-    arrival: float
-    sla: SlaClass
-    low: bool
-    priority: int
-    modality: str
-    keys: frozenset[str]
-    nbytes: int
-    features: dict[int, Features] = field(default_factory=dict)
-    costs: dict[int, float] = field(default_factory=dict)
-    replicas: dict[int, int] = field(default_factory=dict)
-
-
-class Classes:
-    """The classes of the options, by name. The front end checks which ones clients may name (`front_end`)."""
+class Classes(RequestClasses):
+    """The classes of the options. The front end checks which ones clients may name (`front_end`)."""
 
     def __init__(self, options: PriorityOptions) -> None:
-        self.by_name = {
-            name: SlaClass(name, _seconds(each), math.inf, each.rank) for name, each in options.classes.items()
-        }
-        ranks = {each.rank for each in self.by_name.values()}
-        self._lowest = max(ranks) if len(ranks) > 1 else math.inf
-        self.default = self.by_name[options.default_class]
-        self._by_modality = {modality: self.by_name[name] for modality, name in options.by_modality.items()}
+        super().__init__(options)
         self._unknown: set[str] = set()
 
     def of(self, params: Any, modality: str) -> SlaClass:
         """Return the class that the request names if it exists, else that of its modality."""
-        usual = self._by_modality.get(modality, self.default)
+        usual = self.usual(modality)
         name = extra_of(params).get(CLASS)
         if name is None:
             return usual
@@ -68,15 +41,6 @@ class Classes:
             self._unknown.add(name)
             known = ", ".join(self.by_name)
             logger.warning("a request names %s=%r, which is not one of %s; using %r", CLASS, name, known, usual.name)
-
-    def is_low(self, sla: SlaClass) -> bool:
-        return sla.rank >= self._lowest
-
-
-def _seconds(targets: ClassTargets) -> float:
-    """Return the seconds from the arrival of a request to its deadline on the whole path."""
-    given = targets.ttft_ms if targets.e2e_ms is None else targets.e2e_ms
-    return math.inf if given is None else given / 1e3
 
 
 def extra_of(params: Any) -> Mapping[str, Any]:

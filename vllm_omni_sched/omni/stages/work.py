@@ -5,33 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_omni_sched.omni.stages.requests import Known
+from vllm_omni_sched.core.pipeline.requests import UNPLACED, StageWork
 
-UNPLACED = -1  # replica of a request that waits, or whose work another one does
+__all__ = ["UNPLACED", "Work"]
 
 
-@dataclass
-class Work:
+@dataclass(eq=False, kw_only=True)
+class Work(StageWork):
     """A submission to a stage, with the arguments of `StagePool.submit_initial`.
 
     ``runs_as``: its name in the engine.
     """
 
-    request_id: str
-    stage_id: int
     state: Any  # OrchestratorRequestState
     request: Any  # the request as sent to the engine
     how: dict[str, Any]  # the other arguments
-    known: Known
-    arrived: float  # at this stage
-    cost_seconds: float = 0.0
-    key: str | None = None  # of its content, if others may share the work
-    replica_id: int = UNPLACED
-    started: float | None = None
-    runs: int = 0
     again: bool = False  # recovery has placed it
-    sent: bool = False
-    spoke: bool = False
 
     @property
     def runs_as(self) -> str:

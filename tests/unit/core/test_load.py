@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
-
-from vllm_omni_sched.omni.stages.limits import ReplicaLoad
+from vllm_omni_sched.core.pipeline.load import ReplicaLoad
 from vllm_omni_sched.resource.pid import PidBatch
-
-pytestmark = pytest.mark.omni
 
 
 def load() -> ReplicaLoad:
-    return ReplicaLoad(PidBatch(1.0, 0.05, 1, 8))
+    return ReplicaLoad(PidBatch(1.0, 0.05, 1, 8), target_seconds=1.0)
 
 
 def test_one_alone_has_all_the_time() -> None:
