@@ -162,6 +162,7 @@ class StageQueue:
     async def submit(self, request_id: str, state: Any, request: Any, how: dict[str, Any]) -> int:
         """Submit a request that has come to the stage; return its replica, or `UNPLACED`."""
         work = self._hooks.describe(self.pool, request_id, state, request, how, self._clock())
+        work.bound = self.pool.get_bound_replica_id(request_id)
         for action in self.tell(e.Submitted(work, work.known.features[self._stage_id])):
             if isinstance(action, e.Lead):
                 if not action.again:
