@@ -148,8 +148,9 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=["usual", "slow batches", "in turn"])
-@pytest.mark.parametrize(("replicas", "at_once"), [(3, 2), (40, 1)])
+@pytest.mark.parametrize(("replicas", "at_once"), [(3, 2), (40, 8)], ids=["few replicas", "drawn replicas"])
 async def test_both_drivers_decide_the_same(replicas: int, at_once: int, options: dict[str, Any]) -> None:
+    """Of many replicas some are drawn, also when a driver asks again: there, each has room, so that none asks."""
     graph = {**options.get("graph", {}), "merging": {"enabled": False}}
     options = {**options, "graph": graph}
     trace = await recorded(random.Random(replicas), replicas, at_once, 60 if replicas < 40 else 90, options)
