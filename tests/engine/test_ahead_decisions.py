@@ -27,7 +27,7 @@ def test_beside_somebody_who_decodes_it_goes_to_the_lane_and_decoding_goes_on():
     assert bench.step().num_scheduled_tokens == {"text": 1, "r": 20}
     assert (bench.in_step, bench.submitted) == ([], ["a"])
     assert bench.cache == {"a"}
-    assert len(bench.planner.ledger) == 0
+    assert len(bench.planner.decisions.ledger) == 0
 
 
 def test_equal_items_of_several_requests_are_encoded_once():
@@ -56,9 +56,9 @@ def test_a_long_list_is_not_looked_at_beyond_the_next_chunk():
     bench = Bench(encoder_cache_size=1 << 17)
     bench.decode()
     bench.add("r", 1000 * EMBEDS, [(i * EMBEDS, f"item-{i}") for i in range(1000)])
-    before = bench.planner.items_visited
+    before = bench.planner.decisions.items_visited
     bench.step()
-    assert bench.planner.items_visited - before <= 64 // EMBEDS
+    assert bench.planner.decisions.items_visited - before <= 64 // EMBEDS
 
 
 def test_an_aborted_request_gives_its_place_back():
@@ -70,7 +70,7 @@ def test_an_aborted_request_gives_its_place_back():
     bench.scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)
     bench.step()
     assert bench.lane == []
-    assert len(bench.planner.ledger) == 0
+    assert len(bench.planner.decisions.ledger) == 0
 
 
 def test_an_item_that_cannot_be_encoded_fails_its_own_requests_only():
@@ -130,7 +130,7 @@ def test_whatever_comes_every_request_leaves_once_and_no_item_is_missing(seed: i
     )
     bench.poisoned = {"item-3"} if chance.random() < 0.3 else set()
     bench.churn(chance, 25, lambda: chance.randrange(12))
-    assert len(bench.planner.ledger) == 0
+    assert len(bench.planner.decisions.ledger) == 0
     bench.step()
     assert (bench.lane, bench.made) == ([], set())
     if not bench.poisoned:

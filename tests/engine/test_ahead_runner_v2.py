@@ -220,7 +220,7 @@ def test_whatever_comes_every_request_leaves_once_with_the_right_embeddings(seed
         assert {request_id: len(reasons) for request_id, reasons in engine.left.items()} == {
             f"r{i}": 1 for i in range(15)
         }
-        assert len(engine.scheduler.omni.policies.planner.ledger) == 0
+        assert len(engine.scheduler.omni.policies.planner.decisions.ledger) == 0
         assert engine.worker._made == {}
         assert engine.device.asked("lane", "mark")
 

@@ -19,7 +19,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def rounds(**config: Any) -> Any:
     """A scheduler that knows that a picture takes a second to encode, and has promised gaps of 100 ms."""
     scheduler = scheduler_with({"encode_rounds": True}, **config)
-    scheduler.omni.policies.book.costs.encoded("image", EMBEDS, 1.0)
+    scheduler.omni.policies.core.costs.encoded("image", EMBEDS, 1.0)
     return scheduler
 
 
@@ -89,7 +89,7 @@ def test_text_before_a_held_picture_is_computed(clock: Clock):
 
 def test_a_picture_that_fits_beside_decodes_is_encoded_at_once(clock: Clock):
     scheduler = scheduler_with({"encode_rounds": True})
-    scheduler.omni.policies.book.costs.encoded("image", EMBEDS, 0.01)
+    scheduler.omni.policies.core.costs.encoded("image", EMBEDS, 0.01)
     scheduler.add_request(request("decodes", max_tokens=8))
     run_step(scheduler)
     scheduler.add_request(picture("quick"))
@@ -109,7 +109,7 @@ def test_a_picture_in_the_cache_is_not_held(clock: Clock):
 
 def test_a_hold_ends_after_max_wait_seconds(clock: Clock):
     scheduler = scheduler_with({"encode_rounds": True, "max_wait_seconds": 5})
-    scheduler.omni.policies.book.costs.encoded("image", EMBEDS, 1.0)
+    scheduler.omni.policies.core.costs.encoded("image", EMBEDS, 1.0)
     scheduler.add_request(request("decodes", max_tokens=100, omni_itl_ms=100))
     run_step(scheduler)
     scheduler.add_request(picture("held"))
@@ -134,7 +134,7 @@ def test_what_an_encode_takes_is_learnt_from_its_step(clock: Clock, monkeypatch:
 
     monkeypatch.setattr(scheduler, "schedule", slow)
     run_step(scheduler)
-    assert scheduler.omni.policies.book.costs.encode_seconds("image", EMBEDS) == pytest.approx(0.4)
+    assert scheduler.omni.policies.core.costs.encode_seconds("image", EMBEDS) == pytest.approx(0.4)
 
 
 def test_items_that_must_not_be_split_are_encoded_one_by_one(clock: Clock):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tests.support.steered import EMBEDS, first_steps, request, scheduler_with
+from typing import Any
+
+import pytest
+
+from tests.support.steered import EMBEDS, Clock, first_steps, request, scheduler_with
 from vllm_omni_sched.testing import make_item, run_step
 
 
@@ -11,9 +15,9 @@ def test_the_batch_limit_holds_back_newcomers_and_preempts_nobody():
     for i in range(8):
         scheduler.add_request(request(f"r{i}", max_tokens=50))
     assert first_steps(scheduler, 1) == [["r0"]]  # starts at the minimum
-    scheduler.omni.policies.steering.batch.limit = 3
+    scheduler.omni.policies.core.limits.batch.limit = 3
     assert first_steps(scheduler, 1) == [["r1", "r2"]]
-    scheduler.omni.policies.steering.batch.limit = 1
+    scheduler.omni.policies.core.limits.batch.limit = 1
     assert first_steps(scheduler, 1) == [[]]
     assert len(scheduler.running) == 3
     assert scheduler.max_num_running_reqs == 16  # vLLM's own number is back
@@ -34,14 +38,14 @@ def test_a_piece_of_a_prompt_that_fills_its_limit_is_told_as_full():
     run_step(scheduler)
     scheduler.add_request(request("long", 60))
     told = []
-    observe = scheduler.omni.policies.steering.prefill.observe
-    scheduler.omni.policies.steering.prefill.observe = lambda seconds, now, size: (
+    observe = scheduler.omni.policies.core.limits.prefill.observe
+    scheduler.omni.policies.core.limits.prefill.observe = lambda seconds, now, size: (
         told.append(size),
         observe(seconds, now, size),
     )
     run_step(scheduler)
     assert told == [10]
-    assert scheduler.omni.policies.steering.prefill.reason.value != "not_filled"
+    assert scheduler.omni.policies.core.limits.prefill.reason.value != "not_filled"
 
 
 def test_long_prompts_share_a_step_instead_of_queueing_behind_each_other():
@@ -59,7 +63,7 @@ def test_long_prompts_share_a_step_instead_of_queueing_behind_each_other():
 def test_the_encoder_budget_is_split_among_modalities():
     scheduler = scheduler_with({"encoder_split": True}, max_num_batched_tokens=512, encoder_cache_size=512)
     scheduler.max_num_encoder_input_tokens = 32  # of four items
-    scheduler.omni.policies.steering._split.profiled_embeds = 32
+    scheduler.omni.policies.core.limits.split.profiled_embeds = 32
     pictures = [make_item(4 + i * EMBEDS, EMBEDS, f"picture-{i}") for i in range(6)]
     sounds = [make_item(4 + i * EMBEDS, EMBEDS, f"sound-{i}", modality="audio") for i in range(6)]
     scheduler.add_request(request("pictures", 80, pictures))
@@ -70,17 +74,35 @@ def test_the_encoder_budget_is_split_among_modalities():
     assert (parts["fair"], parts["all"]) == (2, 0)
 
 
-def test_a_step_encodes_beside_decodes_what_the_target_allows():
+def test_a_step_encodes_beside_decodes_what_the_target_allows(monkeypatch: pytest.MonkeyPatch):
     scheduler = scheduler_with(
         {"encoder_split": True, "itl_target_ms": 50}, max_num_batched_tokens=512, encoder_cache_size=512
     )
     profiled = scheduler.max_num_encoder_input_tokens
-    scheduler.omni.policies.book.costs.encoded("image", EMBEDS, 0.02)  # two in 50 ms
+    costs = scheduler.omni.policies.core.costs
+    monkeypatch.setattr(costs, "encode_seconds", lambda modality, embeds: 0.02 * embeds / EMBEDS)  # two in 50 ms
     scheduler.add_request(request("alone", 80, [make_item(4 + i * EMBEDS, EMBEDS, f"a{i}") for i in range(6)]))
     assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"alone": [*range(6)]}
     scheduler.add_request(request("beside", 80, [make_item(4 + i * EMBEDS, EMBEDS, f"b{i}") for i in range(6)]))
     assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"beside": [0, 1]}
     assert scheduler.max_num_encoder_input_tokens == profiled
-    scheduler.omni.policies.book.costs.encoded("image", EMBEDS, 100.0)  # not even one: it would never get its turn
+    # not even one: it would never get its turn
+    monkeypatch.setattr(costs, "encode_seconds", lambda modality, embeds: 100.0 * embeds / EMBEDS)
     assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"beside": [2]}
     assert scheduler.omni.metrics.encoder_budgets == {"wanted": 2, "profiled": 0, "largest_item": 1}
+
+
+def test_the_time_of_an_encode_is_learnt_from_its_step(monkeypatch: pytest.MonkeyPatch):
+    clock = Clock(monkeypatch)
+    scheduler = scheduler_with({"encoder_split": True}, max_num_batched_tokens=512, encoder_cache_size=512)
+    schedule = scheduler.schedule
+
+    def slow() -> Any:
+        output = schedule()
+        clock.now += 0.4
+        return output
+
+    monkeypatch.setattr(scheduler, "schedule", slow)
+    scheduler.add_request(request("r", 80, [make_item(4, EMBEDS, "a")]))
+    run_step(scheduler)
+    assert scheduler.omni.policies.core.costs.encode_seconds("image", EMBEDS) == pytest.approx(0.4)

@@ -33,7 +33,7 @@ def test_classes_then_slack_then_arrival(clock: Clock):
     assert order == ["realtime", "favoured", "urgent", "interactive", "batch"]
     assert scheduler.omni.metrics.admitted["realtime"] == 1
     assert scheduler.omni.metrics.admitted["deadline"] == 2
-    assert len(scheduler.omni.policies.book._of) == 0
+    assert len(scheduler.omni.policies.core.book) == 0
 
 
 def test_a_session_is_realtime_and_comes_first(clock: Clock):
@@ -80,7 +80,7 @@ def test_a_promise_that_makes_no_sense_is_refused_and_others_go_on(extra, messag
     assert reasons == {"bad": "error", "good": "length"}
     assert message in caplog.text
     assert not scheduler.requests
-    assert len(scheduler.omni.policies.slo) == len(scheduler.omni.policies.book._of) == 0
+    assert len(scheduler.omni.policies.slo) == len(scheduler.omni.policies.core.book) == 0
 
 
 def test_a_session_with_memory_is_not_stuck_behind_one_that_finds_none(clock: Clock):
@@ -186,7 +186,7 @@ def test_whatever_is_steered_every_request_leaves_once(seed: int, async_scheduli
     assert set(left) | aborted == {f"r{i}" for i in range(30)}
     assert set(left.values()) <= {1}
     assert not set(left) & aborted
-    assert len(scheduler.omni.policies.book._of) == 0
+    assert len(scheduler.omni.policies.core.book) == 0
     assert not scheduler.waiting
 
 

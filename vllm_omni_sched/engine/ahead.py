@@ -14,12 +14,11 @@ def worker_half() -> Any:
     return get_ec_transfer().worker if has_ec_transfer() and _is_ours(get_ec_transfer()) else None
 
 
-def planner_half(scheduler: Any, *shared: Any) -> Any:
-    """Return the scheduler half, bound to ``scheduler`` and the ``shared`` objects; None without such a connector."""
+def planner_half(scheduler: Any) -> Any:
+    """Return the scheduler half, which must still be bound to a core; None without such a connector."""
     connector = getattr(scheduler, "ec_connector", None)
     if connector is None or not _is_ours(connector):
         return None
-    connector.planner.bind(scheduler, *shared)
     return connector.planner
 
 

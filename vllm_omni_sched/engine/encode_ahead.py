@@ -26,7 +26,7 @@ class EncodeAheadConnector(ECConnectorBase):
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
         config = load_config(vllm_config.additional_config)
-        self.planner: Any = AheadPlanner(vllm_config, config) if role is ECConnectorRole.SCHEDULER else None
+        self.planner: Any = AheadPlanner(config) if role is ECConnectorRole.SCHEDULER else None
         self.worker: Any = None
         if role is ECConnectorRole.WORKER:
             self.worker = AheadWorker(config, alone=vllm_config.parallel_config.data_parallel_size == 1)
@@ -56,8 +56,7 @@ class EncodeAheadConnector(ECConnectorBase):
         return failed
 
     def request_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
-        self.planner.release(request.request_id)
-        return False, None
+        return False, None  # the core is told when the scheduler has freed it
 
     def has_pending_push_work(self) -> bool:
         return bool(self.planner.has_orders)

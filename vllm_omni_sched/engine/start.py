@@ -42,7 +42,7 @@ def check_and_attach(vllm_config: Any) -> None:
 
         refuse_encoder_decoder(config, vllm_config.model_config)
     if config.encode_rounds:
-        from vllm_omni_sched.engine.rounds import refuse_rounds
+        from vllm_omni_sched.engine.steered import refuse_rounds
 
         refuse_rounds(config, vllm_config.model_config)
     if config.encode_ahead:

@@ -1,37 +1,57 @@
-"""The steps of a scheduler with any of the options that decide which requests run."""
+"""The steps of a scheduler with any of the options that decide which requests run: `EngineCore` on vLLM's scheduler."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.config import OmniSchedConfig, OrderMode
+from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.core.engine.core import EngineCore
+from vllm_omni_sched.core.engine.requests import EngineFacts
 from vllm_omni_sched.engine.ahead import planner_half
 from vllm_omni_sched.engine.encoder_inputs import DecidesInputs, Inputs
 from vllm_omni_sched.engine.prompt_tokens import prompt_tokens_of
 from vllm_omni_sched.engine.refusals import Refusals
-from vllm_omni_sched.engine.rounds import RoundsPlanner, refuse_rounds
-from vllm_omni_sched.engine.sla import SlaBook
-from vllm_omni_sched.engine.steer import Steering
-from vllm_omni_sched.errors import RequestError
-from vllm_omni_sched.graph.order import WaitingOrder
+from vllm_omni_sched.engine.scheduler_view import RequestPrompt, SchedulerView
+from vllm_omni_sched.errors import ConfigError, RequestError
+from vllm_omni_sched.graph.promises import promises_of, usual_class
+from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.feature_list import Strip
 from vllm_omni_sched.logs import logger_name
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.slo import SloMeter
-from vllm_omni_sched.monitor.step_times import CostModel, StepMeter
+from vllm_omni_sched.resource.fair import LOOK_AHEAD
 
 logger = init_logger(logger_name(__name__))
+
+
+def refuse_rounds(config: OmniSchedConfig, model_config: Any) -> None:
+    """Refuse ``encode_rounds`` for a model whose items cannot be held back.
+
+    Raises:
+        ConfigError: `encode_rounds` is on, and this is an encoder-decoder model.
+    """
+    if config.encode_rounds and model_config.is_encoder_decoder:
+        raise ConfigError(
+            "option 'encode_rounds' cannot be on here, because this is an encoder-decoder model: its decoder starts "
+            "with the encoder's output, which vLLM does not schedule apart from it. Leave 'encode_rounds' out"
+        )
 
 
 class SteeredSteps:
     """Steps under our policies (`StepPolicies`): observe, plan, ``super().schedule()``, apply, record.
 
-    One exists only with an option that asks for a policy; without any, a step is vLLM's own.
+    One exists only with an option that asks for a policy; without any, a step is vLLM's own. vLLM reads its limits in
+    each step: they are set before ``super().schedule()``, never above what the engine was profiled for, and restored
+    after it. The time of an encode is the time of its step minus the expected time of the step's tokens; a step begins
+    when it is scheduled, or when the tokens of the previous one are out, whichever is later.
     """
 
     def __init__(
@@ -43,49 +63,97 @@ class SteeredSteps:
         refusals: Refusals,
         strip: Strip,
     ) -> None:
+        refuse_rounds(config, scheduler.vllm_config.model_config)
         self._scheduler, self.metrics, self._inputs, self._refusals = scheduler, metrics, inputs, refusals
         self._strip = strip
-        costs = CostModel()
-        scheduler._omni_step_time = monotonic_seconds()
-        self.book = SlaBook(config, costs)
-        self._meter = StepMeter()
-        self.planner = planner_half(scheduler, self.book, self._meter, metrics)
-        steering = Steering(scheduler, config, costs, metrics)
-        self.steering = steering if steering.active else None
-        self.rounds: RoundsPlanner | None = None
-        if config.encode_rounds:
-            refuse_rounds(config, scheduler.vllm_config.model_config)
-            self.rounds = RoundsPlanner(scheduler, config, self.book, self._meter, metrics)
+        self._admission = compat.admission_limit(scheduler)
+        self._promises = promises_of(config)
+        self.planner = planner_half(scheduler)
+        ahead = config.model_copy(update={"encode_ahead": self.planner is not None})
+        self.core = EngineCore(ahead, self._facts(), metrics)
+        self.view = SchedulerView(scheduler, self.core.book)
+        if self.planner is not None:
+            self.planner.bind(scheduler, self.core, self.view)
         self.slo = SloMeter(metrics) if config.slo_metrics else None
-        self._by_sla = config.waiting_order is OrderMode.SLA
-        if self._by_sla:
-            scheduler.omni_order_by(WaitingOrder(config.max_wait_seconds), self.book, metrics)
+        self._plans = self.core.limits.any or self.core.rounds is not None
+        self._encoding: deque[tuple[SchedulerOutput, float]] = deque()  # steps that encode, and when they began
+        self._last = 0.0  # when the tokens of the last step were out
+        scheduler._omni_step_time = monotonic_seconds()
+        if self.core.order is not None:
+            scheduler.omni_order_by(self.core)
+
+    def _facts(self) -> EngineFacts:
+        scheduler = self._scheduler
+        settings = scheduler.scheduler_config
+        device = getattr(getattr(scheduler.vllm_config, "device_config", None), "device_type", "")
+        return EngineFacts(
+            getattr(scheduler, self._admission),
+            scheduler.max_num_scheduled_tokens,
+            scheduler.max_num_encoder_input_tokens,
+            scheduler.encoder_cache_manager.cache_size,
+            paced=device == "cpu",
+            splits_prompts=settings.enable_chunked_prefill and not settings.disable_chunked_mm_input,
+        )
 
     @property
     def active(self) -> bool:
         """Whether any option asks for a policy."""
-        return self._by_sla or self.slo is not None or self.looks_ahead
+        return self.slo is not None or self.core.decides
 
     @property
     def looks_ahead(self) -> bool:
         """Whether a policy looks at items beyond the current step, so that all of them need an index."""
-        return any(part is not None for part in (self.planner, self.steering, self.rounds))
+        return self._plans or self.planner is not None
+
+    # -- a step ------------------------------------------------------------
 
     def schedule(self, schedule: Callable[..., SchedulerOutput], *args: Any, **kwargs: Any) -> SchedulerOutput:
         now = self._scheduler._omni_step_time = monotonic_seconds()
-        rounds = self.rounds
-        with (
-            self.steering.limits() if self.steering is not None else nullcontext(),
-            rounds.limits(now) if rounds is not None else nullcontext(),
-        ):
+        self.view.changed()
+        if self._plans:
+            with self._planned(now):
+                output = schedule(*args, **kwargs)
+        else:
             output = schedule(*args, **kwargs)
-        if rounds is not None:
-            rounds.scheduled(output, now)
+        if output.scheduled_encoder_inputs:
+            self._encoding.append((output, now))
         if self.planner is not None:
             for new in output.scheduled_new_reqs:
-                if self.planner.goes_ahead(new.req_id):  # data that went to the lane is not sent again
+                if self.planner.decisions.goes_ahead(new.req_id):  # data that went to the lane is not sent again
                     new.mm_features = [self._strip(feature) for feature in new.mm_features]
         return output
+
+    @contextmanager
+    def _planned(self, now: float) -> Iterator[None]:
+        """Set the limits of one step, and set requests aside, for the duration of the block."""
+        scheduler, settings, core = self._scheduler, self._scheduler.scheduler_config, self.core
+        tokens, requests = scheduler.max_num_scheduled_tokens, getattr(scheduler, self._admission)
+        embeds, threshold = scheduler.max_num_encoder_input_tokens, settings.long_prefill_token_threshold
+        self.view.look()
+        plan = core.begin_step(self.view, requests, tokens, now)
+        aside: list[Request] = []
+        try:
+            if plan.aside:
+                first = islice(iter(scheduler.waiting), LOOK_AHEAD)
+                aside = [request for request in first if request.request_id in plan.aside]
+                for request in aside:
+                    scheduler.waiting.remove_request(request)
+            setattr(scheduler, self._admission, plan.max_requests)
+            scheduler.max_num_scheduled_tokens = plan.max_tokens
+            if plan.encoder_embeds is not None:
+                scheduler.max_num_encoder_input_tokens = plan.encoder_embeds
+            if 0 < plan.longest < plan.max_tokens - self.view.decode_tokens:
+                settings.long_prefill_token_threshold = min(threshold, plan.longest) if threshold else plan.longest
+            yield
+        finally:
+            for request in reversed(aside):
+                scheduler.waiting.prepend_request(request)
+            scheduler.max_num_scheduled_tokens = tokens
+            scheduler.max_num_encoder_input_tokens = embeds
+            setattr(scheduler, self._admission, requests)
+            settings.long_prefill_token_threshold = threshold
+            if core.rounds is not None:
+                core.rounds.end()
 
     def decide(
         self,
@@ -98,54 +166,80 @@ class SteeredSteps:
         shift_computed_tokens: int,
     ) -> Inputs:
         """Decide with the tokens and the encoder budget that the policies leave."""
-        budget, shift = encoder_compute_budget, shift_computed_tokens
-        if self.planner is not None:
-            num_new_tokens = self.planner.cut(request, num_computed_tokens, num_new_tokens)
-        if self.rounds is not None:
-            num_new_tokens = self.rounds.cut(request, num_computed_tokens, num_new_tokens, shift)
-        if self.steering is None:
-            return self._inputs.decide(scheduler, ask, request, num_computed_tokens, num_new_tokens, budget, shift)
-        part = self.steering.encoder_budget(request.mm_features, num_computed_tokens, budget)
-        inputs, num_tokens, left, *more = self._inputs.decide(
-            scheduler, ask, request, num_computed_tokens, num_new_tokens, part, shift
-        )
-        self.steering.encoded(request, inputs)
-        return (inputs, num_tokens, budget - (part - left), *more)
+        core, tokens = self.core, num_new_tokens
+        start, budget, shift = num_computed_tokens, encoder_compute_budget, shift_computed_tokens
+        if core.ahead is not None:
+            tokens = core.ahead.cut(request.request_id, start, tokens)
+        if core.rounds is not None:
+            tokens = core.rounds.cut(RequestPrompt(request), start, tokens, self.view, budget, shift)
+        if not core.limits.parts:
+            return self._inputs.decide(scheduler, ask, request, start, tokens, budget, shift)
+        part = self._part(request.mm_features, start, budget)
+        inputs, tokens, left, *more = self._inputs.decide(scheduler, ask, request, start, tokens, part, shift)
+        for i in inputs:
+            core.limits.encodes(request.mm_features[i].modality, request.get_num_encoder_embeds(i))
+        return (inputs, tokens, budget - (part - left), *more)
+
+    def _part(self, features: Any, num_computed_tokens: int, budget: int) -> int:
+        """Return the part of ``budget`` that is left to the next item's modality, in embeddings."""
+        if not isinstance(features, FeatureList):
+            return budget
+        following = features.spans.num_covered(num_computed_tokens)
+        if following >= len(features):
+            return budget
+        return self.core.encoder_part(features[following].modality, budget)
 
     def observe(self, scheduler_output: SchedulerOutput, outputs: dict[int, Any]) -> None:
-        """Give the policies the time of a step, and record the tokens of each request."""
-        output = scheduler_output
-        now = monotonic_seconds()
-        planner, num_requests, prompt_tokens = (
-            self.planner,
-            len(output.num_scheduled_tokens),
-            prompt_tokens_of(output),
-        )
-        seconds = self._meter.step(
+        """Give the core the time of a step, and record the tokens of each request."""
+        output, now = scheduler_output, monotonic_seconds()
+        rest = 0.0 if self.planner is None else self.planner.rest_seconds
+        prompt_tokens = prompt_tokens_of(output)
+        self.view.changed()
+        self.core.step_ended(
+            self.view,
             now,
-            len(self._scheduler.running),
-            prompt_tokens,
-            rest_seconds=0.0 if planner is None else planner.rest_seconds,
-            encoded=bool(output.scheduled_encoder_inputs),
+            num_running=self.view.num_running,
+            num_requests=len(output.num_scheduled_tokens),
+            prompt_tokens=prompt_tokens,
+            rest_seconds=rest,
+            encodes=self._encodes(output, now - rest, prompt_tokens) if output.scheduled_encoder_inputs else None,
         )
-        if seconds is not None and prompt_tokens:
-            self.book.costs.prefilled(prompt_tokens, self._meter.seconds_per_token * prompt_tokens)
-        if planner is not None:
-            planner.stepped(now)
-        if seconds is not None and self.steering is not None:
-            self.steering.stepped(now, seconds, num_requests, prompt_tokens)
-        if self.rounds is not None:
-            self.rounds.stepped(output, now)
+        if output.total_num_scheduled_tokens:
+            self._last = now
+            if self.core.rounds is not None:
+                self.view.tokens_out(now)
         if self.slo is None:
             return
-        metrics = self.metrics
-        metrics.step_requests.observe(num_requests)
+        self.metrics.step_requests.observe(len(output.num_scheduled_tokens))
         for of_client in outputs.values():
             for one in of_client.outputs:
                 if one.new_token_ids:
                     self.slo.token(one.request_id, now)
                 if one.finish_reason is not None:
                     self.slo.end(one.request_id, counts=True)
+
+    def _encodes(self, output: SchedulerOutput, now: float, prompt_tokens: int) -> dict[str, tuple[int, float]]:
+        """Return the embeddings of a step's encodes by modality, and their time in proportion to the embeddings.
+
+        Nothing is known if one of the requests has ended: the sizes of its items are gone.
+        """
+        begun = self._last
+        while self._encoding:
+            one, at = self._encoding.popleft()
+            if one is output:
+                begun = max(begun, at)
+                break
+        embeds: dict[str, int] = {}
+        for request_id, items in output.scheduled_encoder_inputs.items():
+            request = self._scheduler.requests.get(request_id)
+            if request is None:
+                return {}
+            for i in items:
+                modality = request.mm_features[i].modality
+                embeds[modality] = embeds.get(modality, 0) + request.get_num_encoder_embeds(i)
+        seconds = max(now - begun - self.core.steps.predict(prompt_tokens), 0.0)
+        total = sum(embeds.values())
+        return {modality: (number, seconds * number / total) for modality, number in embeds.items() if total}
 
     # -- a request's life --------------------------------------------------
 
@@ -155,21 +249,23 @@ class SteeredSteps:
             if self.slo is not None:
                 self.slo.rest(request.request_id, now)
             return
+        extra: dict[str, Any] = getattr(request.sampling_params, "extra_args", None) or {}
+        usual = usual_class(self._promises.classes, session=request.resumable)
         try:
-            sla = self.book.enter(request, now)
+            # the front end has checked what clients may ask for; here a request is refused only if it is malformed
+            sla = self._promises.classify(extra, usual)
         except RequestError as error:
             logger.error("Request %s is refused: %s", request.request_id, error)
             self._refusals.refuse(request.request_id, request.client_index)
             return
+        self.core.enter(request.request_id, sla, now)
         if self.slo is not None:
             self.slo.begin(request.request_id, sla, now)
 
     def leave(self, request: Request) -> None:
-        self.book.leave(request.request_id)
-        if self.rounds is not None:
-            self.rounds.ended(request)
-        if self.slo is not None and request.status in (
-            RequestStatus.FINISHED_ABORTED,
-            RequestStatus.FINISHED_ERROR,
-        ):
-            self.slo.end(request.request_id, counts=request.status is RequestStatus.FINISHED_ERROR)
+        request_id, status = request.request_id, request.status
+        counts = status is not RequestStatus.FINISHED_ABORTED
+        self.core.leave(request_id, request.num_output_tokens if counts else 0, monotonic_seconds())
+        self.view.leave(request_id)
+        if self.slo is not None and status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR):
+            self.slo.end(request_id, counts=status is RequestStatus.FINISHED_ERROR)

@@ -7,10 +7,11 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.engine.sla import SlaBook
+from vllm_omni_sched.core.engine.core import EngineCore
+from vllm_omni_sched.core.engine.requests import PromptItem
+from vllm_omni_sched.graph.affinity import AFFINITY_ITEMS
 from vllm_omni_sched.graph.order import Placed, WaitingOrder
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
-from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
 
 class SlaRequestQueue(RequestQueue):
@@ -21,17 +22,24 @@ class SlaRequestQueue(RequestQueue):
        its arrival time, and thus its place.
     """
 
-    def __init__(self, order: WaitingOrder, book: SlaBook, metrics: SchedulerMetrics, now: Callable[[], float]) -> None:
+    def __init__(self, core: EngineCore, order: WaitingOrder, now: Callable[[], float]) -> None:
         self._queue = WaitingQueue(order)
-        self._book = book
-        self._metrics = metrics
+        self._core = core
         self._now = now
         self._requests: dict[str, Request] = {}
 
     def add_request(self, request: Request) -> None:
         now = self._now()
         self._requests[request.request_id] = request
-        self._queue.push(self._book.waiting(request, now), now)
+        computed, features = request.num_computed_tokens, request.mm_features or ()
+        items = [
+            PromptItem(one.identifier, one.modality, one.mm_position.length, one.mm_position.offset)
+            for one in features[:AFFINITY_ITEMS]
+        ]
+        waiting = self._core.waiting_request(
+            request.request_id, computed, request.num_tokens - computed, items, len(features), now, request.priority
+        )
+        self._queue.push(waiting, now)
 
     def head(self) -> Placed | None:
         """Return the first request as the policy sees it, and the reason for its place."""
@@ -47,8 +55,7 @@ class SlaRequestQueue(RequestQueue):
         head = self._queue.pop(self._now())
         if head is None:
             raise IndexError("pop from an empty queue")
-        metrics = self._metrics
-        metrics.admitted[head.reason.value] += 1
+        self._core.metrics.admitted[head.reason.value] += 1
         return self._requests.pop(head.request.request_id)
 
     def prepend_request(self, request: Request) -> None:
@@ -86,11 +93,12 @@ class WaitingOrderMixin:
     _omni_order: WaitingOrder | None = None
     _omni_step_time = 0.0
 
-    def omni_order_by(self, order: WaitingOrder, book: SlaBook, metrics: SchedulerMetrics) -> None:
+    def omni_order_by(self, core: EngineCore) -> None:
         """Replace vLLM's waiting queues, which must still be empty, by ours."""
-        self._omni_order = order
+        self._omni_order = order = core.order
+        assert order is not None
         for name in compat.waiting_queues(self):
-            setattr(self, name, SlaRequestQueue(order, book, metrics, lambda: self._omni_step_time))
+            setattr(self, name, SlaRequestQueue(core, order, lambda: self._omni_step_time))
 
     def _select_waiting_queue_for_scheduling(self) -> Any:
         """Return the queue with the better head; vLLM before 0.32 keeps skipped requests in a second queue."""

@@ -70,7 +70,7 @@ class Bench:
                 for out in outputs.outputs:
                     if out.finish_reason is not None:
                         self.left.setdefault(out.request_id, []).append(str(out.finish_reason))
-        self.planner.ledger.validate()
+        self.scheduler.omni.policies.core.validate()
         self.scheduler.encoder_cache_manager.validate()
         return scheduled
 
@@ -96,7 +96,7 @@ class Bench:
             self.lane.append((mm_hash, ticket))
             self.submitted.append(mm_hash)
         for new in scheduled.scheduled_new_reqs:
-            if self.planner.goes_ahead(new.req_id):
+            if self.planner.decisions.goes_ahead(new.req_id):
                 assert [f.data for f in new.mm_features] == [None] * len(new.mm_features), "data crossed twice"
         for request_id, ids in scheduled.scheduled_encoder_inputs.items():
             for i in ids:

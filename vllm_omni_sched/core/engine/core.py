@@ -172,11 +172,12 @@ class EngineCore:
         """Learn from a step whose tokens are out.
 
         ``num_running``: requests that run now. ``num_requests``, ``prompt_tokens``: of the step. ``rest_seconds``: for
-        which it was held back. ``encodes``: modality -> embeddings, and the seconds that they took.
+        which it was held back. ``encodes``: modality -> embeddings, and the seconds that they took, as far as known;
+        None if it encoded nothing.
         """
         for modality, (embeds, seconds) in (encodes or {}).items():
             self.costs.encoded(modality, embeds, seconds)
-        taken = self.steps.step(now, num_running, prompt_tokens, rest_seconds=rest_seconds, encoded=bool(encodes))
+        taken = self.steps.step(now, num_running, prompt_tokens, rest_seconds=rest_seconds, encoded=encodes is not None)
         if taken is not None:
             if prompt_tokens:
                 self.costs.prefilled(prompt_tokens, self.steps.seconds_per_token * prompt_tokens)

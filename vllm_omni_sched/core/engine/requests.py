@@ -30,7 +30,8 @@ class EngineFacts:
 class PromptItem(NamedTuple):
     """An item of a prompt: its ``mm_hash``, modality, encoder embeddings, and the position of its first token.
 
-    ``for_lane``: whether a lane can encode it, which needs its data.
+    ``for_lane``: whether a lane can encode it, which needs its data. ``position``: among the
+    request's items.
     """
 
     content: str
@@ -38,6 +39,7 @@ class PromptItem(NamedTuple):
     embeds: int
     start: int
     for_lane: bool = True
+    position: int = 0
 
 
 class Prompt(Protocol):

@@ -157,5 +157,5 @@ class StepView:
             num_requests=decoding + len(prompts.chunks),
             prompt_tokens=prompts.tokens,
             rest_seconds=rest_seconds,
-            encodes=encodes,
+            encodes=encodes or None,
         )

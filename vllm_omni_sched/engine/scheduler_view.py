@@ -1,0 +1,152 @@
+"""Shows vLLM's scheduler to the core (`EngineView`), and its requests (`Prompt`)."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from math import inf
+from typing import Any
+
+from vllm.v1.request import Request, RequestStatus
+
+from vllm_omni_sched.core.engine.requests import Decodes, PromptItem, RequestBook
+from vllm_omni_sched.items import FeatureList
+
+
+class RequestPrompt:
+    """A request of vLLM as the core sees it; only items of a `FeatureList` are shown, which can be searched."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+
+    @property
+    def request_id(self) -> str:
+        request_id: str = self.request.request_id
+        return request_id
+
+    @property
+    def computed(self) -> int:
+        return int(self.request.num_computed_tokens)
+
+    @property
+    def left(self) -> int:
+        return int(self.request.num_tokens - self.request.num_computed_tokens)
+
+    @property
+    def made(self) -> int:
+        return int(self.request.num_output_tokens)
+
+    @property
+    def runs(self) -> bool:
+        return bool(self.request.status == RequestStatus.RUNNING)
+
+    @property
+    def is_session(self) -> bool:
+        return bool(self.request.resumable)
+
+    @property
+    def has_items(self) -> bool:
+        return bool(self.request.mm_features)
+
+    def items_within(self, start: int, tokens: int) -> Iterator[PromptItem]:
+        features, request = self.request.mm_features, self.request
+        if not isinstance(features, FeatureList) or not features.ends_after(start):
+            return
+        for i in features.spans.overlapping(start, start + tokens):
+            feature = features[i]
+            data, modality = feature.data, feature.modality
+            yield PromptItem(
+                feature.identifier,
+                modality,
+                request.get_num_encoder_embeds(i),
+                features.spans.starts[i],
+                data is not None and "address" not in data and modality != "prompt_embeds",
+                i,
+            )
+
+
+class SchedulerView:
+    """vLLM's scheduler as the core sees it.
+
+    1. `look` reads the running requests once for a step; prompts and decodes are those of the last look.
+    2. The least latency target is added up as requests are admitted, and read anew after a step or when one leaves.
+    """
+
+    def __init__(self, scheduler: Any, book: RequestBook) -> None:
+        self._scheduler, self._book = scheduler, book
+        self._prompts: list[RequestPrompt] = []
+        self._decoding: list[Request] = []
+        self.decode_tokens = 0
+        self._targets_read, self._least = 0, inf  # of so many running requests
+        self._late: set[str] = set()  # decoding requests that had an inter-token gap above their target
+        self._last = 0.0  # when the tokens of the last step were out
+
+    def changed(self) -> None:
+        """Forget what was read of the running requests, at the begin and the end of a step."""
+        self._targets_read, self._least = 0, inf
+
+    def look(self) -> None:
+        """Read the running requests, before a step is planned."""
+        self._prompts, self._decoding, tokens = [], [], 0
+        for request in self._scheduler.running:
+            computed = request.num_computed_tokens
+            # more than one token is left of a preempted request whose own output is computed again
+            if computed < request.num_prompt_tokens or request.num_tokens - computed > 1:
+                self._prompts.append(RequestPrompt(request))
+            else:
+                self._decoding.append(request)
+                tokens += 1 + len(request.spec_token_ids)
+        self.decode_tokens = tokens
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._scheduler.requests)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._scheduler.running)
+
+    @property
+    def free_embeds(self) -> int:
+        return int(self._scheduler.encoder_cache_manager.num_freeable_slots)
+
+    def least_itl(self) -> float | None:
+        running = self._scheduler.running
+        if not running:
+            return None
+        if self._targets_read > len(running):
+            self.changed()
+        for request in islice(running, self._targets_read, None):
+            self._least = min(self._least, self._book.sla(request.request_id).itl_seconds)
+        self._targets_read = len(running)
+        return self._least
+
+    def decodes(self) -> Decodes:
+        broken = sum(request.request_id in self._late for request in self._decoding)
+        least = min((self._book.sla(request.request_id).itl_seconds for request in self._decoding), default=inf)
+        return Decodes(len(self._decoding) - broken, broken, least)
+
+    def prompts(self) -> Sequence[RequestPrompt]:
+        return self._prompts
+
+    def waiting(self, count: int) -> Sequence[RequestPrompt]:
+        return [RequestPrompt(request) for request in islice(iter(self._scheduler.waiting), count)]
+
+    def has_encoding(self, content: str) -> bool:
+        connector = getattr(self._scheduler, "ec_connector", None)
+        return content in self._scheduler.encoder_cache_manager.cached or (
+            connector is not None and connector.has_cache_item(content)
+        )
+
+    def tokens_out(self, now: float) -> None:
+        """Note which decoding requests had to wait for longer than their target for the tokens of this step."""
+        gap, self._last = now - self._last, now
+        for request in self._scheduler.running:
+            # the first token of a request ends no gap
+            if request.num_output_tokens > 1 and gap > self._book.sla(request.request_id).itl_seconds:
+                self._late.add(request.request_id)
+
+    def leave(self, request_id: str) -> None:
+        """Drop a request that has ended."""
+        self._late.discard(request_id)
+        self.changed()
