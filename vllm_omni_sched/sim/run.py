@@ -106,7 +106,8 @@ class _Run:
             self._timeline.append(self._look())
             # once no more requests arrive, the rest may take many times as long
             late = now >= self._scenario.duration_seconds
-            if not late:
+            is_last = not active or now + self._every >= self._scenario.duration_seconds
+            if is_last and not late:
                 self._operations = self._computed()
             self._next_sample = now + (_SPARSER * (now - self._scenario.duration_seconds) if late else 0.0)
         if active:
