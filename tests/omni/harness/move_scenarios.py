@@ -19,7 +19,7 @@ async def moved(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     """Many ask, three times: while a replica of the talker goes to the thinker, while it comes back, and while it goes
     to another device."""
     pools = omni.engine.stage_pools
-    moves = pools[0].queue._start.__self__.moves
+    moves = pools[0].queue._hooks.moves
     result: Result = {"outcomes": [], "live": [], "answers": [], "stopped": []}
     for step, how in enumerate(
         (

@@ -202,6 +202,9 @@ class Pipeline:
         )
         if self._closed:
             self._come_next()
+        if self.orchestration is not None and self.orchestration.context.pools is not None:
+            for pool in self.pools:  # its memory may be what others wait for
+                self._release(pool)
 
     def fails(self, trip: Trip) -> None:
         """Let a request leave without a result."""
