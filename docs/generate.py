@@ -32,7 +32,8 @@ from pydantic_core import PydanticUndefined  # noqa: E402
 from benchmarks.sim_scale.report import tables  # noqa: E402
 from patches.series import Series, title_of  # noqa: E402
 from vllm_omni_sched import compat  # noqa: E402 - the root has to be importable first
-from vllm_omni_sched.config import OmniSchedConfig  # noqa: E402
+from vllm_omni_sched.config.options import OmniSchedConfig  # noqa: E402
+from vllm_omni_sched.config.stage_options import StageSchedConfig  # noqa: E402
 from vllm_omni_sched.connectors.arena.options import (  # noqa: E402
     ArenaOptions,
     AudioPool,
@@ -53,7 +54,6 @@ from vllm_omni_sched.monitor.exposition import values_of  # noqa: E402
 from vllm_omni_sched.monitor.metrics import METRICS  # noqa: E402
 from vllm_omni_sched.monitor.stage_metrics import STAGE_METRICS  # noqa: E402
 from vllm_omni_sched.omni.metrics import FACTS, TIMES  # noqa: E402
-from vllm_omni_sched.stage_options import StageSchedConfig  # noqa: E402
 from vllm_omni_sched.video.options import VideoOptions  # noqa: E402
 
 FAR = 1e9

@@ -9,10 +9,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from vllm_omni_sched.options import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.sim.scenario.scenario import Scenario, Workload
 from vllm_omni_sched.sim.study import StudyOptions
-from vllm_omni_sched.stage_options import StageSchedConfig
 
 _ELSEWHERE = (OmniSchedConfig, StageSchedConfig)  # tables of their own, on other pages
 

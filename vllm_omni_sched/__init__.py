@@ -16,13 +16,13 @@ _PUBLIC = {
     "OmniScheduler": "vllm_omni_sched.engine.scheduler",
     "OmniSyncScheduler": "vllm_omni_sched.engine.scheduler",
     "OmniEncoderCacheManager": "vllm_omni_sched.engine.encoder_cache",
-    "OmniSchedConfig": "vllm_omni_sched.config",
+    "OmniSchedConfig": "vllm_omni_sched.config.options",
 }
 
 __all__ = ["OmniEncoderCacheManager", "OmniSchedConfig", "OmniScheduler", "OmniSyncScheduler", "__version__"]
 
 if TYPE_CHECKING:
-    from vllm_omni_sched.config import OmniSchedConfig
+    from vllm_omni_sched.config.options import OmniSchedConfig
     from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
     from vllm_omni_sched.engine.scheduler import OmniScheduler, OmniSyncScheduler
 

@@ -10,7 +10,7 @@ from typing import Any
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from benchmarks.encoder_cache.trace import Item, Request
-from vllm_omni_sched.config import EvictionOrder
+from vllm_omni_sched.config.options import EvictionOrder
 from vllm_omni_sched.engine.encoder_worth import WorthEncoderCacheManager
 from vllm_omni_sched.engine.host_messages import HostReport
 from vllm_omni_sched.engine.host_planner import HostPlanner

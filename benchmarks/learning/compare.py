@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.learning.predicting import serve_predicting
 from benchmarks.learning.settings import Setting
 from benchmarks.learning.train import INTERVAL_SECONDS, TARGET_SECONDS, act, serve
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.resource.learned import LinearPolicy
 from vllm_omni_sched.resource.learned_weights import Learned
 from vllm_omni_sched.sim.episode import EpisodeResult

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from benchmarks.learning.settings import Setting
 from benchmarks.learning.train import INTERVAL_SECONDS, TARGET_SECONDS
-from vllm_omni_sched.config import ControlMode, OmniSchedConfig
+from vllm_omni_sched.config.options import ControlMode, OmniSchedConfig
 from vllm_omni_sched.monitor.forecast import ForecastOptions, LoadForecast, PoolState, ReplicaPlanner
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions
 from vllm_omni_sched.resource.pid import PidBatch

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 from benchmarks.policy_cost.bench import WAITING, Bench, Clock, Decision
+from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.context import PipelineContext
 from vllm_omni_sched.core.pipeline.core import PipelineCore
@@ -17,7 +18,6 @@ from vllm_omni_sched.graph.order import DEFAULT_CLASSES
 from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
 from vllm_omni_sched.resource.batch_size import FixedBatch
 from vllm_omni_sched.resource.stage_cost import Features
-from vllm_omni_sched.stage_options import StageSchedConfig
 
 RUNNING = 8  # requests on each replica
 AT_ONCE = 32

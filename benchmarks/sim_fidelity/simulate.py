@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.mixed import VARIANTS
 from benchmarks.sim_fidelity.pace import costs_at
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.sim.costs.calibration import Calibration
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts, UnsteadyCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits, make_core

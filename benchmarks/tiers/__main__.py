@@ -22,13 +22,13 @@ from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
 from benchmarks.tiers import BLOCKING, FAILING, PREFETCH, TIERS, VARIANTS
+from vllm_omni_sched.config.errors import NoRoomError
 from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.auto import AutoOptions, auto_transport
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.tiers import TieredTransport, TiersOptions
 from vllm_omni_sched.connectors.transport import Transport as Transport
-from vllm_omni_sched.errors import NoRoomError
 
 EDGE = Edge("0", "1")
 MIB = 1 << 20

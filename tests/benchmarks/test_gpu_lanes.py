@@ -18,7 +18,7 @@ from benchmarks.gpu.lanes.plot import picture
 from benchmarks.gpu.lanes.report import Sample, lines, record, table
 from benchmarks.gpu.lanes.variants import DECODE_ALONE, ENCODE_ALONE, Variant, variants
 from tests.support.stream_device import HostDevice
-from vllm_omni_sched.errors import LaneError
+from vllm_omni_sched.config.errors import LaneError
 
 
 def sample(milliseconds: float, images: float = 0.0) -> Sample:

@@ -17,7 +17,7 @@ from benchmarks.stages.__main__ import TASKS, parse, table
 from benchmarks.stages.load import alike, bursts, classes, images, skewed, spread
 from benchmarks.stages.record import Bar, answered, different, entry, latencies, runs
 from dev.omni_cpu.spec import PipelineSpec
-from vllm_omni_sched.stage_config import read_stage_options
+from vllm_omni_sched.config.stage_yaml import read_stage_options
 
 
 def told(end: float, at: float = 0.0, said: int = 1, error: str | None = None) -> dict[str, Any]:

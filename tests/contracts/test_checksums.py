@@ -17,12 +17,12 @@ from tests.support.tiers import files as disk_options
 from tests.support.tiers import small_tiers
 from tests.support.transport_kinds import CHECKING, POOL, Kind, Open
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
+from vllm_omni_sched.config.errors import CorruptMessageError
 from vllm_omni_sched.connectors.arena import ArenaTransport
 from vllm_omni_sched.connectors.disk import DiskTransport
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, make_message
 from vllm_omni_sched.connectors.transport import Status, Transport
-from vllm_omni_sched.errors import CorruptMessageError
 
 AB = Edge("a", "b")
 SMALL, LARGE = 3000, 40_000  # bytes: through the ring of an arena, and through a pool

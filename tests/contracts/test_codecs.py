@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.support.buffers import buffer, flat, large_samples, numbers, samples
+from vllm_omni_sched.config.errors import CorruptDataError
 from vllm_omni_sched.connectors.compression import CODECS, Buffer, Codec
 from vllm_omni_sched.connectors.compression.dtypes import ITEM_BYTES, num_bytes
-from vllm_omni_sched.errors import CorruptDataError
 
 SAMPLES = samples()
 SHRINK = {  # at least so much, of what the codec is for

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.clips import BROKEN, SOUND, clip
 from tests.support.decoding import Video, index_of, ours, plain, video
-from vllm_omni_sched.errors import DecoderError
+from vllm_omni_sched.config.errors import DecoderError
 from vllm_omni_sched.video import demux
 from vllm_omni_sched.video.bitstream import PacketFacts, PacketReader
 from vllm_omni_sched.video.bitstream.bits import Bits, unescaped

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.lanes import collect
 from vllm_omni_sched.clock import sleep_seconds
-from vllm_omni_sched.errors import LaneDiedError
+from vllm_omni_sched.config.errors import LaneDiedError
 from vllm_omni_sched.lanes import Done, Job, LanePool, ProcessLane
 
 

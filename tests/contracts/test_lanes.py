@@ -9,7 +9,7 @@ import torch
 from tests.support.lanes import HELD, LONG, RELEASED, Work, collect, wait_until_held, work
 from tests.support.stream_device import HostDevice
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
-from vllm_omni_sched.errors import LaneClosedError, LaneWorkError
+from vllm_omni_sched.config.errors import LaneClosedError, LaneWorkError
 from vllm_omni_sched.lanes import CudaDevice, InlineLane, Job, Lane, LanePool, ProcessLane, StreamLane, ThreadLane
 
 

@@ -15,7 +15,7 @@ import torch
 
 from tests.support.descriptors import nothing_left_open, opened
 from tests.support.lanes import LONG, collect, work
-from vllm_omni_sched.errors import LaneDiedError, LaneError
+from vllm_omni_sched.config.errors import LaneDiedError, LaneError
 from vllm_omni_sched.lanes import Job, LanePool, ProcessLane
 
 

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 from vllm.config import SchedulerConfig
 
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.engine.start import attach_encode_ahead
-from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.sim.scenario import load
 from vllm_omni_sched.sim.study import load_study
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.stream_device import HostDevice, OutOfMemory
-from vllm_omni_sched.errors import LaneClosedError, LaneError, LaneWorkError
+from vllm_omni_sched.config.errors import LaneClosedError, LaneError, LaneWorkError
 from vllm_omni_sched.lanes import CudaDevice, Job, StreamLane
 from vllm_omni_sched.lanes.cuda import green_context
 

@@ -16,10 +16,10 @@ import torch
 from tests.support.arena import MIB
 from tests.support.transport_kinds import TRANSPORTS, Kind, Open, mooncake
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
+from vllm_omni_sched.config.errors import MessageTooLargeError, NoRoomError, TransportClosedError
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.transport import Status, Transport
-from vllm_omni_sched.errors import MessageTooLargeError, NoRoomError, TransportClosedError
 
 AB, BC = Edge("a", "b"), Edge("b", "c")
 KEYS = ["", "a", "a/b/../c", "a\0b", "\0", "ключ-键-🔑", "\udc80", " ", "x" * 4096, "a\nb"]

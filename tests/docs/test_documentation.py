@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.monitor.metrics import METRICS
 
 _SPEC = importlib.util.spec_from_file_location("generate", Path(__file__).parents[2] / "docs" / "generate.py")

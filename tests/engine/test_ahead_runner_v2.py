@@ -20,10 +20,10 @@ from tests.engine.harness import ahead_v2
 from tests.engine.harness.ahead_v2 import CPU, HUGE, POISON, Engine, Model
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.compat import modules
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine import ahead_encode
 from vllm_omni_sched.engine.start import attach_encode_ahead
-from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.lanes import StreamLane
 
 LONG = 20.0

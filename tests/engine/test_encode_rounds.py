@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.steered import EMBEDS, Clock, request, scheduler_with
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.testing import make_item, run_step
 
 

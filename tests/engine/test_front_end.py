@@ -12,8 +12,8 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 from vllm_omni_sched import compat
+from vllm_omni_sched.config.errors import RequestError
 from vllm_omni_sched.engine import front_end
-from vllm_omni_sched.errors import RequestError
 
 BAD = SamplingParams(extra_args={"omni_class": "vip"})
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from vllm_omni_sched.config.errors import EncodingLostError
 from vllm_omni_sched.engine.ahead_messages import AheadReport
 from vllm_omni_sched.engine.host_messages import HostOrders, HostReport
 from vllm_omni_sched.engine.host_store import HostStore
-from vllm_omni_sched.errors import EncodingLostError
 
 
 def encoding(value: float, embeds: int = 2) -> torch.Tensor:

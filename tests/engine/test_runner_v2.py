@@ -27,7 +27,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from tests.engine.harness.gather import ARRANGEMENTS, gathered, items_of, outputs_of, windows
 from tests.engine.harness.runner_v2 import BLOCK_SIZE, CPU, MAX_TOKENS, make_runner, take, without_gpu
 from vllm_omni_sched import OmniScheduler
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.mixing import mix_in
 from vllm_omni_sched.engine.runner_v2 import EncoderRunnerMixin
 from vllm_omni_sched.engine.session import SessionDelta

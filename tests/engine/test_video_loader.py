@@ -13,9 +13,9 @@ from vllm.multimodal.video_decoders import opencv
 
 from tests.support.clips import BROKEN, SIZE, audio_only, clip, longer, sound_with_cover, zero_frames
 from vllm_omni_sched import compat
+from vllm_omni_sched.config.errors import RequestError, VideoInputError, VideoLimitError
 from vllm_omni_sched.engine.video import service as process_service
 from vllm_omni_sched.engine.video.loader import FlashCodecLoader
-from vllm_omni_sched.errors import RequestError, VideoInputError, VideoLimitError
 from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.service import FlashCodec
 

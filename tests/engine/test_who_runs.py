@@ -9,7 +9,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import RequestStatus
 
 from tests.support.steered import EMBEDS, Clock, first_steps, request, scheduler_with
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.testing import make_item, make_session_update, run_step
 
 

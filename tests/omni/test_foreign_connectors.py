@@ -13,9 +13,9 @@ import torch
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.contracts.test_transports import AB, get, put
+from vllm_omni_sched.config.errors import NoRoomError, RendezvousError
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.transport import Status
-from vllm_omni_sched.errors import NoRoomError, RendezvousError
 from vllm_omni_sched.omni.foreign_transport import ForeignTransport
 
 pytestmark = pytest.mark.omni

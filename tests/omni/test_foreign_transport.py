@@ -39,11 +39,11 @@ from tests.support.altered import Medium
 from tests.support.mooncake import why_not
 from tests.support.namespaces import home
 from tests.support.transport_kinds import Open, Opened, arena
+from vllm_omni_sched.config.errors import ConfigError, CorruptMessageError, TransportClosedError
 from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE
 from vllm_omni_sched.connectors.auto import ForeignOptions
 from vllm_omni_sched.connectors.routing import Way
 from vllm_omni_sched.connectors.transport import Status, Transport
-from vllm_omni_sched.errors import ConfigError, CorruptMessageError, TransportClosedError
 from vllm_omni_sched.omni.foreign_transport import foreign_ways
 from vllm_omni_sched.plugin import register
 

@@ -15,9 +15,9 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm_omni.data_entry_keys import CodesStruct, HiddenStatesStruct, MetaStruct, OmniPayloadStruct
 from vllm_omni.distributed.omni_connectors.utils.serialization import OmniSerializer
 
+from vllm_omni_sched.config.errors import PayloadError
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival
-from vllm_omni_sched.errors import PayloadError
 from vllm_omni_sched.omni.payloads import pack, unpack
 
 pytestmark = pytest.mark.omni

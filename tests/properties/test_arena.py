@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.support.arena import KIB, FakeClock, place, small
+from vllm_omni_sched.config.errors import NoRoomError
 from vllm_omni_sched.connectors.arena import ArenaTransport
 from vllm_omni_sched.connectors.arena.outbox import ALIVE_FOR
 from vllm_omni_sched.connectors.arena.transport import BURY_EVERY
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.errors import NoRoomError
 
 EDGES = [Edge("0", "1"), Edge("1", "2")]
 KEYS = ["a", "b", "c", "d/e", ""]

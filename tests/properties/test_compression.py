@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from tests.support.buffers import buffer, flat, numbers
+from vllm_omni_sched.config.errors import CorruptDataError
 from vllm_omni_sched.connectors.compression import (
     CODECS,
     Candidate,
@@ -25,7 +26,6 @@ from vllm_omni_sched.connectors.compression.dtypes import FLOATS, ITEM_BYTES, bf
 from vllm_omni_sched.connectors.compression.fp8 import NUMBERS, Fp8Codec
 from vllm_omni_sched.connectors.compression.int8 import Int8Codec
 from vllm_omni_sched.connectors.compression.mulaw import MuLawCodec
-from vllm_omni_sched.errors import CorruptDataError
 
 checked = settings(deadline=None, max_examples=60)
 

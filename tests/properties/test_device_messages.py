@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_omni_sched.config.errors import CorruptMessageError
 from vllm_omni_sched.connectors.cuda_ipc.sending import Block, copy_to, groups, with_handles
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message, make_message, message, message_of
-from vllm_omni_sched.errors import CorruptMessageError
 
 EDGE = Edge("0", "1")
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64]

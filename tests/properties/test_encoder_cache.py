@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from vllm_omni_sched import OmniEncoderCacheManager
-from vllm_omni_sched.config import EvictionOrder
+from vllm_omni_sched.config.options import EvictionOrder
 from vllm_omni_sched.engine.encoder_worth import WorthEncoderCacheManager
 from vllm_omni_sched.testing import make_item, make_request
 

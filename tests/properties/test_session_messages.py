@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from vllm_omni_sched.errors import SessionOutOfSyncError
+from vllm_omni_sched.config.errors import SessionOutOfSyncError
 from vllm_omni_sched.items import SessionMirror, SessionTracker
 from vllm_omni_sched.items.session import NULL_BLOCK, LiveBlocks
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue
 from vllm_omni_sched.resource.stage_cost import StageCosts
@@ -24,7 +25,6 @@ from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.servers.queue import QueueServer
 from vllm_omni_sched.sim.servers.shared import SharedServer
 from vllm_omni_sched.sim.work import Item, Request
-from vllm_omni_sched.stage_options import StageSchedConfig
 
 pytestmark = pytest.mark.usefixtures("validated_core")
 

@@ -13,13 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.arena import KIB, FakeClock, place, small
 from tests.support.tiers import Refusing, files
+from vllm_omni_sched.config.errors import NoRoomError
 from vllm_omni_sched.connectors.arena import ArenaTransport
 from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.tiers import Tier, TieredTransport, TiersOptions
 from vllm_omni_sched.connectors.tiers.carry import Stage
 from vllm_omni_sched.connectors.tiers.ledger import Item, Owner
-from vllm_omni_sched.errors import NoRoomError
 
 EDGES = [Edge("0", "1"), Edge("1", "2")]
 KEYS = ["a", "b", "c", "d/e", ""]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.workloads.base import requests
 from vllm_omni_sched.sim.workloads.replay import Replay, TraceOptions
 from vllm_omni_sched.sim.workloads.trace import (

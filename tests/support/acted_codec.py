@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from tests.support import video_actors as actors
-from vllm_omni_sched.errors import VideoError
+from vllm_omni_sched.config.errors import VideoError
 from vllm_omni_sched.video.facts import VideoIndex
 from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.pool.kinds import DecoderKind

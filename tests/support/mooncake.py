@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.namespaces import Namespace, home
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakeTransport
 from vllm_omni_sched.connectors.mooncake.store import load_library
-from vllm_omni_sched.errors import ConfigError
 
 START_SECONDS = 15.0
 

@@ -30,11 +30,11 @@ from tests.support.omni_engines import (
     said_by,
 )
 from tests.support.omni_leftovers import left_over
+from vllm_omni_sched.config.stage_yaml import read_stage_options
 from vllm_omni_sched.omni.stages import repair, sharing
 from vllm_omni_sched.omni.stages.graph import graph_of
 from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
 from vllm_omni_sched.omni.stages.policies import Policies
-from vllm_omni_sched.stage_config import read_stage_options
 
 __all__ = [
     "AR",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from vllm_omni_sched.config.errors import ConnectorError, TransportClosedError
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.transport import Health, Status, Transport
-from vllm_omni_sched.errors import ConnectorError, TransportClosedError
 
 
 class ScriptedPath(Transport):

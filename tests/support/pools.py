@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.choose import InTurn
 from vllm_omni_sched.sim.pools.gated import GatedPool
@@ -12,7 +13,6 @@ from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.servers.queue import QueueServer
 from vllm_omni_sched.sim.work import Item, Request
-from vllm_omni_sched.stage_options import StageSchedConfig
 
 
 def request(number, at=0.0, content=None, modality="image", embeds=100, **more):

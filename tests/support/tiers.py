@@ -7,12 +7,12 @@ from typing import Any
 
 from tests.support.arena import KIB, MIB, small
 from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.config.errors import NoRoomError
 from vllm_omni_sched.connectors.arena import ArenaTransport
 from vllm_omni_sched.connectors.disk import DiskOptions, DiskTransport
 from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.tiers import Tier, TieredTransport, TiersOptions
 from vllm_omni_sched.connectors.transport import Transport
-from vllm_omni_sched.errors import NoRoomError
 
 PAYLOAD = 6 * KIB
 MANY = 20  # messages with such a payload: the arena of `small_tiers` is above the high mark of `DOWN`, and has room

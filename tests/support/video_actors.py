@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from vllm_omni_sched.errors import DecoderError, VideoInputError
+from vllm_omni_sched.config.errors import DecoderError, VideoInputError
 from vllm_omni_sched.video.decoders.base import Decoder
 from vllm_omni_sched.video.facts import PACKET, PacketFlag, Piece, PieceResult, VideoIndex
 from vllm_omni_sched.video.options import Limits

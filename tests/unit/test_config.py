@@ -2,8 +2,9 @@
 
 import pytest
 
-from vllm_omni_sched.config import OmniSchedConfig, ReleaseMode, Toggle, load_config, resolved
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.load import load_config, resolved
+from vllm_omni_sched.config.options import OmniSchedConfig, ReleaseMode, Toggle
 
 
 def test_nothing_given_is_all_defaults():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_omni_sched.extras import EXTRAS, how_to_install
+from vllm_omni_sched.config.extras import EXTRAS, how_to_install
 
 if sys.version_info >= (3, 11):
     import tomllib

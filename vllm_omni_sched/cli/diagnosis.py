@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched import __version__
 from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, Status, features, versions
-from vllm_omni_sched.config import KEY, OmniSchedConfig, ResolvedOption, load_config, read_options, read_yaml, resolved
-from vllm_omni_sched.errors import OmniSchedError
-from vllm_omni_sched.extras import how_to_install
+from vllm_omni_sched.config.errors import OmniSchedError
+from vllm_omni_sched.config.extras import how_to_install
+from vllm_omni_sched.config.load import KEY, ResolvedOption, load_config, read_options, read_yaml, resolved
+from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
+from vllm_omni_sched.config.stage_yaml import VARIABLE, load_stage_config, resolved_stage_options
 from vllm_omni_sched.graph.stages import Stage, StageKind
 from vllm_omni_sched.resource.stage_limits import window_of
-from vllm_omni_sched.stage_config import VARIABLE, load_stage_config, resolved_stage_options
-from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
 from vllm_omni_sched.video import sandbox
 from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.pool.kinds import DecoderKind, decoder_kinds

@@ -23,8 +23,8 @@ from vllm_omni_sched.cli.diagnosis import (
     diagnose_stages,
 )
 from vllm_omni_sched.compat import Status
-from vllm_omni_sched.config import KEY, ResolvedOption
-from vllm_omni_sched.stage_config import VARIABLE
+from vllm_omni_sched.config.load import KEY, ResolvedOption
+from vllm_omni_sched.config.stage_yaml import VARIABLE
 
 YES, NO, ABSENT = Text("✓", "green"), Text("✗", "red"), Text("–", "dim")
 

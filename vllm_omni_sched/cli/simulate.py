@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 
 from vllm_omni_sched.cli import simulate_view
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.extras import how_to_install
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.extras import how_to_install
 
 if TYPE_CHECKING:
     from vllm_omni_sched.sim.output.spans import Spans

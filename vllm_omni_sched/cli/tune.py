@@ -13,12 +13,12 @@ from rich.console import Console
 
 from vllm_omni_sched.cli import tune_view
 from vllm_omni_sched.cli.simulate import runner
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vllm_omni_sched.config import OmniSchedConfig
+    from vllm_omni_sched.config.options import OmniSchedConfig
     from vllm_omni_sched.sim.tune.gain import Comparison
     from vllm_omni_sched.sim.tune.search import Evaluate, Measured, Search, Tried
     from vllm_omni_sched.sim.tune.space import Options, Parameter
@@ -130,7 +130,7 @@ def tune(
 def _trace(
     source: Path, ttft: float, itl: float, machine: tuple[str, str, int], scale: float, item_embeds: int
 ) -> _Job:
-    from vllm_omni_sched.config import OmniSchedConfig
+    from vllm_omni_sched.config.options import OmniSchedConfig
     from vllm_omni_sched.resource.lane_support import LaneFacts, refusal
     from vllm_omni_sched.sim.costs.base import pick
     from vllm_omni_sched.sim.costs.hardware import DEVICES
@@ -194,7 +194,7 @@ def _scenario(source: Path, ttft: float | None, itl: float | None) -> _Job:
 
 
 def _config(options: Options) -> OmniSchedConfig:
-    from vllm_omni_sched.config import KEY, load_config
+    from vllm_omni_sched.config.load import KEY, load_config
 
     return load_config({KEY: dict(options)})
 

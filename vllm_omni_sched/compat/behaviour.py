@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import Any
 
 from vllm_omni_sched.compat import modules, versions
-from vllm_omni_sched.config import OmniSchedConfig, Toggle
-from vllm_omni_sched.errors import MissingSymbolError
+from vllm_omni_sched.config.errors import MissingSymbolError
+from vllm_omni_sched.config.options import OmniSchedConfig, Toggle
 
 
 def native_windows(module: str) -> bool:

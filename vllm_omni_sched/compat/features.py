@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from vllm_omni_sched.compat import behaviour, modules, versions
-from vllm_omni_sched.config import OmniSchedConfig, Toggle
-from vllm_omni_sched.errors import MissingSymbolError
+from vllm_omni_sched.config.errors import MissingSymbolError
+from vllm_omni_sched.config.options import OmniSchedConfig, Toggle
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from importlib import import_module, metadata
 
-from vllm_omni_sched.config import OmniSchedConfig
-from vllm_omni_sched.errors import UnsupportedVllmError
+from vllm_omni_sched.config.errors import UnsupportedVllmError
+from vllm_omni_sched.config.options import OmniSchedConfig
 
 SUPPORTED_VERSIONS = ("0.22.1", "0.30", "0.31", "0.32", "0.33")
 """Releases that the test suite runs against; a two-part entry covers its patch releases."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.bounds import Seconds
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
@@ -20,7 +21,6 @@ from vllm_omni_sched.connectors.tiers import TiersOptions
 from vllm_omni_sched.connectors.tiers.place import Tier
 from vllm_omni_sched.connectors.tiers.transport import TieredTransport
 from vllm_omni_sched.connectors.transport import Transport
-from vllm_omni_sched.errors import ConfigError
 
 
 class ForeignOptions(BaseModel):

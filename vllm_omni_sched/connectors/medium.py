@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.connectors.edge import Edge, name_of
-from vllm_omni_sched.connectors.framing import Arrival, Message
-from vllm_omni_sched.connectors.lifetime import Lifetimes
-from vllm_omni_sched.connectors.recent_losses import RecentLosses
-from vllm_omni_sched.connectors.transport import Health, Lease, Status, Traffic, Transport
-from vllm_omni_sched.errors import (
+from vllm_omni_sched.config.errors import (
     ConnectorError,
     MessageTooLargeError,
     ReceiverBehindError,
     TransportClosedError,
 )
+from vllm_omni_sched.connectors.edge import Edge, name_of
+from vllm_omni_sched.connectors.framing import Arrival, Message
+from vllm_omni_sched.connectors.lifetime import Lifetimes
+from vllm_omni_sched.connectors.recent_losses import RecentLosses
+from vllm_omni_sched.connectors.transport import Health, Lease, Status, Traffic, Transport
 
 
 @dataclass

@@ -10,9 +10,9 @@ import torch
 from vllm.multimodal.utils import group_and_batch_mm_kwargs
 from vllm.utils.platform_utils import is_pin_memory_available
 
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.warm_up import WARM_UP
-from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.lanes import CudaDevice, Lane, LanePool, ProcessLane, StreamLane
 from vllm_omni_sched.lanes.base import Pause
 from vllm_omni_sched.lanes.processors import (

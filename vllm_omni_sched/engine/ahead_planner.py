@@ -7,7 +7,7 @@ from vllm.v1.request import Request
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.encode_ahead import EncodeAhead
 from vllm_omni_sched.core.engine.ledger import EncodeState

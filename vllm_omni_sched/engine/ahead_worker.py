@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from vllm.logger import init_logger
 
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.errors import LaneDiedError, LaneError
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead_encode import Encode, build_lane, processors_here
 from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport, LaneFacts
 from vllm_omni_sched.engine.host_store import HostStore
 from vllm_omni_sched.engine.warm_up import WARM_UP
-from vllm_omni_sched.errors import LaneDiedError, LaneError
 from vllm_omni_sched.lanes import Done, InlineLane, Job, Lane
 from vllm_omni_sched.logs import logger_name
 

@@ -10,7 +10,7 @@ from vllm.v1.request import RequestStatus
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.compat import Status
-from vllm_omni_sched.config import OmniSchedConfig, ReleaseMode
+from vllm_omni_sched.config.options import OmniSchedConfig, ReleaseMode
 from vllm_omni_sched.engine import block_ids, rebind
 from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
 from vllm_omni_sched.engine.encoder_inputs import EncoderInputs

@@ -11,7 +11,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ECConnectorOutput
 from vllm.v1.request import Request
 
-from vllm_omni_sched.config import load_config
+from vllm_omni_sched.config.load import load_config
 from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
 from vllm_omni_sched.engine.ahead_planner import AheadPlanner
 from vllm_omni_sched.engine.ahead_worker import AheadWorker

@@ -7,7 +7,7 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.request import Request
 
 from vllm_omni_sched.compat import native_hash_refs, native_request_ids
-from vllm_omni_sched.config import EvictionOrder
+from vllm_omni_sched.config.options import EvictionOrder
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
 _NATIVE_REFS = native_hash_refs()

@@ -7,9 +7,9 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.request import Request
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
-from vllm_omni_sched.config import EvictionOrder, OmniSchedConfig
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.options import EvictionOrder, OmniSchedConfig
 from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
-from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.resource.rate import EncodeCost
 from vllm_omni_sched.resource.worth import Encoding, WorthIndex
 

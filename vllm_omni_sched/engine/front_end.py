@@ -17,9 +17,9 @@ from typing import Any
 from vllm.logger import init_logger
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.config import load_config
+from vllm_omni_sched.config.errors import RequestError
+from vllm_omni_sched.config.load import load_config
 from vllm_omni_sched.engine.named import uses_our_scheduler
-from vllm_omni_sched.errors import RequestError
 from vllm_omni_sched.graph.promises import Promises, promises_of
 from vllm_omni_sched.imports import when_imported
 from vllm_omni_sched.logs import logger_name

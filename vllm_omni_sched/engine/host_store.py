@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.config.errors import EncodingLostError
 from vllm_omni_sched.engine.host_messages import HostOrders, HostReport
-from vllm_omni_sched.errors import EncodingLostError
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ this, because vLLM lets their class be named.
 
 from typing import Any
 
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 
 
 def mix_in(instance: Any, mixin: type, config: OmniSchedConfig) -> bool:

@@ -13,9 +13,9 @@ import torch
 from vllm.logger import init_logger
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.config import OmniSchedConfig, Toggle
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.options import OmniSchedConfig, Toggle
 from vllm_omni_sched.engine.mrope_models import why_recomputed
-from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.items.mrope import GrowingRows, KnownPositions, Tail
 from vllm_omni_sched.logs import logger_name
 

@@ -3,11 +3,12 @@
 from typing import Any
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.config import Toggle, load_config
+from vllm_omni_sched.config.errors import MissingSymbolError
+from vllm_omni_sched.config.load import load_config
+from vllm_omni_sched.config.options import Toggle
 from vllm_omni_sched.engine.mixing import mix_in
 from vllm_omni_sched.engine.runner_v1 import RunnerV1Mixin
 from vllm_omni_sched.engine.runner_v2 import RunnerV2Mixin
-from vllm_omni_sched.errors import MissingSymbolError
 
 
 def promote_worker(worker: Any, vllm_config: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.items import FeatureList, SpillFile
 from vllm_omni_sched.items.feature_list import Strip
 from vllm_omni_sched.logs import logger_name

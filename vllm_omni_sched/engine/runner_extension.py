@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.config import OmniSchedConfig, Toggle
+from vllm_omni_sched.config.options import OmniSchedConfig, Toggle
 from vllm_omni_sched.engine.mrope import SessionPositions
 from vllm_omni_sched.engine.session import SessionReceiver
 from vllm_omni_sched.items import FeatureWindows

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead_runner import keep_what_is_freed, start_lane, wait_when_idle
 from vllm_omni_sched.engine.mrope import SessionPositions, continues
 from vllm_omni_sched.engine.runner_extension import RunnerV1Extension

@@ -9,7 +9,7 @@ import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead_runner import keep_what_is_freed, start_lane, wait_when_idle
 from vllm_omni_sched.engine.mixing import mix_in
 from vllm_omni_sched.engine.mrope import RowPositions, continues, refuse_if_on

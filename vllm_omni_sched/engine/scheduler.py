@@ -14,13 +14,13 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.config import load_config
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.load import load_config
 from vllm_omni_sched.engine.build import build_extension
 from vllm_omni_sched.engine.encoder_inputs import LEAST_HELD
 from vllm_omni_sched.engine.extension import SchedulerExtension
 from vllm_omni_sched.engine.start import start_line
 from vllm_omni_sched.engine.waiting import WaitingOrderMixin
-from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.logs import logger_name
 
 logger = init_logger(logger_name(__name__))

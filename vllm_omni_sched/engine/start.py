@@ -5,11 +5,12 @@ from typing import Any
 
 from vllm_omni_sched import __version__, compat
 from vllm_omni_sched.compat import Status
-from vllm_omni_sched.config import OmniSchedConfig, Toggle, load_config, resolved
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.load import load_config, resolved
+from vllm_omni_sched.config.options import OmniSchedConfig, Toggle
 from vllm_omni_sched.engine import metrics_bridge
 from vllm_omni_sched.engine.front_end import check_requests
 from vllm_omni_sched.engine.video.choice import video_options
-from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.resource.lane_support import LaneFacts, refusal
 
 

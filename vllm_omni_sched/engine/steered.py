@@ -12,7 +12,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.errors import ConfigError, RequestError
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import EngineFacts
 from vllm_omni_sched.engine.ahead import planner_half
@@ -20,7 +21,6 @@ from vllm_omni_sched.engine.encoder_inputs import DecidesInputs, Inputs
 from vllm_omni_sched.engine.prompt_tokens import prompt_tokens_of
 from vllm_omni_sched.engine.refusals import Refusals
 from vllm_omni_sched.engine.scheduler_view import RequestPrompt, SchedulerView
-from vllm_omni_sched.errors import ConfigError, RequestError
 from vllm_omni_sched.graph.promises import promises_of, usual_class
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.feature_list import Strip

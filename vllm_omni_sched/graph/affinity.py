@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Generic, NamedTuple, TypeVar
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 
 AFFINITY_ITEMS = 16
 """Number of a request's items that affinity looks at; further items add little information."""

@@ -12,7 +12,7 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 
 
 class _Hash(Protocol):

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import combinations
 from typing import NamedTuple
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 
 
 @dataclass(frozen=True)

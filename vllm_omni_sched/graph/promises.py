@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from vllm_omni_sched.config import OmniSchedConfig
-from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.config.errors import RequestError
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME, SlaClass
 
 

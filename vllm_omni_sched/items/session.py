@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vllm_omni_sched.errors import SessionOutOfSyncError
+from vllm_omni_sched.config.errors import SessionOutOfSyncError
 
 BlockIds = Sequence[Sequence[int]]
 """Block ids by KV-cache group."""

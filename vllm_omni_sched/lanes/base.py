@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_omni_sched.errors import LaneError
+from vllm_omni_sched.config.errors import LaneError
 
 Pause = Callable[[], None]
 """Called by work between two of its slices: yields the device for as long as the lane's share requires."""

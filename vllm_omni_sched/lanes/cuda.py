@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from vllm_omni_sched.errors import LaneError
+from vllm_omni_sched.config.errors import LaneError
 from vllm_omni_sched.lanes.stream import Mark
 
 

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
-from vllm_omni_sched.errors import LaneError
+from vllm_omni_sched.config.errors import LaneError
 from vllm_omni_sched.lanes import messages
 from vllm_omni_sched.lanes.base import Pacer, Work
 

@@ -1,7 +1,7 @@
 """A lane without concurrency: jobs run where they are submitted."""
 
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.errors import LaneClosedError, LaneWorkError
+from vllm_omni_sched.config.errors import LaneClosedError, LaneWorkError
 from vllm_omni_sched.lanes.base import CLOSED, Done, Job, Lane, Work, checked_share, held_twice
 
 

@@ -4,7 +4,7 @@ import select
 from collections.abc import Sequence
 
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.errors import LaneClosedError
+from vllm_omni_sched.config.errors import LaneClosedError
 from vllm_omni_sched.lanes.base import CLOSED, Done, Job, Lane, checked_share, held_twice
 from vllm_omni_sched.lanes.process import ProcessLane
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.errors import LaneClosedError, LaneDiedError, LaneError, LaneWorkError
+from vllm_omni_sched.config.errors import LaneClosedError, LaneDiedError, LaneError, LaneWorkError
 from vllm_omni_sched.lanes import messages
 from vllm_omni_sched.lanes.base import CLOSED, CLOSED_BEFORE_DONE, Done, Job, Lane, Work, checked_share, held_twice
 from vllm_omni_sched.lanes.fork_server import ForkServer

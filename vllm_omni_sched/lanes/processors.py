@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.options import CPU_LIST
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.options import CPU_LIST
 
 SHARED, AUTO = "shared", "auto"
 _OPENMP = ("GOMP_CPU_AFFINITY", "OMP_PLACES", "KMP_AFFINITY")

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.errors import LaneClosedError, LaneWorkError
+from vllm_omni_sched.config.errors import LaneClosedError, LaneWorkError
 from vllm_omni_sched.lanes.base import (
     CLOSED,
     CLOSED_BEFORE_DONE,

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE, sweep
-from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.omni.connector import TransportConnector
 from vllm_omni_sched.omni.extra import options_from_extra
 

@@ -10,11 +10,11 @@ from typing import Any
 from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
+from vllm_omni_sched.config.errors import ConnectorError
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.latency_histogram import LatencyHistogram
 from vllm_omni_sched.connectors.transport import Health, Status, Transport
 from vllm_omni_sched.connectors.watch import Watch, WatchOptions
-from vllm_omni_sched.errors import ConnectorError
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.extra import options_from_extra
 from vllm_omni_sched.omni.metrics import metrics_of_this_process

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.connectors.watch import WatchOptions
-from vllm_omni_sched.errors import ConfigError
 
 ENGINES = frozenset({"stage_id", "role", "from_stage", "to_stage", "replica_id", "outgoing"})
 """Keys that vLLM-Omni adds itself."""

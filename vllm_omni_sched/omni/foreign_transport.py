@@ -17,13 +17,19 @@ import torch
 from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 from vllm_omni.distributed.omni_connectors.utils.config import TRANSFER_ENGINE_CONNECTOR_NAMES, ConnectorSpec
 
+from vllm_omni_sched.config.errors import (
+    ConfigError,
+    CorruptMessageError,
+    NoRoomError,
+    RendezvousError,
+    TransportClosedError,
+)
 from vllm_omni_sched.connector_names import CONNECTORS
 from vllm_omni_sched.connectors.auto import ForeignOptions
 from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message, make_message
 from vllm_omni_sched.connectors.routing import Way
 from vllm_omni_sched.connectors.transport import Health, Status, Transport
-from vllm_omni_sched.errors import ConfigError, CorruptMessageError, NoRoomError, RendezvousError, TransportClosedError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

@@ -8,7 +8,7 @@ from enum import Enum
 from itertools import islice
 from typing import ClassVar, Protocol, overload
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 
 LOOK_AT_ALL = 32
 """Up to this many replicas of a stage, all of them are compared for each request."""

@@ -1,6 +1,6 @@
 """Make the controller of a limit from the mode that an option names."""
 
-from vllm_omni_sched.config import ControlMode, OmniSchedConfig
+from vllm_omni_sched.config.options import ControlMode, OmniSchedConfig
 from vllm_omni_sched.resource.batch_size import AimdBatch, BatchControl
 from vllm_omni_sched.resource.learned_weights import shipped
 from vllm_omni_sched.resource.pid import PidBatch

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.worth import Encoding
 
 

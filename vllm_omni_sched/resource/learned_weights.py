@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.learned import ARMS, FEATURES, LearnedPrefill, LinearPolicy, RewardGuard
 
 FORMAT = "vllm-omni-sched learned prefill"

@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 
 PACE, PACE_BESIDE = 0.8, 0.3
 """Fractions of the ITL target: where the encoder shares the LLM's processors, and where it has others, too."""

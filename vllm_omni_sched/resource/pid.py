@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.batch_size import LimitReason, PeriodicControl
 
 

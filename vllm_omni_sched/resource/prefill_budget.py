@@ -6,7 +6,7 @@ In the spirit of vLLM RFC #52906: the best budget depends on the load, so no fix
 
 import math
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.batch_size import BatchControl, LimitReason
 
 

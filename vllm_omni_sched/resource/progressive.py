@@ -2,7 +2,7 @@
 
 import math
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 
 
 class ProgressiveWindow:

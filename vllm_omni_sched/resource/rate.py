@@ -1,6 +1,6 @@
 """Learn the cost of an encode or a copy from those that were timed."""
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 
 
 class Rate:

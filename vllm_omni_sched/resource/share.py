@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.lane_share import DecodeLoad
 
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from operator import mul
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.least_squares import NonNegativeFit
 
 

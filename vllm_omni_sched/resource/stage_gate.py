@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.order import WaitingOrder
 from vllm_omni_sched.resource.balance import Balancer, CostBalancer, Dice, ReplicaState
 from vllm_omni_sched.resource.gate_lanes import Entry, First, Lane, Traits, traits_of

@@ -1,11 +1,11 @@
 """Make the limits of a replica's work from the options of its stage."""
 
+from vllm_omni_sched.config.stage_options.batching import BatchingOptions, BatchLimits
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.batch_size import BatchControl, FixedBatch
 from vllm_omni_sched.resource.pid import PidBatch, PidGains
 from vllm_omni_sched.resource.progressive import ProgressiveWindow
 from vllm_omni_sched.resource.stage_cost import Features
-from vllm_omni_sched.stage_options.batching import BatchingOptions, BatchLimits
 
 PIXELS_PER_LATENT = 256  # 8 x 8 by the usual autoencoder, and 2 x 2 of those per token of the transformer
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
-from vllm_omni_sched.config import EvictionOrder
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.options import EvictionOrder
 
 
 class EvictReason(str, Enum):

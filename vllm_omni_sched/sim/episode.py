@@ -9,7 +9,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.resource.batch_size import BatchControl
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits, make_core

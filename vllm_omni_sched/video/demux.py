@@ -12,7 +12,7 @@ import av
 import numpy as np
 from av.stream import Discard
 
-from vllm_omni_sched.errors import VideoInputError
+from vllm_omni_sched.config.errors import VideoInputError
 from vllm_omni_sched.video.bitstream import PacketFacts, PacketReader, reader_for
 from vllm_omni_sched.video.bitstream.bits import EndOfBits
 from vllm_omni_sched.video.facts import NO_TIME, PACKET, Order, SequenceReason, VideoIndex

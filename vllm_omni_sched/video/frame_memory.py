@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.config.errors import DecoderError, VideoDeadlineError
 from vllm_omni_sched.connectors.arena.extents import Extents
 from vllm_omni_sched.connectors.arena.memory import Memory
-from vllm_omni_sched.errors import DecoderError, VideoDeadlineError
 from vllm_omni_sched.video.packet_memory import free_memory
 
 if TYPE_CHECKING:

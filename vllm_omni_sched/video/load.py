@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.errors import DecoderError, VideoDeadlineError, VideoError, VideoInputError, VideoLimitError
+from vllm_omni_sched.config.errors import DecoderError, VideoDeadlineError, VideoError, VideoInputError, VideoLimitError
 from vllm_omni_sched.video import plan, repair
 from vllm_omni_sched.video.facts import Order, Piece, PieceResult, SequenceReason, VideoIndex
 from vllm_omni_sched.video.frame_memory import FrameMemory

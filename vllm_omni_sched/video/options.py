@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from vllm_omni_sched.errors import VideoLimitError
-from vllm_omni_sched.options import Toggle
+from vllm_omni_sched.config.errors import VideoLimitError
+from vllm_omni_sched.config.options import Toggle
 
 if TYPE_CHECKING:
     from vllm_omni_sched.video.facts import VideoIndex

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.config.errors import RequestError
 from vllm_omni_sched.video.facts import Order, PacketFlag, Piece, WantedFrame
 from vllm_omni_sched.video.frame_order import shown_pts
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from vllm_omni_sched.errors import VideoError
+    from vllm_omni_sched.config.errors import VideoError
     from vllm_omni_sched.video.facts import VideoIndex
 
 STAGES = ("index", "wait", "decode", "convert", "assemble")

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.config.errors import VideoError
 from vllm_omni_sched.connectors.lifetime import Lifetimes
-from vllm_omni_sched.errors import VideoError
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
 from vllm_omni_sched.video.facts import VideoIndex
 from vllm_omni_sched.video.frame_memory import FrameMemory

@@ -16,7 +16,7 @@ from benchmarks.gpu.lanes.variants import variants
 from benchmarks.harness.arguments import at_least_one
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
-from vllm_omni_sched.errors import LaneError
+from vllm_omni_sched.config.errors import LaneError
 
 NO_GPU = "benchmarks.gpu.lanes needs a CUDA device that torch can use, and there is none here"
 

@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.states import RequestState
 
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.mixing import mix_in
 from vllm_omni_sched.engine.runner_v2 import RunnerV2Mixin, promote_encoder_runner
 

@@ -11,11 +11,11 @@ import torch
 
 from tests.support.mrope import MODELS, make_model, model_class
 from tests.support.mrope_session import QWEN2, make_runner, vllm_config
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine import mrope_models
 from vllm_omni_sched.engine.mrope import continues
 from vllm_omni_sched.engine.start import check_and_attach
-from vllm_omni_sched.errors import ConfigError
 
 
 @pytest.mark.parametrize(

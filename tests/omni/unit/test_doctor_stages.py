@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from tests.support.stage_files import deploy
 from vllm_omni_sched.cli import app, diagnosis, doctor
 from vllm_omni_sched.cli.diagnosis import Diagnosis
-from vllm_omni_sched.stage_config import VARIABLE
+from vllm_omni_sched.config.stage_yaml import VARIABLE
 
 TEXT = """
 pipeline: tiny_text_to_sound

@@ -14,10 +14,10 @@ from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec, Om
 from vllm_omni.engine import stage_runtime
 from vllm_omni.engine.stage_runtime import DistStageRuntime, StageRuntime
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.stage_yaml import VARIABLE, read_stage_options
 from vllm_omni_sched.omni.stages import edges, seam
 from vllm_omni_sched.plugin import register
-from vllm_omni_sched.stage_config import VARIABLE, read_stage_options
 
 pytestmark = pytest.mark.omni
 

@@ -13,9 +13,9 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
 from vllm_omni.engine.stage_runtime import StageRuntime
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.stage_yaml import VARIABLE, check_against, read_stage_options
 from vllm_omni_sched.omni.stages import first_places, report, seam
-from vllm_omni_sched.stage_config import VARIABLE, check_against, read_stage_options
 
 pytestmark = pytest.mark.omni
 

@@ -16,11 +16,11 @@ from vllm.exceptions import VLLMValidationError
 from vllm_omni.entrypoints.async_omni import AsyncOmni
 
 from tests.support.omni_stages import params
-from vllm_omni_sched.errors import RequestError
+from vllm_omni_sched.config.errors import RequestError
+from vllm_omni_sched.config.stage_options.graph import ClassTargets, PriorityOptions
+from vllm_omni_sched.config.stage_yaml import read_stage_options
 from vllm_omni_sched.omni.stages import front_end
 from vllm_omni_sched.omni.stages.front_end import check_requests, promises_of
-from vllm_omni_sched.stage_config import read_stage_options
-from vllm_omni_sched.stage_options.graph import ClassTargets, PriorityOptions
 
 pytestmark = pytest.mark.omni
 

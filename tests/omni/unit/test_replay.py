@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import Rig, StageSpec
+from vllm_omni_sched.config.stage_yaml import read_stage_options
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.core import PipelineCore
 from vllm_omni_sched.graph.stages import StageKind
@@ -22,7 +23,6 @@ from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.spec import StageSpec as SimulatedStage
 from vllm_omni_sched.sim.server import Job
 from vllm_omni_sched.sim.work import Request
-from vllm_omni_sched.stage_config import read_stage_options
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 

@@ -14,6 +14,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 from tests.support.omni_stages import core_request, params
+from vllm_omni_sched.config.stage_options.graph import ClassTargets, PriorityOptions
 from vllm_omni_sched.omni.stages.requests import (
     LOGGED,
     UNKNOWN_TOKENS,
@@ -23,7 +24,6 @@ from vllm_omni_sched.omni.stages.requests import (
     keys_of,
     modality_of,
 )
-from vllm_omni_sched.stage_options.graph import ClassTargets, PriorityOptions
 
 pytestmark = pytest.mark.omni
 

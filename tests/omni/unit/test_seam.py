@@ -18,13 +18,13 @@ from vllm_omni.engine.stage_pool import StagePool
 
 from tests.support.omni_stages import FINAL, Edges, StageSpec, pool_of
 from vllm_omni_sched import __version__
-from vllm_omni_sched.errors import ConfigError, MissingSymbolError
+from vllm_omni_sched.config.errors import ConfigError, MissingSymbolError
+from vllm_omni_sched.config.stage_yaml import VARIABLE
 from vllm_omni_sched.logs import LOGGER
 from vllm_omni_sched.omni.stages import overrides, seam
 from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
 from vllm_omni_sched.omni.stages.policies import Policies
 from vllm_omni_sched.omni.stages.pool import ScheduledPool
-from vllm_omni_sched.stage_config import VARIABLE
 
 pytestmark = pytest.mark.omni
 

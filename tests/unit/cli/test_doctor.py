@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from vllm_omni_sched import __version__
 from vllm_omni_sched.cli import app, diagnosis
 from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, features, modules, versions
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.video import sandbox
 
 SYMBOL = "vllm.v1.core.sched.scheduler.Scheduler.schedule"

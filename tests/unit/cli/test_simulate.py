@@ -15,7 +15,7 @@ from tests.support import sim_results
 from tests.support.scenarios import GOOD, KNOWN
 from vllm_omni_sched.cli import app, simulate
 from vllm_omni_sched.cli.simulate_view import screen
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.scenario import Scenario, loader
 from vllm_omni_sched.sim.study import load_study, run_study
 

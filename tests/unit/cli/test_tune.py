@@ -8,7 +8,8 @@ import yaml
 from typer.testing import CliRunner
 
 from vllm_omni_sched.cli import app
-from vllm_omni_sched.config import OmniSchedConfig, load_config, read_options
+from vllm_omni_sched.config.load import load_config, read_options
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario import load
 from vllm_omni_sched.sim.tune import replay

@@ -14,9 +14,9 @@ import pytest
 import torch
 from PIL import Image, TiffImagePlugin
 
+from vllm_omni_sched.config.errors import CorruptMessageError, PayloadError
 from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import ALIGNMENT, REVIVE, Arrival, make_message
-from vllm_omni_sched.errors import CorruptMessageError, PayloadError
 
 EDGE = Edge("0", "1")
 DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)

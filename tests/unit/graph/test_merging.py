@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.merging import Left, Merger, MergeReason, Role, content_key
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.partition import Device, Partitioner, PartitionSnapshot, Score, Shortage, StageProfile
 
 GIB = 1 << 30

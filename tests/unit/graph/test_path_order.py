@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.order import BATCH, REALTIME, SlaClass, Undated, WaitingOrder, WaitingRequest
 from vllm_omni_sched.graph.path_order import PathOrder, PathRequest, path_request
 from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind

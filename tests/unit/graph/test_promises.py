@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from vllm_omni_sched.config import load_config
-from vllm_omni_sched.errors import ConfigError, RequestError
+from vllm_omni_sched.config.errors import ConfigError, RequestError
+from vllm_omni_sched.config.load import load_config
 from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME
 from vllm_omni_sched.graph.promises import KNOWN, Promises, promises_of, usual_class
 

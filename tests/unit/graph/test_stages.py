@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.stages import GraphError, Stage, StageGraph, StageKind
 
 NAMES = ("thinker", "talker", "vocoder", "image", "mixer")

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_omni_sched.errors import SessionOutOfSyncError
+from vllm_omni_sched.config.errors import SessionOutOfSyncError
 from vllm_omni_sched.items import SessionMirror, SessionTracker
 from vllm_omni_sched.items.session import NULL_BLOCK, LiveBlocks
 

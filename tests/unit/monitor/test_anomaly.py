@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly import AnomalyKind, MemoryLeak, SickEdge, StageTimeout, StuckQueue
 from vllm_omni_sched.monitor.anomaly.statistics import gamma_quantile, mann_kendall, slope, wilson
 

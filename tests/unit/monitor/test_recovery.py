@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.recovery import (
     Aborted,
     Cleared,

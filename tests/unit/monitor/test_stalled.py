@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.recovery.stalled import StalledRequests
 
 

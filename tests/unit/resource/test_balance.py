@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.balance import (
     NOBODY,
     CostBalancer,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.batch_size import AimdBatch, BatchControl, FixedBatch, LimitReason
 from vllm_omni_sched.resource.pid import PidBatch, PidGains
 from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill

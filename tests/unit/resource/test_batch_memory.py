@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.batch_size import LimitReason
 from vllm_omni_sched.resource.pid import PidBatch
 

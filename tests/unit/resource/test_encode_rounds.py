@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.encode_rounds import (
     HOLDS,
     EncodeRounds,

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_omni_sched.config import ControlMode, OmniSchedConfig, read_options
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.load import read_options
+from vllm_omni_sched.config.options import ControlMode, OmniSchedConfig
 from vllm_omni_sched.resource.control import make_control
 from vllm_omni_sched.resource.learned import (
     ARMS,

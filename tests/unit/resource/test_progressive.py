@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.gates import Asked, some
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.balance import ReplicaState
 from vllm_omni_sched.resource.progressive import ProgressiveWindow
 from vllm_omni_sched.resource.stage_gate import StageGate

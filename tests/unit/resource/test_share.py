@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare, ShareReason
 from vllm_omni_sched.resource.share import EncodeShare
 

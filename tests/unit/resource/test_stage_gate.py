@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tests.support.gates import Asked, some, told
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.order import INTERACTIVE, WaitingOrder, WaitingRequest
 from vllm_omni_sched.resource.balance import ReplicaState, RoundRobin
 from vllm_omni_sched.resource.gate_types import GatePlan, GateRequest

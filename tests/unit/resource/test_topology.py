@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.topology import Topology
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario import Scenario, load
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.sim_engine import PlainCosts
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.resource.batch_size import FixedBatch
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.episode import run_episode

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.host import Cores, Host
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.run import simulate

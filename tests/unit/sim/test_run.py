@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.core.engine.ledger import AheadLedger
-from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.graph.order import WaitingOrder
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
 from vllm_omni_sched.monitor.recovery.policy import Recovery

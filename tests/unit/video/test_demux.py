@@ -14,7 +14,7 @@ from tests.support import clips
 from tests.support.clips import SOUND, clip
 from tests.support.decoding import as_file, index_of, ours, video
 from tests.support.descriptors import nothing_left_open
-from vllm_omni_sched.errors import VideoInputError, VideoLimitError
+from vllm_omni_sched.config.errors import VideoInputError, VideoLimitError
 from vllm_omni_sched.video import demux
 from vllm_omni_sched.video.demux import read_index
 from vllm_omni_sched.video.facts import NO_TIME, Order, PacketFlag, SequenceReason

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from vllm_omni_sched.errors import DecoderError, VideoDeadlineError
+from vllm_omni_sched.config.errors import DecoderError, VideoDeadlineError
 from vllm_omni_sched.video.frame_memory import FrameBuffer, FrameMemory
 
 MIB = 1 << 20

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import video_actors as actors
 from tests.support.acted_codec import check, everything, service
-from vllm_omni_sched.errors import DecoderError, VideoInputError, VideoLimitError
+from vllm_omni_sched.config.errors import DecoderError, VideoInputError, VideoLimitError
 from vllm_omni_sched.video.load import Fallback
 from vllm_omni_sched.video.repair import RepairReason
 from vllm_omni_sched.video.service import FlashCodec

@@ -15,7 +15,7 @@ pytest.importorskip("av")
 
 from tests.support import clips
 from tests.support.decoding import plain
-from vllm_omni_sched.errors import VideoInputError, VideoLimitError
+from vllm_omni_sched.config.errors import VideoInputError, VideoLimitError
 from vllm_omni_sched.graph.order import BATCH, REALTIME
 from vllm_omni_sched.video.facts import Order, VideoIndex
 from vllm_omni_sched.video.frame_order import shown_frames

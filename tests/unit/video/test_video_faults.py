@@ -16,7 +16,7 @@ import pytest
 from tests.support import video_actors as actors
 from tests.support.acted_codec import Watching, check, everything, service, until
 from tests.support.descriptors import nothing_left_open
-from vllm_omni_sched.errors import DecoderError, VideoDeadlineError, VideoError
+from vllm_omni_sched.config.errors import DecoderError, VideoDeadlineError, VideoError
 from vllm_omni_sched.video.load import Fallback
 from vllm_omni_sched.video.service import FlashCodec
 

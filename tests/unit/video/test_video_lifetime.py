@@ -14,7 +14,7 @@ import pytest
 OWNER = """
 import json, os, signal, sys, warnings
 from tests.support import video_actors as actors
-from vllm_omni_sched.errors import DecoderError
+from vllm_omni_sched.config.errors import DecoderError
 from vllm_omni_sched.video.service import FlashCodec
 warnings.simplefilter("ignore")  # forking with threads is what this is about
 codec = FlashCodec(kinds=(actors.kind(2),), read_index=actors.READ_INDEX)

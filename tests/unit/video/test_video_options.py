@@ -7,8 +7,8 @@ import os
 import pytest
 from pydantic import ValidationError
 
-from vllm_omni_sched.errors import ConfigError, VideoLimitError
-from vllm_omni_sched.options import Toggle
+from vllm_omni_sched.config.errors import ConfigError, VideoLimitError
+from vllm_omni_sched.config.options import Toggle
 from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.pool import kinds
 

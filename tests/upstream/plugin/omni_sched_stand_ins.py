@@ -88,7 +88,7 @@ def _as_list(tokens: Any) -> Any:
 
 def runner_with(base: type, mixin: type, methods: tuple[str, ...]) -> type:
     """`base` with our runner mixin; each of `methods` may also be called on a stub that is no runner at all."""
-    from vllm_omni_sched.config import OmniSchedConfig
+    from vllm_omni_sched.config.options import OmniSchedConfig
 
     class Promoted(mixin, base):  # type: ignore[misc, valid-type]
         def __init__(self, *args: Any, **kwargs: Any) -> None:

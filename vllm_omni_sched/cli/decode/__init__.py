@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.errors import VideoError
-from vllm_omni_sched.extras import how_to_install
+from vllm_omni_sched.config.errors import VideoError
+from vllm_omni_sched.config.extras import how_to_install
 
 if TYPE_CHECKING:
     from vllm_omni_sched.cli.decode.frame_choice import FrameChoice

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.config.errors import CorruptMessageError
 from vllm_omni_sched.connectors.arena import layout as at
 from vllm_omni_sched.connectors.arena import meeting, tuning
 from vllm_omni_sched.connectors.arena.index import Index, is_late
@@ -21,7 +22,6 @@ from vllm_omni_sched.connectors.arena.layout import RING, Layout, Record, State
 from vllm_omni_sched.connectors.arena.memory import Memory, open_private
 from vllm_omni_sched.connectors.arena.tuning import ReceivingCost
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, flags_of
-from vllm_omni_sched.errors import CorruptMessageError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from vllm_omni_sched.config.errors import CorruptMessageError
 from vllm_omni_sched.connectors.arena.layout import (
     BUCKET,
     DIGEST,
@@ -31,7 +32,6 @@ from vllm_omni_sched.connectors.arena.layout import (
     buckets_of,
 )
 from vllm_omni_sched.connectors.arena.memory import ByteLocks, Memory
-from vllm_omni_sched.errors import CorruptMessageError
 
 Read = TypeVar("Read")
 FUTURE = 1e6

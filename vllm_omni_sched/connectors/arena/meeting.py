@@ -13,9 +13,9 @@ import stat
 from pathlib import Path
 
 from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.config.errors import RendezvousError
 from vllm_omni_sched.connector_names import ARENA_VARIABLE as ARENA_VARIABLE
 from vllm_omni_sched.connectors.arena import meeting
-from vllm_omni_sched.errors import RendezvousError
 
 OUTBOX, INBOX, POOL, STAGE, UNFINISHED = ".out", ".in", ".pool", ".stage", ".new"
 UNFINISHED_FOR = 60.0

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vllm_omni_sched.clock import Clock, sleep_seconds
+from vllm_omni_sched.config.errors import CorruptMessageError
 from vllm_omni_sched.connectors.arena import layout as at
 from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.arena.index import FREE, Index, is_late
@@ -23,7 +24,6 @@ from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message
 from vllm_omni_sched.connectors.medium import EdgeCounts
 from vllm_omni_sched.connectors.modality import Modality
 from vllm_omni_sched.connectors.transport import InFlight, Traffic
-from vllm_omni_sched.errors import CorruptMessageError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

@@ -9,6 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
+from vllm_omni_sched.config.errors import (
+    ConfigError,
+    CorruptMessageError,
+    MessageTooLargeError,
+    NoRoomError,
+    RendezvousError,
+)
 from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.arena.inbox import Inbox
 from vllm_omni_sched.connectors.arena.options import ArenaOptions, arena_name
@@ -18,13 +25,6 @@ from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.medium import MediumTransport, Refusal
 from vllm_omni_sched.connectors.modality import Modality, modality_of
 from vllm_omni_sched.connectors.transport import Lease, Traffic
-from vllm_omni_sched.errors import (
-    ConfigError,
-    CorruptMessageError,
-    MessageTooLargeError,
-    NoRoomError,
-    RendezvousError,
-)
 
 REAPED_PER_PUT = 2  # each put adds one
 TUNE_EVERY = 256  # messages

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from vllm_omni_sched.config.errors import CorruptDataError
 from vllm_omni_sched.connectors.compression.dtypes import FLOATS, ITEM_BYTES, Bytes, num_bytes
-from vllm_omni_sched.errors import CorruptDataError
 
 
 class Kind(str, Enum):

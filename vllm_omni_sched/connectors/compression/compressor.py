@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.config.errors import CorruptDataError
 from vllm_omni_sched.connectors.compression.codec import Codec, ErrorBound, Kind, check_buffer, kind_of
 from vllm_omni_sched.connectors.compression.decide import (
     Candidate,
@@ -26,7 +27,6 @@ from vllm_omni_sched.connectors.compression.decide import (
 from vllm_omni_sched.connectors.compression.dtypes import Bytes
 from vllm_omni_sched.connectors.compression.options import CompressionOptions, ForEdge
 from vllm_omni_sched.connectors.compression.registry import Codecs, load_codecs
-from vllm_omni_sched.errors import CorruptDataError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.connectors.bounds import Count, MemoryBytes
-from vllm_omni_sched.errors import ConfigError
 
 EDGE = re.compile(r"[^\s>]+->[^\s>]+")
 """``from_stage->to_stage``, such as ``0->1``."""

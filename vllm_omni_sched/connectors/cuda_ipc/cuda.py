@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from vllm_omni_sched.config.errors import CorruptMessageError, DeviceLostError
 from vllm_omni_sched.connectors.cuda_ipc.driver import Driver, Exported, Mapping, TorchCuda
 from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare, ShareReason
-from vllm_omni_sched.errors import CorruptMessageError, DeviceLostError
 
 if TYPE_CHECKING:
     import torch

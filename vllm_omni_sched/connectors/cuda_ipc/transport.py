@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
+from vllm_omni_sched.config.errors import ConnectorError, CorruptMessageError, DeviceLostError
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.cuda_ipc.board import Board
 from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare
@@ -19,7 +20,6 @@ from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message, message_of
 from vllm_omni_sched.connectors.transport import Health, Lease
-from vllm_omni_sched.errors import ConnectorError, CorruptMessageError, DeviceLostError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vllm_omni_sched.config.errors import CorruptMessageError
 from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.framing.layout import HEAD, MAGIC, VERSION
-from vllm_omni_sched.errors import CorruptMessageError
 
 MESSAGE, UNFINISHED, TAKEN, LIFE, TICKET, TAKEN_TICKET = ".msg", ".new", ".got", ".life", ".move", ".moved"
 _NOREPLACE = 1

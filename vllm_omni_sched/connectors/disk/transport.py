@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
+from vllm_omni_sched.config.errors import CorruptMessageError, MessageTooLargeError, NoRoomError, RendezvousError
 from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.arena.transport import common_arena
 from vllm_omni_sched.connectors.disk import files
@@ -22,7 +23,6 @@ from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.medium import MediumTransport, MessageCounts, Refusal
 from vllm_omni_sched.connectors.transport import Lease
-from vllm_omni_sched.errors import CorruptMessageError, MessageTooLargeError, NoRoomError, RendezvousError
 
 REAPED_PER_PUT = 8
 SWEEP_EVERY = 5.0  # seconds

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from vllm_omni_sched.config.errors import ConnectorError, CorruptMessageError
 from vllm_omni_sched.connectors.framing.layout import (
     BYTES,
     CHECKED,
@@ -32,7 +33,6 @@ from vllm_omni_sched.connectors.framing.layout import (
     Hook,
     unpacked,
 )
-from vllm_omni_sched.errors import ConnectorError, CorruptMessageError
 
 UNREADABLE = (
     *(msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError),

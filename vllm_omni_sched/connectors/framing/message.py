@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from vllm_omni_sched.config.errors import PayloadError
 from vllm_omni_sched.connectors.edge import Edge, new_name
 from vllm_omni_sched.connectors.framing.layout import (
     ALIGNMENT,
@@ -34,7 +35,6 @@ from vllm_omni_sched.connectors.framing.layout import (
     Hook,
     packed,
 )
-from vllm_omni_sched.errors import PayloadError
 
 if TYPE_CHECKING:
     from vllm_omni_sched.connectors.framing.arrival import Arrival

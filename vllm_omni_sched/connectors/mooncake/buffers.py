@@ -11,10 +11,10 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
+from vllm_omni_sched.config.errors import ConfigError, RendezvousError
 from vllm_omni_sched.connectors.arena.extents import Extents
 from vllm_omni_sched.connectors.mooncake.options import KIB
 from vllm_omni_sched.connectors.mooncake.store import Store
-from vllm_omni_sched.errors import ConfigError, RendezvousError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

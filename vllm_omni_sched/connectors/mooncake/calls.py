@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.errors import RendezvousError, TransportClosedError
+from vllm_omni_sched.config.errors import RendezvousError, TransportClosedError
 
 MAX_HANGING = 16
 """Most calls that hang at a time; further ones are refused at once."""

@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 
 from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.config.errors import RendezvousError
 from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.mooncake.buffers import BufferPool, PooledBuffer
 from vllm_omni_sched.connectors.mooncake.calls import HangingError
@@ -14,7 +15,6 @@ from vllm_omni_sched.connectors.mooncake.names import Names, link_key, own_key
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
 from vllm_omni_sched.connectors.mooncake.store import MISSING, OK, MasterGoneError, Store
 from vllm_omni_sched.connectors.mooncake.writer import Writer
-from vllm_omni_sched.errors import RendezvousError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, sleep_seconds
+from vllm_omni_sched.config.errors import ConfigError, RendezvousError, TransportClosedError
+from vllm_omni_sched.config.extras import how_to_install
 from vllm_omni_sched.connectors.mooncake.calls import Calls
 from vllm_omni_sched.connectors.mooncake.options import MIB, MooncakeOptions
-from vllm_omni_sched.errors import ConfigError, RendezvousError, TransportClosedError
-from vllm_omni_sched.extras import how_to_install
 
 OK = 0
 NO_ROOM, TOO_SMALL, NOT_READY, MISSING, LEASE_OVER, RPC = -200, -600, -703, -704, -707, -900

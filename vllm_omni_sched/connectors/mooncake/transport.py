@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
+from vllm_omni_sched.config.errors import NoRoomError, RendezvousError, TransportClosedError
 from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.medium import MediumTransport, Refusal
@@ -18,7 +19,6 @@ from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
 from vllm_omni_sched.connectors.mooncake.outbox import Outbox
 from vllm_omni_sched.connectors.mooncake.store import Store
 from vllm_omni_sched.connectors.transport import Lease, Traffic, Transport
-from vllm_omni_sched.errors import NoRoomError, RendezvousError, TransportClosedError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+from vllm_omni_sched.config.errors import RendezvousError, TransportClosedError
 from vllm_omni_sched.connectors.mooncake.buffers import BufferPool, PooledBuffer
 from vllm_omni_sched.connectors.mooncake.calls import HangingError
 from vllm_omni_sched.connectors.mooncake.ledger import Ledger, Sent
 from vllm_omni_sched.connectors.mooncake.names import Names, link_key, make_link
 from vllm_omni_sched.connectors.mooncake.store import NO_ROOM, OK, RPC, MasterGoneError, Store
-from vllm_omni_sched.errors import RendezvousError, TransportClosedError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from vllm_omni_sched.config.errors import CorruptMessageError
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message, make_message
 from vllm_omni_sched.connectors.routing.options import RoutingOptions
 from vllm_omni_sched.connectors.routing.route import LARGE, SMALL, Illness, PathState, RouteReason, TransferCost
-from vllm_omni_sched.errors import CorruptMessageError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

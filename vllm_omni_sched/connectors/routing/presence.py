@@ -11,8 +11,8 @@ import secrets
 from pathlib import Path
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.config.errors import RendezvousError
 from vllm_omni_sched.connectors.arena import meeting
-from vllm_omni_sched.errors import RendezvousError
 
 CHECK_EVERY = 1.0
 """Seconds after which announced processes are checked again, because they may have died."""

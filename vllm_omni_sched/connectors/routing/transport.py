@@ -9,6 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
+from vllm_omni_sched.config.errors import (
+    ConfigError,
+    ConnectorError,
+    MessageTooLargeError,
+    NoRoomError,
+    ReceiverBehindError,
+    RendezvousError,
+    TransportClosedError,
+)
 from vllm_omni_sched.connectors.compression import Compressor
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message
@@ -18,15 +27,6 @@ from vllm_omni_sched.connectors.routing.options import RoutingOptions
 from vllm_omni_sched.connectors.routing.presence import Presence
 from vllm_omni_sched.connectors.routing.route import PathState, route
 from vllm_omni_sched.connectors.transport import Health, Lease, Status, Traffic, Transport
-from vllm_omni_sched.errors import (
-    ConfigError,
-    ConnectorError,
-    MessageTooLargeError,
-    NoRoomError,
-    ReceiverBehindError,
-    RendezvousError,
-    TransportClosedError,
-)
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

@@ -9,13 +9,13 @@ from enum import Enum
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.config.errors import ConnectorError, CorruptMessageError
 from vllm_omni_sched.connectors.framing import message_of
 from vllm_omni_sched.connectors.routing.route import Illness, TransferCost
 from vllm_omni_sched.connectors.tiers.duplicates import Tickets
 from vllm_omni_sched.connectors.tiers.ledger import Item, Ledger, Owner
 from vllm_omni_sched.connectors.tiers.policy import TierReason
 from vllm_omni_sched.connectors.transport import Lease, Transport
-from vllm_omni_sched.errors import ConnectorError, CorruptMessageError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.config.errors import RendezvousError
 from vllm_omni_sched.connectors.disk.files import TAKEN_TICKET, TICKET, UNFINISHED
 from vllm_omni_sched.connectors.disk.members import Members
 from vllm_omni_sched.connectors.framing import Arrival
-from vllm_omni_sched.errors import RendezvousError
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.config.errors import ConnectorError, ReceiverBehindError
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.medium import MessageCounts
 from vllm_omni_sched.connectors.tiers.ledger import Item, Ledger, Owner
 from vllm_omni_sched.connectors.transport import InFlight, Traffic, Transport
-from vllm_omni_sched.errors import ConnectorError, ReceiverBehindError
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.resource.rate import Rate
 

@@ -6,6 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.config.errors import (
+    ConnectorError,
+    MessageTooLargeError,
+    NoRoomError,
+    ReceiverBehindError,
+    TransportClosedError,
+)
 from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.modality import Modality
 from vllm_omni_sched.connectors.tiers.carry import Costs
@@ -24,13 +31,6 @@ from vllm_omni_sched.connectors.tiers.policy import (
     plan,
 )
 from vllm_omni_sched.connectors.transport import Transport
-from vllm_omni_sched.errors import (
-    ConnectorError,
-    MessageTooLargeError,
-    NoRoomError,
-    ReceiverBehindError,
-    TransportClosedError,
-)
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

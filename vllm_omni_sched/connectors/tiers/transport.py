@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
+from vllm_omni_sched.config.errors import ConfigError, NoRoomError
 from vllm_omni_sched.connectors.disk import DiskTransport
 from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
@@ -25,7 +26,6 @@ from vllm_omni_sched.connectors.tiers.place import Placer, Tier, View
 from vllm_omni_sched.connectors.tiers.policy import Move
 from vllm_omni_sched.connectors.tiers.worker import GetsFirst, Worker
 from vllm_omni_sched.connectors.transport import Health, Lease, Status, Traffic
-from vllm_omni_sched.errors import ConfigError, NoRoomError
 
 LOOKED_PER_PUT, LOOKED_PER_MOVE = 4, 256
 PLANNING_SHARE = 0.02

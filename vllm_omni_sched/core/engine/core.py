@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from vllm_omni_sched.config import OmniSchedConfig, OrderMode
+from vllm_omni_sched.config.options import OmniSchedConfig, OrderMode
 from vllm_omni_sched.core.engine.encode_ahead import EncodeAhead
 from vllm_omni_sched.core.engine.encode_rounds import RoundScheduling
 from vllm_omni_sched.core.engine.history import History, Transition

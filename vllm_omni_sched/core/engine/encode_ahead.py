@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.history import History, Transition
 from vllm_omni_sched.core.engine.ledger import LEAST_PIECE, AheadLedger, EncodeState
 from vllm_omni_sched.core.engine.requests import EngineFacts, EngineView, Prompt, PromptItem

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.requests import EngineFacts, EngineView
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.step_times import CostModel

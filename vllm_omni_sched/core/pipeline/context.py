@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random  # noqa: TID251 (the type of an argument)
 
+from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest, RequestClasses
 from vllm_omni_sched.graph.affinity import AffinityBook
 from vllm_omni_sched.graph.order import Undated, WaitingOrder
@@ -13,7 +14,6 @@ from vllm_omni_sched.resource.balance import Balancer, CostBalancer, LeastQueue,
 from vllm_omni_sched.resource.credits import Credits
 from vllm_omni_sched.resource.modality_pools import Grant, Pools, RefusalReason, ShareReason
 from vllm_omni_sched.resource.stage_cost import StageCosts
-from vllm_omni_sched.stage_options import BalancePolicy, StageSchedConfig
 
 AS_THEY_CAME = WaitingOrder(max_wait_seconds=float("inf"))
 

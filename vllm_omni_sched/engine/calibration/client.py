@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 
 
 @dataclass

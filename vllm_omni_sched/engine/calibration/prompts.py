@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 
 _LARGEST_SIDE = 1024  # pixels: the largest image that a model takes may be far above what people send
 

@@ -16,11 +16,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from vllm_omni_sched import __version__
-from vllm_omni_sched.config import OmniSchedConfig, load_config, read_options, resolved
+from vllm_omni_sched.config.errors import ConfigError, RequestError
+from vllm_omni_sched.config.extras import how_to_install
+from vllm_omni_sched.config.load import load_config, read_options, resolved
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.video import service
 from vllm_omni_sched.engine.video.rules import CLASSES, ENVIRONMENT, NAME, default_rule, rule_named, rule_of_model
-from vllm_omni_sched.errors import ConfigError, RequestError
-from vllm_omni_sched.extras import how_to_install
 from vllm_omni_sched.graph.order import INTERACTIVE
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.video.options import VideoOptions

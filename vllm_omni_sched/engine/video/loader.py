@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched import compat
+from vllm_omni_sched.config.errors import RequestError
 from vllm_omni_sched.engine.video import service as process_service
 from vllm_omni_sched.engine.video.capture_loader import load_by_capture
 from vllm_omni_sched.engine.video.rules import (
@@ -26,7 +27,6 @@ from vllm_omni_sched.engine.video.rules import (
     wanted_of,
 )
 from vllm_omni_sched.engine.video.source import frame_size, source_of
-from vllm_omni_sched.errors import RequestError
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
 from vllm_omni_sched.logs import get_logger
 

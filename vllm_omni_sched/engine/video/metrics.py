@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from vllm_omni_sched.errors import VideoDeadlineError, VideoError, VideoInputError, VideoLimitError
+from vllm_omni_sched.config.errors import VideoDeadlineError, VideoError, VideoInputError, VideoLimitError
 from vllm_omni_sched.monitor.metrics import PREFIX, Kind
 from vllm_omni_sched.video.results import STAGES, Report
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.errors import RequestError, VideoInputError
+from vllm_omni_sched.config.errors import RequestError, VideoInputError
 from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME
 
 NAME = "omni_flashcodec"

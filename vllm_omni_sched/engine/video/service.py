@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from vllm_omni_sched.config.errors import RequestError
 from vllm_omni_sched.engine.video.rules import NAME, StockReason
-from vllm_omni_sched.errors import RequestError
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.video.options import VideoOptions

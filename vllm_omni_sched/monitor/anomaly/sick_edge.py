@@ -5,7 +5,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
 from vllm_omni_sched.monitor.anomaly.statistics import centre_and_spread, wilson
 

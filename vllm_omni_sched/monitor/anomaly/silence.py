@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
 
 

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
 from vllm_omni_sched.monitor.anomaly.statistics import gamma_quantile
 

@@ -3,7 +3,7 @@
 from collections import deque
 from enum import Enum
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 
 
 class GuardReason(str, Enum):

@@ -7,8 +7,8 @@ from enum import Enum
 
 import numpy as np
 
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.extras import how_to_install
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.extras import how_to_install
 from vllm_omni_sched.monitor.forecast.backtest import rolling_origin
 from vllm_omni_sched.monitor.forecast.guard import Guard
 from vllm_omni_sched.monitor.forecast.models import Model, ModelChoice, Naive, Series, fit, root

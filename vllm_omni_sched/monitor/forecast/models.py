@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.extras import how_to_install
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.extras import how_to_install
 
 Series = NDArray[np.float64]
 

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from vllm_omni_sched import stage_options
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config import stage_options
+from vllm_omni_sched.config.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.stage_options import StageSchedConfig
+from vllm_omni_sched.config.stage_yaml import check_against, file_named
 from vllm_omni_sched.graph.stages import Stage, StageGraph
 from vllm_omni_sched.omni.stages.edges import Edge, joined, written_by
 from vllm_omni_sched.omni.stages.first_places import place
 from vllm_omni_sched.omni.stages.graph import graph_of_pipeline
-from vllm_omni_sched.stage_config import check_against, file_named
-from vllm_omni_sched.stage_options import StageSchedConfig
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.stage_config import edge_connectors
-from vllm_omni_sched.stage_options import RuntimeOptions
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.stage_options import RuntimeOptions
+from vllm_omni_sched.config.stage_yaml import edge_connectors
 
 Edge = tuple[str, str]
 

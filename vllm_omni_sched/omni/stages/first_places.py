@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.stage_options.graph import PartitionOptions
 from vllm_omni_sched.graph.partition import Device, Partitioner, PartitionSnapshot, StageProfile
 from vllm_omni_sched.logs import get_logger
-from vllm_omni_sched.stage_options.graph import PartitionOptions
 
 logger = get_logger(__name__)
 

@@ -6,11 +6,11 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
+from vllm_omni_sched.config.stage_options import ForecastOptions
 from vllm_omni_sched.monitor.forecast.load import Forecast, ForecastReason, LoadForecast
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions as Model
 from vllm_omni_sched.monitor.forecast.plan import Move, PlanOptions, PoolPlan, PoolState, ReplicaPlanner
 from vllm_omni_sched.monitor.stage_board import StageBoard
-from vllm_omni_sched.stage_options import ForecastOptions
 
 MODALITIES = ("text", "image", "audio", "video")
 TESTED = (ForecastReason.BEST, ForecastReason.QUIET)  # not while there is too little data to test a model, or one errs

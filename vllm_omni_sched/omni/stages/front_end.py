@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from vllm_omni_sched.config.stage_options.graph import PriorityOptions
 from vllm_omni_sched.engine.front_end import PROMISES, check_extra, check_params, check_responses, wrap_once
 from vllm_omni_sched.graph.promises import KNOWN, Promises
 from vllm_omni_sched.imports import when_imported
 from vllm_omni_sched.omni.stages.requests import Classes
-from vllm_omni_sched.stage_options.graph import PriorityOptions
 
 _CHAT = "vllm_omni.entrypoints.openai.serving_chat"
 _said: ContextVar[Mapping[str, Any]] = ContextVar("omni_sched_said")

@@ -8,12 +8,12 @@ from typing import Any
 import psutil
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly
 from vllm_omni_sched.monitor.anomaly.silence import Silence
 from vllm_omni_sched.omni.stages import processes
 from vllm_omni_sched.omni.stages.work import Work
-from vllm_omni_sched.stage_options import StageSchedConfig
 
 logger = get_logger(__name__)
 

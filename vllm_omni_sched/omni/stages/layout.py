@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vllm_omni_sched.config.stage_options.graph import PartitionOptions
 from vllm_omni_sched.graph.partition import Device, Partitioner, PartitionSnapshot, Plan, StageProfile
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.omni.stages.moves import Moves, Outcome
-from vllm_omni_sched.stage_options.graph import PartitionOptions
 
 logger = get_logger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from types import FunctionType
 
-from vllm_omni_sched.errors import MissingSymbolError
+from vllm_omni_sched.config.errors import MissingSymbolError
 
 
 def extended(ours: type) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.context import PipelineContext
 from vllm_omni_sched.core.pipeline.core import PipelineCore
@@ -36,7 +37,6 @@ from vllm_omni_sched.omni.stages.unwatched import Unwatched
 from vllm_omni_sched.omni.stages.watch import Watch
 from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.resource.modality_pools import ShareReason
-from vllm_omni_sched.stage_options import StageSchedConfig
 
 logger = get_logger(__name__)
 

@@ -11,9 +11,9 @@ from random import Random  # noqa: TID251 (made here, where the policies are put
 from typing import Any
 
 from vllm_omni_sched import __version__
+from vllm_omni_sched.config.stage_yaml import check_against, file_named, load_stage_config
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.stages.report import ask, ask_not
-from vllm_omni_sched.stage_config import check_against, file_named, load_stage_config
 
 logger = get_logger(__name__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm_omni_sched.config.stage_options import AnomalyOptions
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly import Anomaly, MemoryLeak, SickEdge, StageTimeout, StuckQueue
@@ -11,7 +12,6 @@ from vllm_omni_sched.monitor.stage_board import Side, StageBoard
 from vllm_omni_sched.omni.stages.processes import host_bytes, pids_of, with_children
 from vllm_omni_sched.omni.stages.reports import Moved, Reports
 from vllm_omni_sched.omni.stages.work import Work
-from vllm_omni_sched.stage_options import AnomalyOptions
 
 logger = get_logger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import DecoderCosts, EngineCosts, pick
 from vllm_omni_sched.sim.costs.decoders import CoreDecoder, NvdecDecoder
 from vllm_omni_sched.sim.costs.hardware import device

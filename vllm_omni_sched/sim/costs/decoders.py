@@ -1,6 +1,6 @@
 """Model the cost of decoding frames on a core and on an engine of a GPU."""
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import Source, SourceKind
 from vllm_omni_sched.sim.costs.hardware import DeviceKind, NvdecGeneration
 from vllm_omni_sched.sim.work import Clip

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random  # noqa: TID251 (the type of an argument)
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import Source, SourceKind
 from vllm_omni_sched.sim.costs.calibration import Calibration, EncodeCosts, read_calibration
 from vllm_omni_sched.sim.work import Request

@@ -8,7 +8,7 @@ of the peaks that work reaches, and the fixed costs of a step, each with its sou
 import math
 from dataclasses import dataclass, fields
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import Source, SourceKind
 from vllm_omni_sched.sim.costs.hardware import DeviceKind, all_reduce_factor
 from vllm_omni_sched.sim.costs.models import BF16_BYTES, ModelShape

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import EngineFacts
-from vllm_omni_sched.errors import ConfigError
 
 
 @dataclass(frozen=True)

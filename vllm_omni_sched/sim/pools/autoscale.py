@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.forecast.load import Forecast, ForecastOptions, ForecastReason, LoadForecast
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions, PoolState, ReplicaPlanner
 from vllm_omni_sched.sim.pools.gated import GatedPool

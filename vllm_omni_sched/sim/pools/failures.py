@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random  # noqa: TID251 (the type of an argument)
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.pool import Pool
 

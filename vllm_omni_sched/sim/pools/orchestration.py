@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from random import Random  # noqa: TID251 (the type of an argument)
 
+from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.core.pipeline.context import PipelineContext
 from vllm_omni_sched.core.pipeline.core import PipelineCore
 from vllm_omni_sched.core.pipeline.events import Action, Arrived, Event, Left
@@ -17,7 +18,6 @@ from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.features import bytes_of, features_of, keys_of
 from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.pools.trip import Trip
-from vllm_omni_sched.stage_options import StageSchedConfig
 
 
 def graph_of(specs: Sequence[StageSpec], paths: Sequence[tuple[int, ...]]) -> StageGraph:

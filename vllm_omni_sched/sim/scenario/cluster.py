@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from vllm_omni_sched.stage_options.base import Options
+from vllm_omni_sched.config.stage_options.base import Options
 
 
 class Cluster(Options):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from vllm_omni_sched.config import explain
+from vllm_omni_sched.config.load import explain
 
 
 def explain_problem(error: Any, model: type[BaseModel], raw: Any, within: str = "") -> str:

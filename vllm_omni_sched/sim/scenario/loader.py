@@ -10,14 +10,14 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from vllm_omni_sched.config import KEY, load_config, read_options
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.options import OmniSchedConfig
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.load import KEY, load_config, read_options
+from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.config.stage_yaml import check_against, edge_connectors, read_stage_options
 from vllm_omni_sched.sim.scenario.explain import explain_problem
 from vllm_omni_sched.sim.scenario.overrides import apply
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.stages import VideoStage
-from vllm_omni_sched.stage_config import check_against, edge_connectors, read_stage_options
 from vllm_omni_sched.video.options import VideoOptions
 
 

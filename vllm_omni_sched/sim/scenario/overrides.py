@@ -6,7 +6,7 @@ from copy import deepcopy
 from difflib import get_close_matches
 from typing import Any
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 
 if sys.version_info >= (3, 11):
     import tomllib

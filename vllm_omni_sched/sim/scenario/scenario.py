@@ -5,12 +5,12 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from vllm_omni_sched.options import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.config.stage_options import StageSchedConfig
+from vllm_omni_sched.config.stage_options.base import Options
 from vllm_omni_sched.sim.scenario.checks import problems_of
 from vllm_omni_sched.sim.scenario.cluster import Autoscale, ClassTargets, Cluster, Failures, Slo
 from vllm_omni_sched.sim.scenario.stages import EngineStage, Stage
-from vllm_omni_sched.stage_options import StageSchedConfig
-from vllm_omni_sched.stage_options.base import Options
 
 
 class Workload(Options):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from vllm_omni_sched.stage_options.base import Options
+from vllm_omni_sched.config.stage_options.base import Options
 
 
 class Deterministic(Options):

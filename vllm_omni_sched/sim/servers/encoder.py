@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.server import Done, Job

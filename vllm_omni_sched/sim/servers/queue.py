@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from random import Random  # noqa: TID251 (the type of an argument)
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.server import Done, Job
 

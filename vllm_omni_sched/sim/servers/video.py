@@ -2,7 +2,7 @@
 
 from random import Random  # noqa: TID251 (the type of an argument)
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
 from vllm_omni_sched.sim.costs.base import DecoderCosts
 from vllm_omni_sched.sim.kernel import Simulator

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.measure import Outcome
 from vllm_omni_sched.sim.output.spans import Spans
 from vllm_omni_sched.sim.result import Progress, Result, Run

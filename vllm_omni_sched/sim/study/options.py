@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from vllm_omni_sched.config.stage_options.base import Options
 from vllm_omni_sched.sim.scenario.overrides import flatten
-from vllm_omni_sched.stage_options.base import Options
 
 FOLLOWS = {
     "policy.itl_target_ms": "itl_seconds",

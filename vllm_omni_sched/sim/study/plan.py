@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.scenario import KnownNames, Scenario, Source, flatten, read_source
 from vllm_omni_sched.sim.scenario.explain import explain_problem
 from vllm_omni_sched.sim.scenario.loader import STUDY_KEYS

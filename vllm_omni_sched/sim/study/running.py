@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from vllm_omni_sched.errors import OmniSchedError
+from vllm_omni_sched.config.errors import OmniSchedError
 from vllm_omni_sched.sim.output.spans import Spans
 from vllm_omni_sched.sim.result import Run
 from vllm_omni_sched.sim.study.evaluate import Finding, evaluate, score

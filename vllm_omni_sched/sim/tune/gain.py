@@ -6,7 +6,7 @@ from enum import Enum
 
 import numpy as np
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.tune.search import Evaluate, Measured
 from vllm_omni_sched.sim.tune.space import Options
 

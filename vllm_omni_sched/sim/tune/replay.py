@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from vllm_omni_sched.config import KEY, load_config
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.load import KEY, load_config
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.episode import run_episode

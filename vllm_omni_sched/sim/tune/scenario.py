@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from vllm_omni_sched.config import KEY, load_config
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.load import KEY, load_config
 from vllm_omni_sched.resource.lane_support import LaneFacts, refusal
 from vllm_omni_sched.sim.result import Run
 from vllm_omni_sched.sim.scenario import EngineStage, Scenario

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.extras import how_to_install
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.extras import how_to_install
 from vllm_omni_sched.sim.tune.space import Options, Parameter, suggest
 
 

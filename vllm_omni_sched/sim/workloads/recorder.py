@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.metrics import PREFIX
 from vllm_omni_sched.sim.workloads.trace import Interval, Tokens
 

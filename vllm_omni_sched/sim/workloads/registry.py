@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from vllm_omni_sched.config import read_options
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.load import read_options
 from vllm_omni_sched.sim.workloads.base import Workload
 from vllm_omni_sched.sim.workloads.clips import ClipsOptions, VideoClips
 from vllm_omni_sched.sim.workloads.composite import DayNight, DayNightOptions, Mix, MixOptions

@@ -21,7 +21,7 @@ from typing import IO, Annotated, Any
 
 import msgspec
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 
 FORMAT, VERSION = "vllm-omni-sched trace", 1
 _TOUCH_SECONDS = 1e-3  # times are rounded to this

@@ -12,7 +12,7 @@ import numpy as np
 from av.packet import PacketSideData
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
-from vllm_omni_sched.errors import DecoderError
+from vllm_omni_sched.config.errors import DecoderError
 from vllm_omni_sched.video.decoders.base import Decoder
 from vllm_omni_sched.video.decoders.convert import Converter
 from vllm_omni_sched.video.facts import NO_TIME, Order, PacketFlag, PieceResult

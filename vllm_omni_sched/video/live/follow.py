@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
-from vllm_omni_sched.errors import VideoInputError
+from vllm_omni_sched.config.errors import VideoInputError
 from vllm_omni_sched.video.live.stream import LiveFrame, LiveVideo
 
 _CHUNK = 1 << 18

@@ -13,7 +13,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
-from vllm_omni_sched.errors import ConfigError, DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
+from vllm_omni_sched.config.errors import (
+    ConfigError,
+    DecoderError,
+    VideoDeadlineError,
+    VideoInputError,
+    VideoLimitError,
+)
 from vllm_omni_sched.video.live import messages
 from vllm_omni_sched.video.live.process import StreamProcess
 from vllm_omni_sched.video.live.ring import MAX_SLOTS, Ring, ring_bytes, ring_memory

@@ -15,7 +15,7 @@ from typing import Any
 
 import av
 
-from vllm_omni_sched.errors import VideoInputError, VideoLimitError
+from vllm_omni_sched.config.errors import VideoInputError, VideoLimitError
 from vllm_omni_sched.video import sandbox
 from vllm_omni_sched.video.decoders.convert import Converter
 from vllm_omni_sched.video.demux import FORMATS

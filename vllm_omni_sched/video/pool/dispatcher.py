@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.errors import DecoderError
+from vllm_omni_sched.config.errors import DecoderError
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.video.pool.assignment import PieceAssigner, WaitingPiece, WaitingVideo
 from vllm_omni_sched.video.pool.decoder_pool import DecoderPool, DecoderSlot

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.options import Toggle
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.options import Toggle
 from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.sandbox.seccomp import Profile
 

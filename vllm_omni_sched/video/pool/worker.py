@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.errors import DecoderError, VideoInputError, VideoLimitError
+from vllm_omni_sched.config.errors import DecoderError, VideoInputError, VideoLimitError
 from vllm_omni_sched.video import sandbox
 from vllm_omni_sched.video.pool import messages
 from vllm_omni_sched.video.pool.channel import MAX_BYTES, Channel, close_all, read_all

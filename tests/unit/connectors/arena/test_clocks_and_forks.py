@@ -13,10 +13,10 @@ import pytest
 
 from tests.support.arena import EDGE, FakeClock, pixels, small
 from tests.support.arena_faults import IN_POOL, Start
+from vllm_omni_sched.config.errors import TransportClosedError
 from vllm_omni_sched.connectors.arena import ArenaTransport, inbox
 from vllm_omni_sched.connectors.arena.transport import BURY_EVERY
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.errors import TransportClosedError
 
 
 def test_clocks_that_jump(root: str) -> None:

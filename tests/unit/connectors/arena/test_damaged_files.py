@@ -15,9 +15,9 @@ import pytest
 from tests.support.arena import EDGE, pixels, small
 from tests.support.arena_faults import IN_POOL, IN_RING, Start, as_root, write_to_record
 from tests.support.processes import Processes
+from vllm_omni_sched.config.errors import CorruptMessageError, RendezvousError
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport, layout
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.errors import CorruptMessageError, RendezvousError
 
 HEAD_DAMAGE = {
     "magic": lambda head: b"otherone" + head[8:],

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.support.arena import EDGE, KIB, MIB, FakeClock, pixels, place, small
+from vllm_omni_sched.config.errors import NoRoomError, TransportClosedError
 from vllm_omni_sched.connectors.arena import ArenaTransport, PoolOptions
 from vllm_omni_sched.connectors.arena.storage import PIECE, Pool
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.transport import Status
-from vllm_omni_sched.errors import NoRoomError, TransportClosedError
 
 Open = Callable[..., ArenaTransport]
 OTHER = Edge("1", "2")

@@ -15,9 +15,9 @@ import pytest
 from tests.support.arena import EDGE
 from tests.support.arena_faults import IN_POOL, IN_RING, Start, files
 from tests.support.processes import Processes
+from vllm_omni_sched.config.errors import NoRoomError
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.errors import NoRoomError
 
 
 def test_three_receivers_ask_for_the_same_messages_at_the_same_time(start: Start) -> None:

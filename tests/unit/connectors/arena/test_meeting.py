@@ -14,11 +14,11 @@ from tests.support.arena import EDGE, pixels, small
 from tests.support.arena_faults import IN_POOL
 from tests.support.tiers import files as disk_options
 from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.config.errors import RendezvousError
 from vllm_omni_sched.connectors.arena import ArenaTransport, meeting
 from vllm_omni_sched.connectors.disk import DiskTransport
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.tiers.duplicates import Tickets
-from vllm_omni_sched.errors import RendezvousError
 
 
 def test_an_arena_that_was_made_again_is_not_removed_by_who_saw_the_old_one_empty(

@@ -17,10 +17,10 @@ from tests.support.arena_faults import IN_POOL, IN_RING, Start, as_root, files
 from tests.support.descriptors import nothing_left_open
 from tests.support.processes import Processes
 from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.config.errors import MessageTooLargeError, NoRoomError, RendezvousError
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport, inbox, meeting
 from vllm_omni_sched.connectors.arena.transport import BURY_EVERY
 from vllm_omni_sched.connectors.framing import ON_DEVICE, make_message
-from vllm_omni_sched.errors import MessageTooLargeError, NoRoomError, RendezvousError
 
 
 def test_a_full_arena_refuses_and_takes_again_when_something_was_got(start: Start) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.buffers import bfloat16, buffer, flat, hidden_states, tone
+from vllm_omni_sched.config.errors import CodecMissingError, CorruptDataError
 from vllm_omni_sched.connectors.compression import CODECS, Kind, kind_of, load_codecs
 from vllm_omni_sched.connectors.compression import flac as flac_module
 from vllm_omni_sched.connectors.compression import shuffle as shuffle_module
@@ -18,7 +19,6 @@ from vllm_omni_sched.connectors.compression.ids import HEADER, IdsCodec
 from vllm_omni_sched.connectors.compression.int8 import Int8Codec
 from vllm_omni_sched.connectors.compression.mulaw import MuLawCodec
 from vllm_omni_sched.connectors.compression.shuffle import Lz4Codec, blosc
-from vllm_omni_sched.errors import CodecMissingError, CorruptDataError
 
 
 @pytest.mark.parametrize(

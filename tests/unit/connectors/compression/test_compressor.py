@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.buffers import bfloat16, buffer, flat, hidden_states, samples, tone
+from vllm_omni_sched.config.errors import CodecMissingError, CorruptDataError
 from vllm_omni_sched.connectors.compression import (
     RAW,
     Buffer,
@@ -19,7 +20,6 @@ from vllm_omni_sched.connectors.compression import (
     Reason,
     load_options,
 )
-from vllm_omni_sched.errors import CodecMissingError, CorruptDataError
 
 SLOW_LINK, FAST_LINK = 1e6, 1e15  # bytes/s
 IDS = buffer(np.arange(20_000) % 999)

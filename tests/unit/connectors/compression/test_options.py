@@ -2,8 +2,8 @@
 
 import pytest
 
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.connectors.compression import Lossy, Mode, load_options
-from vllm_omni_sched.errors import ConfigError
 
 
 def test_defaults_lose_nothing():

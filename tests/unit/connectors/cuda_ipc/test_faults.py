@@ -9,8 +9,8 @@ import pytest
 from tests.support.arena import EDGE, KIB
 from tests.support.arena_faults import ARENA, Start
 from tests.support.processes import Process
+from vllm_omni_sched.config.errors import DeviceLostError
 from vllm_omni_sched.connectors.arena import ArenaOptions
-from vllm_omni_sched.errors import DeviceLostError
 
 CUDA_IPC = "vllm_omni_sched.connectors.cuda_ipc"
 BIG = 20 * KIB

@@ -12,9 +12,9 @@ import torch
 
 from tests.support.arena import KIB, small
 from tests.support.host_pair import AB, BASE, Pair
+from vllm_omni_sched.config.errors import CorruptMessageError, DeviceLostError, NoRoomError
 from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message, make_message, message_of
-from vllm_omni_sched.errors import CorruptMessageError, DeviceLostError, NoRoomError
 
 
 @pytest.mark.parametrize("returned", [True, False])

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.host_device import HostDriver
+from vllm_omni_sched.config.errors import CorruptMessageError, DeviceLostError
 from vllm_omni_sched.connectors.cuda_ipc import cuda
 from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare, Handle, packed, unpacked
 from vllm_omni_sched.connectors.cuda_ipc.driver import Exported, Mapping
 from vllm_omni_sched.connectors.cuda_ipc.share import ShareReason
-from vllm_omni_sched.errors import CorruptMessageError, DeviceLostError
 
 HANDLE = Handle("sender-1", 1, "host-0", b"memory", 100, 0, b"event")
 

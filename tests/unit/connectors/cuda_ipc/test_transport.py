@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tests.support.host_pair import AB, BASE, Pair
+from vllm_omni_sched.config.errors import CorruptMessageError, DeviceLostError
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcTransport, transport
 from vllm_omni_sched.connectors.cuda_ipc.share import ShareReason
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Message, make_message
 from vllm_omni_sched.connectors.transport import Status
-from vllm_omni_sched.errors import CorruptMessageError, DeviceLostError
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from tests.support.arena import EDGE, KIB, LONG, FakeClock, pixels
 from tests.support.processes import Processes
 from tests.support.tiers import files, messages
 from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.config.errors import CorruptMessageError, MessageTooLargeError, NoRoomError, RendezvousError
 from vllm_omni_sched.connectors.disk import DiskTransport
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.transport import Status
-from vllm_omni_sched.errors import CorruptMessageError, MessageTooLargeError, NoRoomError, RendezvousError
 
 
 def test_messages_in_files_that_nobody_gets_expire_and_are_counted(root: str, directory: Path) -> None:

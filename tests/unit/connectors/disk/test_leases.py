@@ -11,12 +11,12 @@ import pytest
 
 from tests.support.arena import EDGE, pixels
 from tests.support.tiers import files, messages
+from vllm_omni_sched.config.errors import CorruptMessageError, RendezvousError
 from vllm_omni_sched.connectors import disk
 from vllm_omni_sched.connectors.disk import DiskTransport
 from vllm_omni_sched.connectors.disk.files import Stamp
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.transport import Lease
-from vllm_omni_sched.errors import CorruptMessageError, RendezvousError
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ import threading
 import pytest
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
+from vllm_omni_sched.config.errors import TransportClosedError
 from vllm_omni_sched.connectors.mooncake.calls import MAX_HANGING, Calls, HangingError
-from vllm_omni_sched.errors import TransportClosedError
 
 
 def test_a_call_returns_or_raises_what_the_function_does() -> None:

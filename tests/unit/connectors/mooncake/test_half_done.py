@@ -10,14 +10,14 @@ import pytest
 from tests.support.mooncake import Deployment, received
 from tests.support.mooncake_faults import EDGE, MIB, SOON, put, stop_asking, wait_for
 from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.config.errors import NoRoomError, RendezvousError
 from vllm_omni_sched.connectors.mooncake import MooncakeTransport
 from vllm_omni_sched.connectors.mooncake.calls import HangingError
 from vllm_omni_sched.connectors.mooncake.store import NO_ROOM, MasterGoneError
-from vllm_omni_sched.errors import NoRoomError, RendezvousError
 
 CLOSES = """
 import threading
-from vllm_omni_sched.errors import ConnectorError
+from vllm_omni_sched.config.errors import ConnectorError
 said, ended = [], []
 def busy(number):
     try:

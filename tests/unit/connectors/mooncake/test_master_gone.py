@@ -11,11 +11,11 @@ import pytest
 from tests.support.mooncake import Deployment, received
 from tests.support.mooncake_faults import EDGE, SOON, is_status, put, stop_asking, wait_for
 from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.config.errors import RendezvousError
 from vllm_omni_sched.connectors.mooncake import MooncakeTransport
 from vllm_omni_sched.connectors.mooncake.store import NO_ROOM
 from vllm_omni_sched.connectors.recent_losses import RECENT_SECONDS
 from vllm_omni_sched.connectors.transport import Status
-from vllm_omni_sched.errors import RendezvousError
 
 
 def test_a_missing_master_is_said_within_seconds(own: Deployment) -> None:

@@ -11,12 +11,12 @@ import torch
 
 from tests.support.mooncake import Deployment, arrived, received
 from tests.support.mooncake_faults import wait_for
+from vllm_omni_sched.config.errors import CorruptMessageError, ReceiverBehindError, TransportClosedError
 from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.mooncake import MooncakeTransport
 from vllm_omni_sched.connectors.mooncake.names import Names
 from vllm_omni_sched.connectors.transport import Status
-from vllm_omni_sched.errors import CorruptMessageError, ReceiverBehindError, TransportClosedError
 
 pytestmark = pytest.mark.usefixtures("inside")
 EDGE, OTHER = Edge("0", "1"), Edge("1", "2")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
 from vllm_omni_sched.connectors.mooncake.options import GIB, MIB
 from vllm_omni_sched.connectors.mooncake.store import load_library
-from vllm_omni_sched.errors import ConfigError
 
 
 @pytest.mark.parametrize(

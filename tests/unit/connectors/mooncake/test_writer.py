@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
+from vllm_omni_sched.config.errors import RendezvousError, TransportClosedError
 from vllm_omni_sched.connectors.mooncake.writer import Writer
-from vllm_omni_sched.errors import RendezvousError, TransportClosedError
 
 
 class ClosedStore:

@@ -13,13 +13,13 @@ import pytest
 
 from tests.support.arena import place, small
 from tests.support.paths import ScriptedPath
+from vllm_omni_sched.config.errors import NoRoomError, RendezvousError
 from vllm_omni_sched.connectors.arena import ArenaTransport, meeting
 from vllm_omni_sched.connectors.arena.meeting import SETTLES
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.routing import Presence, RoutedTransport, RoutingOptions, Way
 from vllm_omni_sched.connectors.routing.presence import CHECK_EVERY
-from vllm_omni_sched.errors import NoRoomError, RendezvousError
 
 STAGE = """
 import sys

@@ -10,6 +10,14 @@ import numpy as np
 import pytest
 
 from tests.support.paths import ScriptedPath
+from vllm_omni_sched.config.errors import (
+    ConfigError,
+    MessageTooLargeError,
+    NoRoomError,
+    ReceiverBehindError,
+    RendezvousError,
+    TransportClosedError,
+)
 from vllm_omni_sched.connectors.auto import AutoOptions
 from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
 from vllm_omni_sched.connectors.edge import Edge
@@ -18,14 +26,6 @@ from vllm_omni_sched.connectors.routing import RoutedTransport, RoutingOptions
 from vllm_omni_sched.connectors.routing.learnt import REPORT_EVERY
 from vllm_omni_sched.connectors.routing.transport import Way
 from vllm_omni_sched.connectors.transport import Status, Traffic
-from vllm_omni_sched.errors import (
-    ConfigError,
-    MessageTooLargeError,
-    NoRoomError,
-    ReceiverBehindError,
-    RendezvousError,
-    TransportClosedError,
-)
 from vllm_omni_sched.omni.extra import options_from_extra
 
 EDGE = Edge("0", "1")

@@ -15,11 +15,11 @@ from tests.support.arena import EDGE, KIB, LONG, pixels
 from tests.support.processes import Process, Processes
 from tests.support.tiers import DOWN, MANY, PAYLOAD, small_tiers
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
+from vllm_omni_sched.config.errors import NoRoomError, ReceiverBehindError, RendezvousError
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.tiers.carry import Stage
 from vllm_omni_sched.connectors.tiers.duplicates import Tickets
 from vllm_omni_sched.connectors.transport import Status
-from vllm_omni_sched.errors import NoRoomError, ReceiverBehindError, RendezvousError
 
 
 def test_two_thousand_messages_and_an_arena_that_holds_a_hundred(root: str) -> None:

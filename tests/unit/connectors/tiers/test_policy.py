@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.paths import ScriptedPath
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.auto import AutoOptions, auto_transport, tiered_transport
 from vllm_omni_sched.connectors.edge import Edge
@@ -30,7 +31,6 @@ from vllm_omni_sched.connectors.tiers.policy import (
     place,
     plan,
 )
-from vllm_omni_sched.errors import ConfigError
 
 RULES = TiersOptions(min_bytes=10, high_water=0.8, low_water=0.5, long_wait_seconds=30.0, soon_seconds=1.0)
 DOWN, UP = TierReason.HIGH_WATER, TierReason.EXPECTED_SOON

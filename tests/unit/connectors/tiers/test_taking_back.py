@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.arena import EDGE, KIB, FakeClock, pixels
 from tests.support.tiers import small_tiers
+from vllm_omni_sched.config.errors import RendezvousError
 from vllm_omni_sched.connectors.disk import DiskTransport, files
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.tiers import TieredTransport
-from vllm_omni_sched.errors import RendezvousError
 
 TTL = 600.0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import Decodes, EngineFacts, PromptItem
 from vllm_omni_sched.graph.order import INTERACTIVE

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.core_trace import record, replay
 from tests.support.sim_engine import PlainCosts, Run
-from vllm_omni_sched.config import OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.sim.engine.limits import make_core
 from vllm_omni_sched.sim.work import Item, Request
 

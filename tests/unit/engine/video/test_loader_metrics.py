@@ -9,8 +9,8 @@ import sys
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from vllm_omni_sched.config.errors import DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
 from vllm_omni_sched.engine.video.metrics import OUTCOMES, VIDEO_METRICS, VideoMetrics
-from vllm_omni_sched.errors import DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
 from vllm_omni_sched.monitor.metrics import METRICS, PREFIX
 from vllm_omni_sched.video.results import STAGES, Report
 

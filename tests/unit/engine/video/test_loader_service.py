@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 
+from vllm_omni_sched.config.errors import RequestError
 from vllm_omni_sched.engine.video import service
-from vllm_omni_sched.errors import RequestError
 from vllm_omni_sched.video import service as service_module
 from vllm_omni_sched.video.options import VideoOptions
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import SourceKind
 from vllm_omni_sched.sim.costs.decoders import CoreDecoder, NvdecDecoder
 from vllm_omni_sched.sim.costs.hardware import device

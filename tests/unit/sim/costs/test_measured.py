@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import SourceKind
 from vllm_omni_sched.sim.costs.choice import engine_costs
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts

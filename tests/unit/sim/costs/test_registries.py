@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import SourceKind
 from vllm_omni_sched.sim.costs.hardware import DEVICES, LINKS, all_reduce_factor, device, link
 from vllm_omni_sched.sim.costs.models import MODELS, model

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import Source, SourceKind
 from vllm_omni_sched.sim.costs.hardware import device
 from vllm_omni_sched.sim.costs.models import LlmShape, ModelShape, model

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.sim_engine import PlainCosts, Run
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.server import Job
 from vllm_omni_sched.sim.servers.shared import SharedServer

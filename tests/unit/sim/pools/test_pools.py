@@ -7,8 +7,9 @@ import random
 import pytest
 
 from tests.support.pools import one_second, request, run
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.core.pipeline.stage import StageScheduler
-from vllm_omni_sched.errors import ConfigError
 from vllm_omni_sched.graph.affinity import AffinityBook
 from vllm_omni_sched.graph.merging import Merger
 from vllm_omni_sched.graph.order import WaitingOrder
@@ -35,7 +36,6 @@ from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.replica import Replica
 from vllm_omni_sched.sim.pools.spec import StageSpec
-from vllm_omni_sched.stage_options import StageSchedConfig
 
 pytestmark = pytest.mark.usefixtures("validated_core")
 

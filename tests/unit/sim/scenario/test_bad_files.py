@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.scenarios import GOOD, KNOWN
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.scenario import load
 
 BAD = [

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import Source, SourceKind
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.server import Job

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.scenarios import GOOD, KNOWN
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.study import Study, load_study
 
 

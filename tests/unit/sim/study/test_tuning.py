@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.scenarios import GOOD, KNOWN
 from tests.support.sim_results import record
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.result import Result
 from vllm_omni_sched.sim.scenario import Scenario

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from vllm_omni_sched.config import OmniSchedConfig, read_options
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.load import read_options
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.sim.tune.gain import Verdict, compare, paired_gain
 from vllm_omni_sched.sim.tune.replay import resample
 from vllm_omni_sched.sim.tune.search import Measured, Tried, changed_options, pruned, search

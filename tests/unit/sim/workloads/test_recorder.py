@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.vllm_page import page
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.workloads.recorder import Recorder, read_metrics
 from vllm_omni_sched.sim.workloads.trace import Tokens
 

@@ -4,7 +4,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.workloads.base import requests
 from vllm_omni_sched.sim.workloads.registry import KINDS, build
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from vllm_omni_sched.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.workloads.trace import (
     FORMAT,
     VERSION,

@@ -13,7 +13,13 @@ import pytest
 
 from tests.support.descriptors import nothing_left_open
 from tests.support.live import GOP, PATIENCE, decode, pixels, plain, stream, take
-from vllm_omni_sched.errors import ConfigError, DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
+from vllm_omni_sched.config.errors import (
+    ConfigError,
+    DecoderError,
+    VideoDeadlineError,
+    VideoInputError,
+    VideoLimitError,
+)
 from vllm_omni_sched.video.live import LiveVideo
 from vllm_omni_sched.video.options import VideoOptions
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.live import GOP, plain, stream
-from vllm_omni_sched.errors import ConfigError, VideoDeadlineError, VideoInputError
+from vllm_omni_sched.config.errors import ConfigError, VideoDeadlineError, VideoInputError
 from vllm_omni_sched.video.live import LiveVideo, Sampling
 from vllm_omni_sched.video.live.follow import follow
 from vllm_omni_sched.video.live.sampling import Sampler

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.nvcodec import Failure, HostDevice, NvCodec, Unsupported, indexed, pieces, plain, video
-from vllm_omni_sched.errors import DecoderError
+from vllm_omni_sched.config.errors import DecoderError
 from vllm_omni_sched.video.decoders.nvdec.decoder import NvdecDecoder
 from vllm_omni_sched.video.decoders.nvdec.library import Library, NvdecError
 from vllm_omni_sched.video.decoders.nvdec.limits import Refusal

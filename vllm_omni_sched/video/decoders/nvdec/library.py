@@ -6,7 +6,7 @@ import contextlib
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vllm_omni_sched.errors import DecoderError
+from vllm_omni_sched.config.errors import DecoderError
 from vllm_omni_sched.video.decoders.nvdec.limits import EXACT, FORMATS, Limits, Refusal
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Reads the options of `options.py`, once at start-up.
+"""Read the options of `config.options` once at start-up.
 
 They are given in vLLM's own ``--additional-config '{"omni_sched": {...}}'``, or in a YAML file that is named there:
 ``{"omni_sched": "/etc/omni_sched.yaml"}``.
@@ -15,25 +15,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.options import ControlMode, EvictionOrder, OmniSchedConfig, OrderMode, ReleaseMode, Toggle
-
-__all__ = [
-    "KEY",
-    "ControlMode",
-    "EvictionOrder",
-    "OmniSchedConfig",
-    "OrderMode",
-    "ResolvedOption",
-    "ReleaseMode",
-    "Toggle",
-    "explain",
-    "is_nearly_ours",
-    "load_config",
-    "read_options",
-    "read_yaml",
-    "resolved",
-]
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.options import EvictionOrder, OmniSchedConfig, Toggle
 
 KEY = "omni_sched"
 _NEAR = 0.85  # similarity above which a key counts as a misspelling of ours

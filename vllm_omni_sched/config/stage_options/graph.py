@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from vllm_omni_sched.stage_options.base import Options
+from vllm_omni_sched.config.stage_options.base import Options
 
 MODALITIES = ("text", "image", "audio", "video")  # of a request
 

@@ -1,7 +1,7 @@
 """Options of the scheduler over vLLM-Omni's stages, with their defaults, bounds and meaning.
 
 Names and defaults follow the design article on a multimodal batch scheduler for vLLM-Omni (batches of 1 to 32, adjusted
-each 1000 ms, to a latency target of 50 ms). `stage_config` reads them.
+each 1000 ms, to a latency target of 50 ms). `config.stage_yaml` reads them.
 """
 
 from enum import Enum
@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from vllm_omni_sched.stage_options.base import Options
-from vllm_omni_sched.stage_options.batching import BatchingOptions
-from vllm_omni_sched.stage_options.graph import GraphOptions
+from vllm_omni_sched.config.stage_options.base import Options
+from vllm_omni_sched.config.stage_options.batching import BatchingOptions
+from vllm_omni_sched.config.stage_options.graph import GraphOptions
 
 
 class BalancePolicy(str, Enum):

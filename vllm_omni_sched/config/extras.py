@@ -1,6 +1,6 @@
-"""How to install what this package needs for some of its parts only.
+"""Name the packages that only some parts of this package need, and how to install them.
 
-This package is on no index, so that its extras can be named from a checkout only; what they hold can be named anywhere.
+This package is on no index, so its extras can be installed by name from a checkout only; their packages, anywhere.
 """
 
 import shlex

@@ -1,20 +1,20 @@
-"""Everything this package raises on purpose.
+"""Define all errors that this package raises on purpose.
 
 ::
 
     OmniSchedError
     ├── ConfigError              an option is unknown, of the wrong type, out of range, or cannot work
     │   └── GraphError           the stages do not make a graph that a request can go through
-    ├── RequestError             a request says something about itself that makes no sense
+    ├── RequestError             a request sets an option that is unknown or out of range
     ├── UnsupportedVllmError     the installed vLLM is not one we support
     ├── MissingSymbolError       a vLLM name that a feature relies on is gone
-    ├── SessionOutOfSyncError    a worker holds another state of a session than the scheduler believes
-    ├── EncodingLostError        a worker does not hold an encoding that the scheduler believes it holds
-    ├── LaneError                a piece of work in a lane came to nothing
+    ├── SessionOutOfSyncError    a worker and the scheduler disagree on the state of a session
+    ├── EncodingLostError        a worker lacks an encoding that the scheduler counts on
+    ├── LaneError                work in a lane failed
     │   ├── LaneClosedError      the lane was closed before
-    │   ├── LaneDiedError        its process ended in the middle of it
+    │   ├── LaneDiedError        its process ended during the work
     │   └── LaneWorkError        the work itself raised
-    ├── VideoError               a video did not become frames
+    ├── VideoError               a video could not be decoded
     │   ├── VideoInputError      because of what is in it
     │   │   └── VideoLimitError  it is larger or longer than the options allow
     │   ├── VideoDeadlineError   not in time

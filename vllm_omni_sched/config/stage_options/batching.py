@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from vllm_omni_sched.stage_options.base import Options
+from vllm_omni_sched.config.stage_options.base import Options
 
 
 class ProgressiveOptions(Options):

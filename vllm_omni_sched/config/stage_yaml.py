@@ -1,4 +1,4 @@
-"""Read the options of `stage_options` once at start-up.
+"""Read the options of `config.stage_options` once at start-up.
 
 They are the key ``omni_sched`` of vLLM-Omni's deploy YAML (which ignores unknown keys): a mapping, or the
 path of a YAML file of its own, relative to the deploy YAML. Or the environment variable `VARIABLE` names that file.
@@ -14,10 +14,10 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from vllm_omni_sched.config import KEY, ResolvedOption, explain, is_nearly_ours, read_yaml
-from vllm_omni_sched.errors import ConfigError
-from vllm_omni_sched.stage_options import RuntimeOptions, StageSchedConfig
-from vllm_omni_sched.stage_options.batching import StageBatchOptions
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.load import KEY, ResolvedOption, explain, is_nearly_ours, read_yaml
+from vllm_omni_sched.config.stage_options import RuntimeOptions, StageSchedConfig
+from vllm_omni_sched.config.stage_options.batching import StageBatchOptions
 
 VARIABLE = "VLLM_OMNI_SCHED_STAGES"
 
