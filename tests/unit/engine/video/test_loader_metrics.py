@@ -88,7 +88,7 @@ def test_it_is_not_cleared_away_with_vllm_s_own():
 
 
 SERVER = """
-from tests.unit.video.test_loader_metrics import REPORT
+from tests.unit.engine.video.test_loader_metrics import REPORT
 from vllm_omni_sched.engine.video.metrics import VideoMetrics
 metrics = VideoMetrics()
 metrics.attach()
