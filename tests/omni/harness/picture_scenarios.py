@@ -15,6 +15,7 @@ from typing import Any
 from dev.omni_cpu.asking import Draw, drawing_params
 from dev.omni_cpu.spec import DIFFUSION, PipelineSpec
 from tests.omni.harness.stage_scenarios import counted, held, until
+from vllm_omni_sched.core.pipeline.events import Action, Start
 
 HOUSE = Draw("A house by the sea.", seed=1)
 DRAWS = {
@@ -57,20 +58,22 @@ async def no_seed(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
 async def picture_costs(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     """What the scheduler knows about requests when it chooses a replica for them."""
     stage = DIFFUSION[spec.pipeline]
-    policies = omni.engine.stage_pools[stage].queue.policies
+    queue = omni.engine.stage_pools[stage].queue
     known: dict[str, Any] = {}
-    theirs = policies.began
+    plain = queue.do
 
-    def began(work: Any) -> None:
-        features = work.known.features[stage]
-        known[work.request_id] = [features.pixels, features.steps, work.cost_seconds]
-        theirs(work)
+    def do(action: Action, now: float) -> None:
+        if isinstance(action, Start):
+            work = action.work
+            features = work.known.features[stage]
+            known[work.request_id] = [features.pixels, features.steps, work.cost_seconds]
+        plain(action, now)
 
-    policies.began = began
+    queue.do = do
     try:
         answers = await _all(omni, spec, prefix, DRAWS)
     finally:
-        del policies.began
+        del queue.do
     return {"answers": answers, "known": dict(zip(DRAWS, [known[name] for name in sorted(known)], strict=True))}
 
 

@@ -204,7 +204,7 @@ def counted(omni: Any) -> Iterator[dict[str, int]]:
 @contextmanager
 def payloads_taken_back(omni: Any) -> Iterator[tuple[dict[int, list[str]], dict[int, set[str]]]]:
     """Whose payloads are looked for after a death meanwhile, and whose nobody had got, by the stage they are for."""
-    payloads = omni.engine.stage_pools[0].queue._start.__self__.payloads
+    payloads = omni.engine.stage_pools[0].queue._hooks.payloads
     theirs = payloads.take_back
     looked_for: defaultdict[int, list[str]] = defaultdict(list)
     found: defaultdict[int, set[str]] = defaultdict(set)
@@ -230,7 +230,7 @@ def in_the_middle(pool: Any) -> bool:
 
 def held(pool: Any) -> int:
     queue = pool.queue
-    return len(queue.running) + len(queue.waiting) + len(queue.held)
+    return len(queue.running) + len(queue.waiting) + len(queue.stage.held)
 
 
 def samples() -> Iterator[tuple[str, dict[str, str], float]]:
