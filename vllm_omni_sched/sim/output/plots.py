@@ -9,6 +9,7 @@ from vllm_omni_sched.sim.output import ablation, bars, style
 from vllm_omni_sched.sim.output.bins import bins as over_bins
 from vllm_omni_sched.sim.study import Finding, Study
 from vllm_omni_sched.sim.study.evaluate import PARTS
+from vllm_omni_sched.sim.study.options import Search
 from vllm_omni_sched.sim.study.spread import groups, measure
 
 _LEFT = PARTS.index(0.01)  # where the axis of a distribution begins
@@ -35,7 +36,7 @@ def draw(study: Study, findings: Sequence[Finding], folder: Path, stem: str) -> 
     """
     well = [group[0] for group in groups(findings)]
     intervals = ", mean and 95 % interval of the seeds" if study.repeats > 1 else ""
-    label = _SEARCHED[study.search.kind] if study.search is not None else _SWEPT["goodput_per_second"]
+    label = searched_label(study.search) if study.search is not None else _SWEPT["goodput_per_second"]
     head = label[0].upper() + label[1:], f"{study.base.name}{intervals}"
     measured = "value" if study.search is not None else "goodput_per_second"
     if study.systems:
@@ -53,12 +54,19 @@ def draw(study: Study, findings: Sequence[Finding], folder: Path, stem: str) -> 
     swept = [key for key in (well[0].values if well else {}) if len({repr(one.values[key]) for one in well}) > 1]
     numbers = [key for key in swept if all(isinstance(one.values[key], (int, float)) for one in well)]
     if numbers and (study.search is None or len({one.values[numbers[0]] for one in well}) > _FEW):
-        wanted = {"value": _SEARCHED[study.search.kind]} if study.search is not None else _SWEPT
+        wanted = {"value": searched_label(study.search)} if study.search is not None else _SWEPT
         drawn.append(_sweep(study, findings, numbers[0], wanted, folder / f"{stem}-sweep.png"))
     elif study.search is not None and well:
         named = [(_name(group[0]), group) for group in groups(findings)]
         drawn.append(bars.one_for_each(named, measured, head, folder / f"{stem}-search.png"))
     return drawn
+
+
+def searched_label(search: Search) -> str:
+    """Return what the value of a search is; one by another key than the rate has that key's unit."""
+    if search.kind == "max_rate" and search.key != "workload.rate":
+        return f"largest {search.key} within the SLO"
+    return _SEARCHED[search.kind]
 
 
 def _cdf(study: Study, findings: Sequence[Finding], key: str, title: str, path: Path) -> Path:
