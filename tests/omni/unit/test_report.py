@@ -206,13 +206,13 @@ def test_connectors_that_it_makes_are_counted(monkeypatch: pytest.MonkeyPatch, t
     assert page(report)["edges"]["0>1 get"][:2] == [1, size]
 
 
-@pytest.mark.parametrize("value", [None, str(os.getpid())])
-def test_a_process_that_nobody_has_asked_does_nothing(
-    monkeypatch: pytest.MonkeyPatch, untouched: None, value: str | None
+@pytest.mark.parametrize("asked_itself", [False, True])
+def test_a_process_that_nobody_else_has_asked_does_nothing(
+    monkeypatch: pytest.MonkeyPatch, untouched: None, asked_itself: bool
 ) -> None:
     monkeypatch.delenv(stage.VARIABLE, raising=False)
-    if value:
-        monkeypatch.setenv(stage.VARIABLE, value)
+    if asked_itself:
+        monkeypatch.setenv(stage.VARIABLE, str(os.getpid()))
     before = KVCacheManager.__dict__["get_computed_blocks"]
     assert stage.begin() is None
     assert KVCacheManager.__dict__["get_computed_blocks"] is before
