@@ -109,7 +109,6 @@ SUITES = {
 }
 WORKERS = 2
 SLOWEST = 10
-GROUP_OF_TEST = re.compile(r"@[^]]*$")
 NO_TESTS_COLLECTED, NOT_FOUND = 5, 4
 EXPECTED_SKIPS = {
     "no CUDA device": r"CUDA device|a card|green contexts",
@@ -229,7 +228,7 @@ def _run(suite: Suite, venv: str, selection: Sequence[str]) -> Outcome:
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED") or str(secrets.randbelow(1 << 32)),
     }
     command = [str(ROOT / venv / "bin" / "python"), "-m", "pytest", f"--junit-xml={report}"]
-    command += [f"--numprocesses={os.environ.get('WORKERS') or WORKERS}", "--dist=loadgroup", "--no-loadscope-reorder"]
+    command += [f"--numprocesses={os.environ.get('WORKERS') or WORKERS}", "--dist=loadscope", "--no-loadscope-reorder"]
     command += ["--benchmark-disable"]  # no figures from processes that share a machine
     command += [*suite.options, *selection, *shlex.split(os.environ.get("PYTEST", ""))]
     with subprocess.Popen(command, cwd=ROOT, env=environment) as pytest:
@@ -253,7 +252,7 @@ def _read(report: Path, venv: str, exit_code: int) -> Outcome:
     failed = total("failures") + total("errors")
     skips = tuple(skip.get("message", "") for suite in suites for skip in suite.iter("skipped"))
     seconds = {
-        f"{test.get('classname')}::{GROUP_OF_TEST.sub('', test.get('name', ''))}": float(test.get("time", 0))
+        f"{test.get('classname')}::{test.get('name', '')}": float(test.get("time", 0))
         for suite in suites
         for test in suite.iter("testcase")
     }

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from tests.support.core import validated
+from tests.support.sharing import group_of
 from vllm_omni_sched.logs import LOGGER
 
 LONG = "long"
 """Marks the tests that `make test-long` alone runs, and names its profile of Hypothesis."""
 TIMES_AS_MANY_EXAMPLES = 20
-SESSION_ENGINES = ("in_process", "in_processes", "ran")
-"""Fixtures of the session that start engines: the tests that need one of them run in one process."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis looks for the profile
@@ -31,14 +30,23 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep tests that share engines, or lie in one file, in one process."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return ByGroup(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--hypothesis-profile", None) == LONG:
         _lengthen_properties(items)
-    if config.getoption("loadgroup", False):  # several processes share the tests
-        for item in items:
-            if item.get_closest_marker("xdist_group") is None:
-                item.add_marker(pytest.mark.xdist_group(_group(item)))
+    if hasattr(config, "workerinput"):  # several processes share the tests
         items.sort(key=_starts_no_engine)
 
 
@@ -58,13 +66,6 @@ def _lengthen_properties(items: list[pytest.Item]) -> None:
     for owner, name in owners.values():
         usual: settings = getattr(owner, name)
         setattr(owner, name, settings(usual, max_examples=TIMES_AS_MANY_EXAMPLES * usual.max_examples))
-
-
-def _group(item: pytest.Item) -> str:
-    """Return what the tests that must run in one process have in common: engines of the session, or their module."""
-    fixtures: dict[str, Any] = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
-    shared = [name for name in SESSION_ENGINES if name in fixtures and fixtures[name][-1].scope == "session"]
-    return shared[0] if shared else item.nodeid.partition("::")[0].removeprefix("tests/").removesuffix(".py")
 
 
 def _starts_no_engine(item: pytest.Item) -> bool:

@@ -10,8 +10,8 @@ import dev.test
 from dev.test import Outcome, kind_of_skip, reaches_vllm, slowest, unexpected_skips
 
 REPORT = """<testsuites><testsuite tests="4" failures="0" errors="0" skipped="3">
-<testcase classname="tests.x" name="a@group" time="2.5"/>
-<testcase classname="tests.x" name="b@group" time="0.1">
+<testcase classname="tests.x" name="a" time="2.5"/>
+<testcase classname="tests.x" name="b" time="0.1">
 <skipped type="pytest.skip" message="this machine has no CUDA device"/></testcase>
 <testcase name="c"><skipped type="pytest.skip" message="libibverbs.so.1 is missing"/></testcase>
 <testcase name="d"><skipped type="pytest.skip" message="libibverbs.so.1 is missing"/></testcase>

@@ -22,22 +22,13 @@ STOCK_CLASSES = (
 )
 
 
-def together(guise: Guise) -> pytest.MarkDecorator:
-    """The tests of one guise run in one process, which runs vLLM's tests in that guise once."""
-    return pytest.mark.xdist_group(f"upstream {guise.name}")
-
-
 def by_file(*guises: Guise) -> pytest.MarkDecorator:
-    cases = [
-        pytest.param(guise, path, id=f"{guise.name}-{path}", marks=together(guise))
-        for guise in guises
-        for path in guise.files
-    ]
+    cases = [pytest.param(guise, path, id=f"{guise.name}-{path}") for guise in guises for path in guise.files]
     return pytest.mark.parametrize(("guise", "path"), cases)
 
 
 def by_name(*guises: Guise) -> pytest.MarkDecorator:
-    cases = [pytest.param(guise, id=guise.name, marks=together(guise)) for guise in guises]
+    cases = [pytest.param(guise, id=guise.name) for guise in guises]
     return pytest.mark.parametrize("guise", cases)
 
 
@@ -89,9 +80,9 @@ def test_our_runner_mixins_were_used(guise: Guise, mixin: str) -> None:
     assert judge.ours(guise).built[mixin] > 0
 
 
-@together(ASYNC)
-def test_async_guise_builds_nothing_synchronous() -> None:
-    assert not [name for name in judge.ours(ASYNC).built if name.endswith("OmniSyncScheduler")]
+@by_name(ASYNC)
+def test_async_guise_builds_nothing_synchronous(guise: Guise) -> None:
+    assert not [name for name in judge.ours(guise).built if name.endswith("OmniSyncScheduler")]
 
 
 @by_name(*GUISES)

@@ -1,0 +1,35 @@
+"""Which tests of a session that several processes of pytest share must run in the same process.
+
+pytest-xdist 3.8 groups tests by a suffix that it appends to their ids, which pytest 9.2 does not let it change; so the
+groups are told from the ids here.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+
+SESSION_ENGINES = ("in_process", "in_processes", "ran")
+"""Fixtures of the session that start engines."""
+
+_ROOT = Path(__file__).resolve().parents[2]
+_GUISE = re.compile(r"\[([^\]]*?)(?:-tests/[^\]]*)?\]$")
+
+
+def group_of(test_id: str) -> str:
+    """Return the group of a test: the engines of the session that its file uses, or its file.
+
+    vLLM's own tests, which run once for each guise of our classes, are grouped by guise.
+    """
+    file, _, name = test_id.partition("::")
+    guise = _GUISE.search(name)
+    if file.startswith("tests/upstream/") and guise is not None:
+        return f"{file} {guise[1]}"
+    return _engines(file) or file
+
+
+@cache
+def _engines(file: str) -> str | None:
+    """Return the first fixture of `SESSION_ENGINES` that a function of the file takes."""
+    path = _ROOT / file
+    text = path.read_text() if path.is_file() else ""
+    return next((name for name in SESSION_ENGINES if re.search(rf"[(,]\s*{name}\s*[:,)]", text)), None)
