@@ -83,7 +83,7 @@ def calibrate(
         _leave(_PROBLEM, f"the engine failed: {error}")
     console = Console(highlight=False)
     console.print(screen(costs))
-    console.print(f"\n{out}")
+    console.print(f"\n{out}", soft_wrap=True)
 
 
 def screen(costs: dict[str, Any]) -> Table:

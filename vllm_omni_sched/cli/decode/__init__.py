@@ -68,7 +68,7 @@ def decode(
     console = Console(highlight=False)
     console.print(view.screen(file.name, decoded, elapsed))
     if contact_sheet is not None:
-        console.print(f"\n{contact_sheet}")
+        console.print(f"\n{contact_sheet}", soft_wrap=True)  # a path is copied from the screen
 
 
 def _decoded(file: Path, choose: FrameChoice, decoders: int | None, quiet: bool) -> DecodedVideo:
