@@ -87,7 +87,7 @@ def _where_versions_matter() -> list[str]:
 
 
 def _both() -> dict[str, list[str]]:
-    """What runs in each environment: vLLM's own tests judge our classes on the newest vLLM alone."""
+    """Return what runs in each environment: vLLM's own tests judge our classes on the newest vLLM alone."""
     return {".venv": _without("upstream"), ".venv-latest": _where_versions_matter()}
 
 

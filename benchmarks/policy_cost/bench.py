@@ -42,7 +42,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Decision:
-    """``make(size, dice)`` lays out a bench; ``barred``: it has to keep to the bar at its largest size."""
+    """``make(size, rng)`` lays out a bench; ``barred``: it has to keep to the bar at its largest size."""
 
     name: str
     grows_with: str

@@ -26,43 +26,43 @@ from vllm_omni_sched.resource.share import EncodeShare
 STAGES = ("encode", "llm", "talker", "vocoder")
 
 
-def encode_share(_: int, dice: random.Random) -> Bench:
+def encode_share(_: int, rng: random.Random) -> Bench:
     policy, load = EncodeShare(max_alone_seconds=0.2), DecodeLoad(0.1, 0.09)
-    return Bench(lambda seconds: policy.place(load, seconds), lambda: dice.uniform(0.001, 0.1))
+    return Bench(lambda seconds: policy.place(load, seconds), lambda: rng.uniform(0.001, 0.1))
 
 
-def lane_share(_: int, dice: random.Random) -> Bench:
+def lane_share(_: int, rng: random.Random) -> Bench:
     policy, clock = LaneShare(), Clock()
-    load = DecodeLoad(0.1, dice.uniform(0.05, 0.15))
+    load = DecodeLoad(0.1, rng.uniform(0.05, 0.15))
     return Bench(lambda now: policy.update(load, now), clock)
 
 
 def pick(balancer: Balancer) -> Callable[[int, random.Random], Bench]:
     """States are made for the decision, of those that are looked at, as a caller has to."""
 
-    def laid_out(replicas: int, dice: random.Random) -> Bench:
-        loads = [(dice.random() * 10, dice.randrange(32)) for _ in range(replicas)]
+    def laid_out(replicas: int, rng: random.Random) -> Bench:
+        loads = [(rng.random() * 10, rng.randrange(32)) for _ in range(replicas)]
 
         def state(index: int) -> ReplicaState:
             return ReplicaState(index, *loads[index])
 
         seen = LazyReplicas(replicas, state)
-        return Bench(lambda _: balancer.pick(0.1, seen, dice))
+        return Bench(lambda _: balancer.pick(0.1, seen, rng))
 
     return laid_out
 
 
-def prefill(_: int, dice: random.Random) -> Bench:
+def prefill(_: int, rng: random.Random) -> Bench:
     policy, clock = AdaptivePrefill(), Clock()
-    return Bench(lambda asked: policy.observe(*asked), lambda: (dice.uniform(0.01, 0.1), clock(), dice.randrange(8192)))
+    return Bench(lambda asked: policy.observe(*asked), lambda: (rng.uniform(0.01, 0.1), clock(), rng.randrange(8192)))
 
 
-def batch(_: int, dice: random.Random) -> Bench:
+def batch(_: int, rng: random.Random) -> Bench:
     policy, clock = PidBatch(interval_seconds=0.002), Clock()
-    return Bench(lambda asked: policy.observe(*asked), lambda: (dice.uniform(0.01, 0.1), clock(), policy.limit))
+    return Bench(lambda asked: policy.observe(*asked), lambda: (rng.uniform(0.01, 0.1), clock(), policy.limit))
 
 
-def take_and_give_back(holders: int, dice: random.Random) -> Bench:
+def take_and_give_back(holders: int, rng: random.Random) -> Bench:
     after = {stage: [following] for stage, following in pairwise(STAGES)}
     policy = Credits(after, dict.fromkeys(STAGES, holders + 1))
     for i in range(holders):
@@ -75,7 +75,7 @@ def take_and_give_back(holders: int, dice: random.Random) -> Bench:
     return Bench(decide)
 
 
-def join_and_finish(groups: int, dice: random.Random) -> Bench:
+def join_and_finish(groups: int, rng: random.Random) -> Bench:
     policy = Merger()
     for i in range(groups):
         policy.join(f"work {i}", f"r{i}")
@@ -84,12 +84,12 @@ def join_and_finish(groups: int, dice: random.Random) -> Bench:
         policy.join(key, "new")
         policy.finish("new")
 
-    return Bench(decide, lambda: f"more {dice.random()}")
+    return Bench(decide, lambda: f"more {rng.random()}")
 
 
-def dispatch_and_finish(in_flight: int, dice: random.Random) -> Bench:
+def dispatch_and_finish(in_flight: int, rng: random.Random) -> Bench:
     replicas = [Replica(0, i) for i in range(8)]
-    policy = Recovery(dict.fromkeys(replicas, float("inf")), {}, RecoveryOptions(), dice)
+    policy = Recovery(dict.fromkeys(replicas, float("inf")), {}, RecoveryOptions(), rng)
     for i in range(in_flight):
         policy.on_event(Dispatched(f"r{i}", replicas[i % 8]), 0.0)
 
@@ -97,28 +97,28 @@ def dispatch_and_finish(in_flight: int, dice: random.Random) -> Bench:
         policy.on_event(Dispatched("new", replica), 1.0)
         policy.on_event(Finished("new", 1, final=True), 2.0)
 
-    return Bench(decide, lambda: dice.choice(replicas))
+    return Bench(decide, lambda: rng.choice(replicas))
 
 
-def plan_replicas(pools: int, dice: random.Random) -> Bench:
+def plan_replicas(pools: int, rng: random.Random) -> Bench:
     policy, clock = ReplicaPlanner(), Clock()
-    states = {f"p{i}": PoolState(dice.randint(1, 8), 2.0, dice.uniform(0, 12)) for i in range(pools)}
+    states = {f"p{i}": PoolState(rng.randint(1, 8), 2.0, rng.uniform(0, 12)) for i in range(pools)}
     return Bench(lambda now: policy.plan(states, 2, now), clock)
 
 
-def at_stage(stages: int, dice: random.Random) -> Bench:
+def at_stage(stages: int, rng: random.Random) -> Bench:
     graph = StageGraph.of(
         Stage(i, f"s{i}", StageKind.AR, (i - 1,) if i else (), final_output=i == stages - 1) for i in range(stages)
     )
     policy = PathOrder(graph)
-    costs = {i: dice.random() for i in range(stages)}
+    costs = {i: rng.random() for i in range(stages)}
     return Bench(lambda one: policy.at_stage(one, 0), lambda: PathRequest("r", 0.0, costs, INTERACTIVE))
 
 
-def forecast(bins: int, dice: random.Random) -> Bench:
+def forecast(bins: int, rng: random.Random) -> Bench:
     policy = LoadForecast(ForecastOptions(bin_seconds=1.0, season_bins=1, horizon_seconds=10.0))
     for now in range(bins):
-        policy.observe(float(now), "image", dice.randrange(10))
+        policy.observe(float(now), "image", rng.randrange(10))
     return Bench(lambda _: policy.forecast(float(bins), "image"))
 
 

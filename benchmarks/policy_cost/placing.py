@@ -26,12 +26,12 @@ FEATURES = Features(output_tokens=200_000)  # none ends while it is measured
 
 
 class Stages:
-    """One stage of so many replicas, each with `RUNNING` requests of `USERS` users."""
+    """Hold one stage of so many replicas, each with `RUNNING` requests of `USERS` users."""
 
-    def __init__(self, replicas: int, at_once: int, options: Mapping[str, Any], dice: random.Random) -> None:
-        self.clock, self._numbers, self._dice = Clock(), count(), dice
+    def __init__(self, replicas: int, at_once: int, options: Mapping[str, Any], rng: random.Random) -> None:
+        self.clock, self._numbers, self._rng = Clock(), count(), rng
         graph = StageGraph.of([Stage(0, "llm", StageKind.AR, final_output=True, replicas=replicas)])
-        self.core = PipelineCore(PipelineContext(StageSchedConfig(**options), graph, dice))
+        self.core = PipelineCore(PipelineContext(StageSchedConfig(**options), graph, rng))
         self.core.add_stage(0, at_once, range(replicas))
         for replica_id in range(replicas):
             for _ in range(RUNNING):
@@ -39,9 +39,9 @@ class Stages:
 
     def submitted(self) -> StageWork:
         """Return the work of a new request, which has come to the stage."""
-        now, dice = self.clock(), self._dice
-        keys = frozenset([f"user {dice.randrange(USERS)}"])
-        known = PipelineRequest(f"r{next(self._numbers)}", now, dice.choice(DEFAULT_CLASSES), keys=keys, path=(0,))
+        now, rng = self.clock(), self._rng
+        keys = frozenset([f"user {rng.randrange(USERS)}"])
+        known = PipelineRequest(f"r{next(self._numbers)}", now, rng.choice(DEFAULT_CLASSES), keys=keys, path=(0,))
         self.core.handle(e.Arrived(known), now)
         work = StageWork(request_id=known.request_id, stage_id=0, known=known, arrived=now)
         self.core.handle(e.Submitted(work, FEATURES), now)
@@ -57,8 +57,8 @@ class Stages:
 def start(options: Mapping[str, Any]) -> Callable[[int, random.Random], Bench]:
     """Start a request that comes; each replica has room."""
 
-    def laid_out(replicas: int, dice: random.Random) -> Bench:
-        stages = Stages(replicas, AT_ONCE, options, dice)
+    def laid_out(replicas: int, rng: random.Random) -> Bench:
+        stages = Stages(replicas, AT_ONCE, options, rng)
         return Bench(
             lambda work: stages.core.handle(e.Waits(work), stages.clock.now),
             stages.submitted,
@@ -68,9 +68,9 @@ def start(options: Mapping[str, Any]) -> Callable[[int, random.Random], Bench]:
     return laid_out
 
 
-def next_one(waiting: int, dice: random.Random) -> Bench:
+def next_one(waiting: int, rng: random.Random) -> Bench:
     """Start the next of so many that wait, on the one place that has become free."""
-    stages = Stages(8, RUNNING, {"batching": {"enabled": False}}, dice)
+    stages = Stages(8, RUNNING, {"batching": {"enabled": False}}, rng)
     for _ in range(waiting):
         stages.core.handle(e.Waits(stages.submitted()), stages.clock.now)
 
@@ -81,9 +81,9 @@ def next_one(waiting: int, dice: random.Random) -> Bench:
     return Bench(lambda _: stages.core.handle(e.Tick(), stages.clock.now), comes)
 
 
-def comes(waiting: int, dice: random.Random) -> Bench:
+def comes(waiting: int, rng: random.Random) -> Bench:
     """Queue a request behind so many others; there is no room."""
-    stages = Stages(8, RUNNING, {"batching": {"enabled": False}}, dice)
+    stages = Stages(8, RUNNING, {"batching": {"enabled": False}}, rng)
     for _ in range(waiting):
         stages.core.handle(e.Waits(stages.submitted()), stages.clock.now)
 
@@ -95,16 +95,16 @@ def comes(waiting: int, dice: random.Random) -> Bench:
     return Bench(lambda work: stages.core.handle(e.Waits(work), stages.clock.now), stages.submitted, leaves)
 
 
-def look(running: int, dice: random.Random) -> Bench:
+def look(running: int, rng: random.Random) -> Bench:
     """At a replica that runs so many requests; one ends and another begins between two looks."""
     load, clock, numbers = ReplicaLoad(FixedBatch(running)), Clock(), count(running)
     for number in range(running):
-        load.begin(str(number), dice.uniform(1.0, 10.0), clock())
+        load.begin(str(number), rng.uniform(1.0, 10.0), clock())
 
     def changes() -> float:
         number, now = next(numbers), clock()
         load.end(str(number - running), now)
-        load.begin(str(number), dice.uniform(1.0, 10.0), now)
+        load.begin(str(number), rng.uniform(1.0, 10.0), now)
         return now
 
     return Bench(lambda now: (load.remaining_seconds(now), load.next_end_seconds(now)), changes)

@@ -22,39 +22,39 @@ LIMIT = 32
 class Requests:
     """They come one a millisecond: three classes, costs over two decades, a third shares an item with others."""
 
-    def __init__(self, dice: random.Random) -> None:
-        self._dice, self._numbers, self._clock = dice, count(), Clock()
+    def __init__(self, rng: random.Random) -> None:
+        self._rng, self._numbers, self._clock = rng, count(), Clock()
 
     @property
     def now(self) -> float:
         return self._clock.now
 
     def next(self) -> WaitingRequest:
-        dice = self._dice
+        rng = self._rng
         return WaitingRequest(
             f"r{next(self._numbers)}",
             self._clock(),
-            dice.choice(DEFAULT_CLASSES),
-            10 ** dice.uniform(-3, -1),
-            affinity=frozenset([f"item {dice.randrange(100)}"] if dice.random() < 0.33 else []),
+            rng.choice(DEFAULT_CLASSES),
+            10 ** rng.uniform(-3, -1),
+            affinity=frozenset([f"item {rng.randrange(100)}"] if rng.random() < 0.33 else []),
         )
 
     def at_gate(self) -> GateRequest:
         """A tenth is long."""
         waiting = self.next()
-        units = self._dice.randrange(64, 4096) if self._dice.random() < 0.1 else 0
+        units = self._rng.randrange(64, 4096) if self._rng.random() < 0.1 else 0
         return GateRequest(waiting, low=waiting.sla.rank == 2, units=units)
 
 
-def _queue(waiting: int, dice: random.Random) -> tuple[WaitingQueue, Requests]:
-    queue, requests = WaitingQueue(WaitingOrder()), Requests(dice)
+def _queue(waiting: int, rng: random.Random) -> tuple[WaitingQueue, Requests]:
+    queue, requests = WaitingQueue(WaitingOrder()), Requests(rng)
     for _ in range(waiting):
         queue.push(requests.next(), requests.now)
     return queue, requests
 
 
-def push(waiting: int, dice: random.Random) -> Bench:
-    queue, requests = _queue(waiting, dice)
+def push(waiting: int, rng: random.Random) -> Bench:
+    queue, requests = _queue(waiting, rng)
     return Bench(
         lambda one: queue.push(one, requests.now),
         requests.next,
@@ -62,16 +62,16 @@ def push(waiting: int, dice: random.Random) -> Bench:
     )
 
 
-def pop(waiting: int, dice: random.Random) -> Bench:
-    queue, requests = _queue(waiting, dice)
+def pop(waiting: int, rng: random.Random) -> Bench:
+    queue, requests = _queue(waiting, rng)
     return Bench(
         lambda _: queue.pop(requests.now),
         after=lambda _, popped: queue.push(requests.next(), requests.now),
     )
 
 
-def sort_all(waiting: int, dice: random.Random) -> Bench:
-    order, requests = WaitingOrder(), Requests(dice)
+def sort_all(waiting: int, rng: random.Random) -> Bench:
+    order, requests = WaitingOrder(), Requests(rng)
     all_of_them = [requests.next() for _ in range(waiting)]
     return Bench(lambda _: order.plan(all_of_them, requests.now))
 
@@ -83,10 +83,10 @@ class NoCredits(GateTerms):
         return False
 
 
-def _replicas(places: int, dice: random.Random) -> list[ReplicaState]:
+def _replicas(places: int, rng: random.Random) -> list[ReplicaState]:
     """So many of them have room for one."""
     return [
-        ReplicaState(i, dice.uniform(1, 9), LIMIT - (i < places), LIMIT, units=64, units_limit=16384)
+        ReplicaState(i, rng.uniform(1, 9), LIMIT - (i < places), LIMIT, units=64, units_limit=16384)
         for i in range(REPLICAS)
     ]
 
@@ -94,8 +94,8 @@ def _replicas(places: int, dice: random.Random) -> list[ReplicaState]:
 def gate(make: Callable[[], Any], places: int, terms: GateTerms | None = None) -> Callable[[int, random.Random], Bench]:
     """A decision of a gate; who was released is followed by as many that come."""
 
-    def laid_out(waiting: int, dice: random.Random) -> Bench:
-        tried, requests, replicas = make(), Requests(dice), _replicas(places, dice)
+    def laid_out(waiting: int, rng: random.Random) -> Bench:
+        tried, requests, replicas = make(), Requests(rng), _replicas(places, rng)
         for _ in range(waiting):
             tried.put(requests.at_gate(), requests.now)
 
@@ -103,13 +103,13 @@ def gate(make: Callable[[], Any], places: int, terms: GateTerms | None = None) -
             for _ in plan.releases:
                 tried.put(requests.at_gate(), requests.now)
 
-        return Bench(lambda _: tried.release(requests.now, replicas, dice, terms), after=again)
+        return Bench(lambda _: tried.release(requests.now, replicas, rng, terms), after=again)
 
     return laid_out
 
 
-def put(waiting: int, dice: random.Random) -> Bench:
-    tried, requests = StageGate(), Requests(dice)
+def put(waiting: int, rng: random.Random) -> Bench:
+    tried, requests = StageGate(), Requests(rng)
     for _ in range(waiting):
         tried.put(requests.at_gate(), requests.now)
     return Bench(

@@ -36,20 +36,20 @@ def run(settings: Settings) -> list[dict[str, Any]]:
     found = []
     for order in ORDERS:
         rounds: dict[str, list[Round]] = {load: [] for load in LOADS}
-        dice = settings.dice(TASK)  # the same for both
+        rng = settings.rng(TASK)  # the same for both
         with settings.pair(SEQS, {"graph": {"priority": {"without_deadline": order}}}) as pair:
-            pair.turn(drawn("images", dice), dice)
+            pair.turn(drawn("images", rng), rng)
             for _ in range(settings.rounds):
                 for load in LOADS:
-                    requests = drawn(load, dice)
-                    rounds[load].append((requests, pair.turn(requests, dice)))
+                    requests = drawn(load, rng)
+                    rounds[load].append((requests, pair.turn(requests, rng)))
         for load, own in rounds.items():
             found += record(load, order, own)
     return found
 
 
-def drawn(load: str, dice: Random) -> list[Request]:
-    return [replace(one, sla=CLASS) for one in LOADS[load](REQUESTS, dice)]
+def drawn(load: str, rng: Random) -> list[Request]:
+    return [replace(one, sla=CLASS) for one in LOADS[load](REQUESTS, rng)]
 
 
 def record(load: str, order: str, rounds: Sequence[Round]) -> list[dict[str, Any]]:

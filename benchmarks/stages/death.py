@@ -22,13 +22,13 @@ Round = dict[str, dict[str, Wave]]  # by variant: undisturbed, killed, afterward
 
 
 def run(settings: Settings) -> list[dict[str, Any]]:
-    dice = settings.dice(TASK)
+    rng = settings.rng(TASK)
     rounds: list[Round] = []
     for _ in range(min(settings.rounds, MOST_ROUNDS)):
-        requests = alike(REQUESTS, dice, thinks=6, says=200)
+        requests = alike(REQUESTS, rng, thinks=6, says=200)
         found: Round = {}
         with settings.pair(SEQS) as pair:
-            for name in dice.sample(VARIANTS, len(VARIANTS)):
+            for name in rng.sample(VARIANTS, len(VARIANTS)):
                 # both replicas are busy by then, and no request is done
                 kill = {"stage_id": STAGE, "replica_id": REPLICA, "after": AFTER, "until_back": name == OURS}
                 found[name] = {

@@ -35,53 +35,53 @@ class Request:
         return asdict(self)
 
 
-def bursts(number: int, contents: int, dice: Random) -> list[Request]:
+def bursts(number: int, contents: int, rng: Random) -> list[Request]:
     """Return one burst in which contents repeat, the k-th most frequent one with weight 1/k; all come at once."""
-    mark = dice.randrange(1 << 30)
+    mark = rng.randrange(1 << 30)
     kinds = [
         (f"Content {mark}-{kind} " * (1 + kind % 5), 20 + kind % 9, 20 + 3 * kind % 17) for kind in range(contents)
     ]
-    chosen = dice.choices(range(contents), [1 / (1 + kind) for kind in range(contents)], k=number)
+    chosen = rng.choices(range(contents), [1 / (1 + kind) for kind in range(contents)], k=number)
     return [Request(f"{mark}-{index}", *kinds[kind]) for index, kind in enumerate(chosen)]
 
 
-def skewed(number: int, dice: Random, *, tokens_per_step: float, most: int) -> list[Request]:
+def skewed(number: int, rng: Random, *, tokens_per_step: float, most: int) -> list[Request]:
     """Requests that come at once, each with as many steps in the second stage as its images ask for."""
-    mark = dice.randrange(1 << 30)
+    mark = rng.randrange(1 << 30)
     found = []
     for index in range(number):
-        tokens = sum(_between(TOKENS_PER_IMAGE, dice.random()) for _ in range(images(dice)))
+        tokens = sum(_between(TOKENS_PER_IMAGE, rng.random()) for _ in range(images(rng)))
         steps = min(max(round(tokens / tokens_per_step), 2), most)
         found.append(Request(f"{mark}-{index}", f"Request {mark}-{index}.", 1, steps))
     return found
 
 
-def alike(number: int, dice: Random, *, thinks: int, says: int) -> list[Request]:
+def alike(number: int, rng: Random, *, thinks: int, says: int) -> list[Request]:
     """Requests of about one size, no two of them equal; all come at once."""
-    mark = dice.randrange(1 << 30)
+    mark = rng.randrange(1 << 30)
     return [
         Request(f"{mark}-{index}", f"Request {mark}-{index} asks. " * (1 + index % 3), thinks, says + index % 7)
         for index in range(number)
     ]
 
 
-def classes(number: int, high: int, dice: Random, *, scale: float, most: int) -> list[Request]:
+def classes(number: int, high: int, rng: Random, *, scale: float, most: int) -> list[Request]:
     """Requests with output lengths of ServeGen's, ``high`` of them of the high class; all at once (see `spread`)."""
-    mark = dice.randrange(1 << 30)
-    chosen = set(dice.sample(range(number), high))
+    mark = rng.randrange(1 << 30)
+    chosen = set(rng.sample(range(number), high))
     found = []
     for index in range(number):
-        says = round(dice.lognormvariate(math.log(OUTPUT_MEDIAN * scale), OUTPUT_SIGMA))
+        says = round(rng.lognormvariate(math.log(OUTPUT_MEDIAN * scale), OUTPUT_SIGMA))
         sla = "realtime" if index in chosen else "batch"
         prompt = f"Request {mark}-{index} asks. " * (1 + index % 3)
         found.append(Request(f"{mark}-{index}", prompt, 12, min(max(says, 2), most), sla=sla))
     return found
 
 
-def spread(requests: Sequence[Request], seconds: float, dice: Random) -> list[Request]:
+def spread(requests: Sequence[Request], seconds: float, rng: Random) -> list[Request]:
     """The same requests with Gamma gaps that add up to ``seconds``."""
     shape = 1 / ARRIVAL_CV**2
-    gaps = [dice.gammavariate(shape, 1.0) for _ in requests]
+    gaps = [rng.gammavariate(shape, 1.0) for _ in requests]
     at, found = 0.0, []
     for request, gap in zip(requests, gaps, strict=True):
         at += gap * seconds / sum(gaps)
@@ -89,30 +89,30 @@ def spread(requests: Sequence[Request], seconds: float, dice: Random) -> list[Re
     return found
 
 
-def heavy_clients(number: int, dice: Random, *, steps: float, most: int) -> list[Request]:
+def heavy_clients(number: int, rng: Random, *, steps: float, most: int) -> list[Request]:
     """Return the load of the unit tests of balancing.
 
     One request in seven is of a heavy client and asks 16 times as much; sizes are Pareto (a = 2), the least ``steps``.
     """
-    mark = dice.randrange(1 << 30)
-    sizes = [(16 if dice.random() < 0.15 else 1) * dice.paretovariate(2) for _ in range(number)]
+    mark = rng.randrange(1 << 30)
+    sizes = [(16 if rng.random() < 0.15 else 1) * rng.paretovariate(2) for _ in range(number)]
     return [
         Request(f"{mark}-{index}", f"Request {mark}-{index}.", 1, min(max(round(steps * size), 2), most))
         for index, size in enumerate(sizes)
     ]
 
 
-def images(dice: Random) -> int:
+def images(rng: Random) -> int:
     """Of one request."""
-    u = dice.random()
+    u = rng.random()
     for count, probability in FEW_IMAGES:
         if u < probability:
             return count
         u -= probability
     few = 1 - sum(probability for _, probability in FEW_IMAGES)
     if u < few - 0.01:
-        return dice.randint(len(FEW_IMAGES), P99_IMAGES)
-    return round(P99_IMAGES * (MOST_IMAGES / P99_IMAGES) ** dice.random())
+        return rng.randint(len(FEW_IMAGES), P99_IMAGES)
+    return round(P99_IMAGES * (MOST_IMAGES / P99_IMAGES) ** rng.random())
 
 
 def _between(table: Sequence[tuple[float, float]], u: float) -> float:

@@ -19,13 +19,13 @@ Round = tuple[list[Request], Turn]
 
 
 def run(settings: Settings) -> list[dict[str, Any]]:
-    dice = settings.dice(TASK)
+    rng = settings.rng(TASK)
     with settings.pair(SEQS) as pair:
-        pair.turn(bursts(REQUESTS, CONTENTS, dice), dice)
+        pair.turn(bursts(REQUESTS, CONTENTS, rng), rng)
         rounds = []
         for _ in range(settings.rounds):
-            requests = bursts(REQUESTS, CONTENTS, dice)
-            rounds.append((requests, pair.turn(requests, dice)))
+            requests = bursts(REQUESTS, CONTENTS, rng)
+            rounds.append((requests, pair.turn(requests, rng)))
     return record(rounds)
 
 

@@ -35,11 +35,11 @@ one at a time leave a replica of the second stage to spare, which it would stop.
 
 
 def run(settings: Settings) -> list[dict[str, Any]]:
-    dice = settings.dice(TASK)
+    rng = settings.rng(TASK)
     with settings.pair(SEQS, EVERYTHING) as pair:
         turns = []
         for number in range(-TURNS, settings.rounds * TURNS):
-            turn = pair.turn(alike(REQUESTS, dice, thinks=12, says=24), dice, together=False)
+            turn = pair.turn(alike(REQUESTS, rng, thinks=12, says=24), rng, together=False)
             if number >= 0:  # those before warm up
                 turns.append(turn)
     return record(turns)

@@ -76,6 +76,6 @@ class Pair:
         plain = [request.plain() for request in requests]
         return self._children[variant].ask(requests=plain, together=together, kill=kill)
 
-    def turn(self, requests: Sequence[Request], dice: Random, *, together: bool = True) -> Turn:
+    def turn(self, requests: Sequence[Request], rng: Random, *, together: bool = True) -> Turn:
         """Both, in random order."""
-        return {name: self.ask(name, requests, together=together) for name in dice.sample(VARIANTS, len(VARIANTS))}
+        return {name: self.ask(name, requests, together=together) for name in rng.sample(VARIANTS, len(VARIANTS))}

@@ -23,19 +23,19 @@ Round = tuple[list[Request], Turn]
 
 def run(settings: Settings) -> list[dict[str, Any]]:
     """What the pipeline can take is what stock does when all come at once."""
-    dice = settings.dice(TASK)
+    rng = settings.rng(TASK)
     with settings.pair(SEQS, {"graph": {"priority": {"client_classes": ["realtime", "batch"]}}}) as pair:
-        pair.turn(requests_of(dice), dice)
-        capacity = pair.ask(STOCK, requests_of(dice))["seconds"]
+        pair.turn(requests_of(rng), rng)
+        capacity = pair.ask(STOCK, requests_of(rng))["seconds"]
         rounds = []
         for _ in range(settings.rounds):
-            requests = spread(requests_of(dice), capacity / OVERLOAD, dice)
-            rounds.append((requests, pair.turn(requests, dice)))
+            requests = spread(requests_of(rng), capacity / OVERLOAD, rng)
+            rounds.append((requests, pair.turn(requests, rng)))
     return record(rounds)
 
 
-def requests_of(dice: Any) -> list[Request]:
-    return classes(REQUESTS, HIGH, dice, scale=SCALE, most=MOST_STEPS)
+def requests_of(rng: Any) -> list[Request]:
+    return classes(REQUESTS, HIGH, rng, scale=SCALE, most=MOST_STEPS)
 
 
 def record(rounds: Sequence[Round]) -> list[dict[str, Any]]:

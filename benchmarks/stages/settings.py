@@ -17,7 +17,7 @@ class Settings:
     rounds: int
     seed: int
 
-    def dice(self, task: str) -> Random:
+    def rng(self, task: str) -> Random:
         """Each task has its own, so that it draws the same whichever others run."""
         return Random(f"{self.seed} {task}")
 

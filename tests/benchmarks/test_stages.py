@@ -39,8 +39,8 @@ def by_measure(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def test_the_same_seed_asks_the_same_and_names_and_prompts_are_never_used_twice() -> None:
     assert bursts(20, 4, Random(1)) == bursts(20, 4, Random(1))
-    dice = Random(1)
-    asked = [request for _ in range(3) for request in (*alike(9, dice, thinks=2, says=3), *bursts(9, 3, dice))]
+    rng = Random(1)
+    asked = [request for _ in range(3) for request in (*alike(9, rng, thinks=2, says=3), *bursts(9, 3, rng))]
     assert len({request.name for request in asked}) == len(asked)
     assert len({request.prompt for request in asked}) == 27 + len({r.prompt for r in asked if "Content" in r.prompt})
 
@@ -54,8 +54,8 @@ def test_most_of_a_burst_are_repeats_and_the_first_of_each_content_is_none() -> 
 
 
 def test_images_are_as_many_as_published() -> None:
-    dice = Random(0)
-    drawn = sorted(images(dice) for _ in range(20_000))
+    rng = Random(0)
+    drawn = sorted(images(rng) for _ in range(20_000))
     assert statistics.fmean(drawn) == pytest.approx(1.59, abs=0.1)
     assert (drawn[10_000], drawn[18_000], drawn[-1]) == (1, 3, 49)
     assert 7 <= drawn[19_800] <= 11

@@ -43,7 +43,7 @@ def drawn(job, rng):
     return rng.expovariate(2.0)
 
 
-def dice():
+def rng():
     return random.Random(7)
 
 
@@ -54,14 +54,14 @@ def engine(sim, done, **options):
 
 
 SERVERS = {
-    "queue": lambda sim, done: QueueServer(sim, done, 2, drawn, dice()),
-    "queue of one": lambda sim, done: QueueServer(sim, done, 1, drawn, dice()),
-    "shared": lambda sim, done: SharedServer(sim, done, drawn, dice()),
+    "queue": lambda sim, done: QueueServer(sim, done, 2, drawn, rng()),
+    "queue of one": lambda sim, done: QueueServer(sim, done, 1, drawn, rng()),
+    "shared": lambda sim, done: SharedServer(sim, done, drawn, rng()),
     "encoder": lambda sim, done: EncoderServer(sim, done, Encoding(), batch_items=3),
     "video": lambda sim, done: VideoServer(sim, done, Decoding(), decoders=3, threads=4),
     "engine": lambda sim, done: engine(sim, done),
     "engine with a lane": lambda sim, done: engine(sim, done, encode_ahead=True, waiting_order="sla"),
-    "stock video": lambda sim, done: stock_decoding(sim, done, Decoding(), 3, dice(), loaders=2),
+    "stock video": lambda sim, done: stock_decoding(sim, done, Decoding(), 3, rng(), loaders=2),
 }
 IN_ORDER = ["queue of one", "encoder"]
 

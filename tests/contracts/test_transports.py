@@ -1,4 +1,4 @@
-"""One suite over all paths between stages: the numbered promises of `Transport`, and its errors.
+"""Check the numbered promises of `Transport`, and its errors, on every transport between stages.
 
 A transport of another kind is one more entry of `tests.support.transport_kinds.TRANSPORTS`.
 """

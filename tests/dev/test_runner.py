@@ -1,4 +1,4 @@
-"""What `make test` says of skipped and of slow tests."""
+"""Check what `make test` prints about skipped and about slow tests."""
 
 from __future__ import annotations
 

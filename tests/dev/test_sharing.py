@@ -1,4 +1,4 @@
-"""How several processes of pytest share the tests."""
+"""Check how several processes of pytest share the tests."""
 
 import pytest
 

@@ -169,25 +169,25 @@ TestArena.settings = settings(max_examples=40, stateful_step_count=40, deadline=
 @pytest.mark.parametrize("seed", range(4))
 def test_long_random_workloads(seed: int) -> None:
     """1,000 steps each, most of the time with more to send than there is room for."""
-    dice, world = random.Random(seed), World()
+    rng, world = random.Random(seed), World()
     for step in range(1000):
-        name = dice.choice(EDGES), f"{dice.choice(KEYS)}{dice.randrange(20)}"
-        match dice.choices(["put", "get", "drop", "discard", "wait"], [40, 40, 30, 5, 5])[0]:
+        name = rng.choice(EDGES), f"{rng.choice(KEYS)}{rng.randrange(20)}"
+        match rng.choices(["put", "get", "drop", "discard", "wait"], [40, 40, 30, 5, 5])[0]:
             case "put":
-                world.put(dice.randrange(2), name, dice.choice(SIZES))
+                world.put(rng.randrange(2), name, rng.choice(SIZES))
             case "get":
-                world.get(dice.randrange(2), name, hold=dice.random() < 0.5)
+                world.get(rng.randrange(2), name, hold=rng.random() < 0.5)
             case "drop" if world.held:
-                del world.held[dice.randrange(len(world.held))]
+                del world.held[rng.randrange(len(world.held))]
             case "discard":
-                sender = dice.randrange(2)
+                sender = rng.randrange(2)
                 world.expire(sender)
                 found = [k for k in world.waiting if k[0] == sender and k[1][1] == name[1]]
                 assert world.paths[sender].discard(name[1]) == len(found)
                 for key in found:
                     del world.waiting[key]
             case "wait":
-                world.clock.now += dice.choice([0.01, 1.0, 20.0])
+                world.clock.now += rng.choice([0.01, 1.0, 20.0])
         if step % 20 == 0:
             world.check()
     assert all(counts["refused"] for counts in world.counts)

@@ -14,9 +14,9 @@ seconds = st.floats(0, 1e4)
 @settings(deadline=None, max_examples=50)
 @given(st.lists(seconds, min_size=1, max_size=60), st.integers(1, 8))
 def test_the_last_is_done_within_grahams_bound(sizes, m):
-    replicas, dice = [ReplicaState(i) for i in range(m)], random.Random(0)
+    replicas, rng = [ReplicaState(i) for i in range(m)], random.Random(0)
     for size in sizes:
-        pick = CostBalancer().pick(size, replicas, dice)
+        pick = CostBalancer().pick(size, replicas, rng)
         one = replicas[pick.replica_id]
         replicas[pick.replica_id] = replace(one, remaining_seconds=one.remaining_seconds + size)
     lower_bound = max(max(sizes), sum(sizes) / m)
@@ -40,23 +40,23 @@ some_replicas = st.lists(some, max_size=6, unique_by=lambda one: one.replica_id)
 @settings(deadline=None, max_examples=50)
 @given(seconds, some_replicas, st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**32))
 def test_affinity_costs_at_most_its_slack_and_order_does_not_matter(cost, replicas, saved, slack, seed):
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     balancer = CostBalancer(saved, slack)
-    pick = balancer.pick(cost, replicas, dice)
+    pick = balancer.pick(cost, replicas, rng)
     healthy = {one.replica_id: balancer.finish_seconds(cost, one) for one in replicas if one.healthy}
     if not healthy:
         assert pick.replica_id is None
         return
     assert pick.finish_seconds == healthy[pick.replica_id] <= min(healthy.values()) * (1 + slack)
     shuffled = list(replicas)
-    dice.shuffle(shuffled)
-    assert balancer.pick(cost, shuffled, dice) == pick
+    rng.shuffle(shuffled)
+    assert balancer.pick(cost, shuffled, rng) == pick
 
 
 @settings(deadline=None, max_examples=50)
 @given(seconds, some_replicas, st.integers(0, 2**32))
 def test_a_sick_replica_is_never_picked(cost, replicas, seed):
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     healthy = {one.replica_id for one in replicas if one.healthy} or {None}
     for balancer in (CostBalancer(), RoundRobin(), LeastQueue()):
-        assert all(balancer.pick(cost, replicas, dice).replica_id in healthy for _ in range(3))
+        assert all(balancer.pick(cost, replicas, rng).replica_id in healthy for _ in range(3))

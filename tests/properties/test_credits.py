@@ -13,21 +13,21 @@ from vllm_omni_sched.resource.credits import Credits
 class Walk:
     """Requests on their way through a random graph; each stage of a request starts when all before it have ended."""
 
-    def __init__(self, dice: random.Random, num_stages: int, num_requests: int) -> None:
+    def __init__(self, rng: random.Random, num_stages: int, num_requests: int) -> None:
         names = [f"s{i}" for i in range(num_stages)]
-        dice.shuffle(names)
-        density = dice.random()
-        self.graph = {a: [b for b in names[i + 1 :] if dice.random() < density] for i, a in enumerate(names)}
-        most = dice.choice([1, 1, 3])
-        self.capacity = {name: dice.randint(1, most) for name in names}
+        rng.shuffle(names)
+        density = rng.random()
+        self.graph = {a: [b for b in names[i + 1 :] if rng.random() < density] for i, a in enumerate(names)}
+        most = rng.choice([1, 1, 3])
+        self.capacity = {name: rng.randint(1, most) for name in names}
         self.credits = Credits(self.graph, self.capacity)
-        self.dice, self.names = dice, names
+        self.rng, self.names = rng, names
         self.path = {}
         for number in range(num_requests):
-            entry = names[0] if dice.random() < 0.8 else dice.choice(names)
+            entry = names[0] if rng.random() < 0.8 else rng.choice(names)
             path = {entry}
             for name in names:  # in the order of the graph
-                if any(name in self.graph[one] for one in path) and dice.random() < 0.9:
+                if any(name in self.graph[one] for one in path) and rng.random() < 0.9:
                     path.add(name)
             self.path[f"r{number}"] = path
         self.running: set[tuple[str, str]] = set()
@@ -91,17 +91,17 @@ class Walk:
     def step(self, abort: float) -> bool:
         """One random thing; False if nothing at all can happen any more."""
         ready = self.ready()
-        self.dice.shuffle(ready)
-        if self.dice.random() < abort and (left := sorted(self.path.keys() - self.ended)):
-            self.abort(self.dice.choice(left))
+        self.rng.shuffle(ready)
+        if self.rng.random() < abort and (left := sorted(self.path.keys() - self.ended)):
+            self.abort(self.rng.choice(left))
             return True
-        if self.running and self.dice.random() < 0.4:
-            self.end(*self.dice.choice(sorted(self.running)))
+        if self.running and self.rng.random() < 0.4:
+            self.end(*self.rng.choice(sorted(self.running)))
             return True
         if any(self.start(*one) for one in ready):
             return True
         if self.running:
-            self.end(*self.dice.choice(sorted(self.running)))
+            self.end(*self.rng.choice(sorted(self.running)))
             return True
         return False
 

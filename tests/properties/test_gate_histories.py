@@ -39,18 +39,18 @@ class Terms(GateTerms):
         return self.near.get(request_id, {})
 
 
-def drawn_request(dice, name, now, long):
-    sla = dice.choice(DEFAULT_CLASSES)
+def drawn_request(rng, name, now, long):
+    sla = rng.choice(DEFAULT_CLASSES)
     waiting = WaitingRequest(
         name,
-        now - dice.choice([0.0, 0.0, 0.5, 3.0]),
+        now - rng.choice([0.0, 0.0, 0.5, 3.0]),
         sla,
-        cost_seconds=dice.choice([0.01, 0.1, 1.0]),
-        priority=dice.choice([0, 0, 0, -1]),
-        due=now + dice.choice([0.1, math.inf]),
+        cost_seconds=rng.choice([0.01, 0.1, 1.0]),
+        priority=rng.choice([0, 0, 0, -1]),
+        due=now + rng.choice([0.1, math.inf]),
     )
-    units = int(dice.paretovariate(0.4)) % 4096 if long and dice.random() < 0.4 else 0
-    return GateRequest(waiting, sla.rank == 2, units, dice.choice("abc"))
+    units = int(rng.paretovariate(0.4)) % 4096 if long and rng.random() < 0.4 else 0
+    return GateRequest(waiting, sla.rank == 2, units, rng.choice("abc"))
 
 
 @settings(deadline=None, max_examples=150)
@@ -65,22 +65,22 @@ def drawn_request(dice, name, now, long):
 )
 @example(1554, 0.0, 0.0, 5, Undated.ARRIVAL, True, True)  # a key changed while another question was answered
 def test_it_decides_as_one_that_looks_at_all(seed, hold, min_share, max_passed, undated, long, scarce):
-    dice, now = random.Random(seed), 10.0
+    rng, now = random.Random(seed), 10.0
     order = WaitingOrder(max_wait_seconds=2.0, undated=undated)
     gate = StageGate(None, hold, min_share, max_passed, order)
     plain = PlainGate(order, hold, min_share, max_passed)
     waiting = {}
     for step in range(40):
-        now += dice.choice([0.0, 0.001, 0.03, 0.4])
-        for number in range(dice.choice([0, 1, 4]) if step < 30 else 0):
-            one = drawn_request(dice, f"{step}.{number}", now, long)
+        now += rng.choice([0.0, 0.001, 0.03, 0.4])
+        for number in range(rng.choice([0, 1, 4]) if step < 30 else 0):
+            one = drawn_request(rng, f"{step}.{number}", now, long)
             waiting[one.request_id] = one
             for each in (gate, plain):
                 each.put(one, now)
-        for name in dice.sample(sorted(waiting), min(len(waiting), dice.choice([0, 0, 1, 3]))):
-            changed = dice.random() < 0.5
+        for name in rng.sample(sorted(waiting), min(len(waiting), rng.choice([0, 0, 1, 3]))):
+            changed = rng.random() < 0.5
             if changed:
-                waiting[name] = replace(drawn_request(dice, name, now, long), needs=dice.choice("abc"))
+                waiting[name] = replace(drawn_request(rng, name, now, long), needs=rng.choice("abc"))
             else:
                 del waiting[name]
             for each in (gate, plain):
@@ -91,23 +91,23 @@ def test_it_decides_as_one_that_looks_at_all(seed, hold, min_share, max_passed, 
         replicas = [
             ReplicaState(
                 i,
-                dice.choice([0.0, 1.0, 2.5]),
-                in_flight=(running := dice.choice([0, 0, 1, 2, 3])),
-                limit=dice.randint(1, 4),
-                healthy=dice.random() < 0.9,
-                units=dice.choice([0, 10, 100, 1000]) if running else 0,
-                units_limit=dice.choice([None, 64, 2000]),
+                rng.choice([0.0, 1.0, 2.5]),
+                in_flight=(running := rng.choice([0, 0, 1, 2, 3])),
+                limit=rng.randint(1, 4),
+                healthy=rng.random() < 0.9,
+                units=rng.choice([0, 10, 100, 1000]) if running else 0,
+                units_limit=rng.choice([None, 64, 2000]),
             )
-            for i in range(dice.randint(0, 3))
+            for i in range(rng.randint(0, 3))
         ]
-        free = {needs: dice.choice([0, 1, 2, 9]) if scarce else 99 for needs in "abc"}
-        refused = {name for name in waiting if scarce and dice.random() < 0.1}
-        near = {name: {0: dice.random()} for name in waiting if dice.random() < 0.3}
+        free = {needs: rng.choice([0, 1, 2, 9]) if scarce else 99 for needs in "abc"}
+        refused = {name for name in waiting if scarce and rng.random() < 0.1}
+        near = {name: {0: rng.random()} for name in waiting if rng.random() < 0.3}
         plans, asked = [], []
         for each in (gate, plain):
             terms = Terms(free, refused, near)
             terms.needs = {name: one.needs for name, one in waiting.items()}
-            plans.append(each.release(now, replicas, dice, terms))
+            plans.append(each.release(now, replicas, rng, terms))
             asked.append(terms.asked)
         assert plans[0] == plans[1]
         assert asked[0] == asked[1]
@@ -120,17 +120,17 @@ def test_it_decides_as_one_that_looks_at_all(seed, hold, min_share, max_passed, 
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_alike_requests_go_as_the_waiting_queue_has_them_affinity_included(seed):
-    dice, now = random.Random(seed), 0.0
+    rng, now = random.Random(seed), 0.0
     order = WaitingOrder(max_wait_seconds=3.0)
     gate, queue = StageGate(None, 0.0, 0.0, 10**6, order), WaitingQueue(order)
     one_place = [ReplicaState(0, limit=1)]
     for step in range(60):
-        now += dice.choice([0.0, 0.1, 0.5])
-        for number in range(dice.choice([0, 2])):
-            shared = frozenset(dice.choice("xyz")) if dice.random() < 0.7 else frozenset()
-            one = WaitingRequest(f"{step}.{number}", now, dice.choice(DEFAULT_CLASSES), 0.1, affinity=shared)
+        now += rng.choice([0.0, 0.1, 0.5])
+        for number in range(rng.choice([0, 2])):
+            shared = frozenset(rng.choice("xyz")) if rng.random() < 0.7 else frozenset()
+            one = WaitingRequest(f"{step}.{number}", now, rng.choice(DEFAULT_CLASSES), 0.1, affinity=shared)
             gate.put(GateRequest(one), now)
             queue.push(one, now)
         if len(queue) > 1:  # a lane that runs empty forgets who went last
             expected = queue.pop(now).request.request_id
-            assert [one.request_id for one in gate.release(now, one_place, dice).releases] == [expected]
+            assert [one.request_id for one in gate.release(now, one_place, rng).releases] == [expected]

@@ -56,9 +56,9 @@ def servers(sim, seed):
         return rng.expovariate(2.0)
 
     def make(stage):
-        dice = random.Random(seed + stage)
+        rng = random.Random(seed + stage)
         kind = SharedServer if stage == 1 else lambda *given: QueueServer(given[0], given[1], 2, *given[2:])
-        return lambda _, done: kind(sim, done, drawn, dice)
+        return lambda _, done: kind(sim, done, drawn, rng)
 
     return [make(stage) for stage in range(3)]
 

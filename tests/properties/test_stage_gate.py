@@ -18,9 +18,9 @@ from vllm_omni_sched.resource.stage_gate import StageGate
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 12), st.sampled_from([0, 0.1, 0.5]), st.booleans())
 def test_random_load(seed, num_replicas, max_passed, min_share, flow):
     """``flow``: credits of a request come and go; else all have them."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     asked = Asked(StageGate(max_hold_seconds=0.05, min_share=min_share, max_passed=max_passed))
-    replicas = [ReplicaState(i, limit=dice.randint(1, 4)) for i in range(num_replicas)]
+    replicas = [ReplicaState(i, limit=rng.randint(1, 4)) for i in range(num_replicas)]
     came: dict[str, int] = {}  # numbers in order of arrival; of one snapshot, in its order
     waiting: dict[str, GateRequest] = {}
     passed: dict[str, int] = {}
@@ -29,16 +29,16 @@ def test_random_load(seed, num_replicas, max_passed, min_share, flow):
     now = 0.0
     for step in range(60):
         if step < 40:
-            for number in range(dice.randint(0, 4)):
+            for number in range(rng.randint(0, 4)):
                 name = f"{step}.{number}"
-                kind = {"low": dice.random() < 0.5, "needs": name}
+                kind = {"low": rng.random() < 0.5, "needs": name}
                 # newest first, the order that is worst for the old
                 place = (1000 if kind["low"] else 0) - step
-                (waiting[name],) = some([name], place, dice.paretovariate(1.5), **kind)
+                (waiting[name],) = some([name], place, rng.paretovariate(1.5), **kind)
                 asked.comes(waiting[name], now=now)
                 passed[name] = 0
                 came[name] = len(came)
-        asked.none_for = {name for name in waiting if flow and dice.random() < 0.3}
+        asked.none_for = {name for name in waiting if flow and rng.random() < 0.3}
         idle = {one.replica_id for one in replicas if one.in_flight == 0}
         made = asked.plan(*replicas, now=now)
 
@@ -65,9 +65,9 @@ def test_random_load(seed, num_replicas, max_passed, min_share, flow):
             assert made.wake_at is None
         assert max(passed.values(), default=0) <= max_passed
 
-        now += dice.choice([0.001, 0.02, 0.1])
-        dice.shuffle(running)
-        for _ in range(dice.randint(0, len(running))):
+        now += rng.choice([0.001, 0.02, 0.1])
+        rng.shuffle(running)
+        for _ in range(rng.randint(0, len(running))):
             done = running.pop()
             replicas[done] = replace(replicas[done], in_flight=replicas[done].in_flight - 1)
     asked.none_for = set()

@@ -232,28 +232,28 @@ def test_long_random_workloads() -> None:
     """Four times 1,000 steps, in which the receiver is now slow, now quick."""
     placed, moved, moves = set[str](), set[str](), 0
     for seed in range(4):
-        dice, world = random.Random(seed), World()
+        rng, world = random.Random(seed), World()
         for step in range(1000):
-            name = dice.choice(EDGES), f"{dice.choice(KEYS)}{dice.randrange(4)}"
+            name = rng.choice(EDGES), f"{rng.choice(KEYS)}{rng.randrange(4)}"
             puts, gets = (60, 10) if step // 100 % 2 else (10, 60)
             events = {"put": puts, "get": gets, **EVENTS}
-            match dice.choices(list(events), list(events.values()))[0]:
+            match rng.choices(list(events), list(events.values()))[0]:
                 case "put":
-                    world.put(name, dice.choice(SIZES), dice.choice([None, None, 0.0, 100.0]))
+                    world.put(name, rng.choice(SIZES), rng.choice([None, None, 0.0, 100.0]))
                 case "get":
                     world.get(name)
                 case "step":
-                    world.step(dice.randrange(100))
+                    world.step(rng.randrange(100))
                 case "hint" if world.waiting:
-                    world.sender.expect(*dice.choice(list(world.waiting)), dice.choice([0.5, 0.5, 100.0]))
+                    world.sender.expect(*rng.choice(list(world.waiting)), rng.choice([0.5, 0.5, 100.0]))
                 case "discard":
                     world.discard(name[1])
                 case "meddle" if world.moving is not None:
-                    world.meddle(dice.choice(["put", "get", "discard"]))
+                    world.meddle(rng.choice(["put", "get", "discard"]))
                 case "wait":
-                    world.clock.now += dice.choice([0.01, 1.0, 3.0])
+                    world.clock.now += rng.choice([0.01, 1.0, 3.0])
                 case "refuse":
-                    world.lower.refuses = dice.random() < 0.5  # type: ignore[attr-defined]
+                    world.lower.refuses = rng.random() < 0.5  # type: ignore[attr-defined]
             if step % 10 == 0:
                 world.check()
         facts = world.sender.health().facts

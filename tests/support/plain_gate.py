@@ -33,7 +33,7 @@ class PlainGate:
         for of in (self.requests, self.came, self.passed):
             of.pop(name, None)
 
-    def release(self, now, replicas, dice, terms=None):
+    def release(self, now, replicas, rng, terms=None):
         self.now, self.room, self.terms = now, GateRoom(replicas), terms or GateTerms()
         self.closed, window_over, releases = set(), False, []
         while self.requests and self.room.has_room():
@@ -48,7 +48,7 @@ class PlainGate:
             near = self.terms.warm(one.request_id), self.terms.distances(one.request_id)
             to_fill = reason is ReleaseReason.BATCH_FULL
             cost = one.waiting.cost_seconds
-            replica_id = self.room.place(cost, one.units, near, self.balancer, dice, to_fill)
+            replica_id = self.room.place(cost, one.units, near, self.balancer, rng, to_fill)
             releases.append(Release(one.request_id, replica_id, reason))
             self._count(one)
         ends = [self._ends(name) for name in self.requests if self._in_window(name)]

@@ -100,7 +100,7 @@ def source_tree() -> Path:
 
 @contextmanager
 def _one_process_at_a_time(name: str) -> Iterator[None]:
-    """What one process of pytest makes in `CACHE`, the others wait for."""
+    """Make others wait while one process of pytest makes something in `CACHE`."""
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / f"{name}.lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -82,7 +82,7 @@ DEPLOY_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class StageFinding:
-    """One stage, and the state of the scheduler's parts in it."""
+    """Describe one stage, and the state of the scheduler's parts in it."""
 
     stage_id: int
     name: str

@@ -135,7 +135,7 @@ class Balancer(ABC):
 
     draws: ClassVar[bool] = True  # rule 2 applies; False: all replicas are compared
 
-    def pick(self, cost_seconds: float, replicas: Sequence[ReplicaState], dice: Dice, near: Iterable[int] = ()) -> Pick:
+    def pick(self, cost_seconds: float, replicas: Sequence[ReplicaState], rng: Dice, near: Iterable[int] = ()) -> Pick:
         """Pick the replica for a request of that cost.
 
         Args:
@@ -146,13 +146,13 @@ class Balancer(ABC):
         """
         if not 0 <= cost_seconds < math.inf:
             raise ValueError(f"cost_seconds must be finite and >= 0, got {cost_seconds}")
-        seen = _drawn(replicas, dice, near) if self.draws and len(replicas) > LOOK_AT_ALL else list(replicas)
+        seen = _drawn(replicas, rng, near) if self.draws and len(replicas) > LOOK_AT_ALL else list(replicas)
         if len({one.replica_id for one in seen}) < len(seen):
             raise ValueError(f"each replica must have its own id, got {[one.replica_id for one in seen]}")
         healthy = sorted((one for one in seen if one.healthy), key=lambda one: one.replica_id)
         if not healthy:
             return NOBODY
-        chosen, reason = self._pick(cost_seconds, healthy, dice)
+        chosen, reason = self._pick(cost_seconds, healthy, rng)
         if len(healthy) == 1:
             reason = PickReason.ONLY
         return Pick(chosen.replica_id, reason, self.finish_seconds(cost_seconds, chosen))
@@ -163,7 +163,7 @@ class Balancer(ABC):
 
     @abstractmethod
     def _pick(
-        self, cost_seconds: float, healthy: Sequence[ReplicaState], dice: Dice
+        self, cost_seconds: float, healthy: Sequence[ReplicaState], rng: Dice
     ) -> tuple[ReplicaState, PickReason]: ...
 
 
@@ -199,9 +199,7 @@ class CostBalancer(Balancer):
         cost = cost_seconds * (1 - self.saved_share * replica.warm)
         return (replica.remaining_seconds + cost) / replica.speed + replica.distance_seconds
 
-    def _pick(
-        self, cost_seconds: float, healthy: Sequence[ReplicaState], dice: Dice
-    ) -> tuple[ReplicaState, PickReason]:
+    def _pick(self, cost_seconds: float, healthy: Sequence[ReplicaState], rng: Dice) -> tuple[ReplicaState, PickReason]:
         if len(healthy) == 1:
             return healthy[0], PickReason.ONLY
         finish = {one.replica_id: self.finish_seconds(cost_seconds, one) for one in healthy}
@@ -239,9 +237,7 @@ class RoundRobin(Balancer):
     def __init__(self) -> None:
         self._last: int | None = None
 
-    def _pick(
-        self, cost_seconds: float, healthy: Sequence[ReplicaState], dice: Dice
-    ) -> tuple[ReplicaState, PickReason]:
+    def _pick(self, cost_seconds: float, healthy: Sequence[ReplicaState], rng: Dice) -> tuple[ReplicaState, PickReason]:
         last = self._last
         following = [one for one in healthy if last is not None and one.replica_id > last]
         chosen = (following or healthy)[0]
@@ -252,9 +248,7 @@ class RoundRobin(Balancer):
 class LeastQueue(Balancer):
     """Picks the replica with the fewest requests, ties by id; a baseline for comparison."""
 
-    def _pick(
-        self, cost_seconds: float, healthy: Sequence[ReplicaState], dice: Dice
-    ) -> tuple[ReplicaState, PickReason]:
+    def _pick(self, cost_seconds: float, healthy: Sequence[ReplicaState], rng: Dice) -> tuple[ReplicaState, PickReason]:
         return min(healthy, key=lambda one: (one.in_flight, one.replica_id)), PickReason.SHORTEST_QUEUE
 
 
@@ -277,20 +271,20 @@ class LazyReplicas(Sequence[ReplicaState]):
         return self._describe(self._indices[index])
 
 
-def by_lot(count: int, dice: Dice) -> Iterator[int]:
+def by_lot(count: int, rng: Dice) -> Iterator[int]:
     """Yield range(count) in random order (Fisher and Yates), storing only the entries that were swapped."""
     moved: dict[int, int] = {}
     for first in range(count):
-        at = first + int(dice.random() * (count - first))
+        at = first + int(rng.random() * (count - first))
         yield moved.get(at, at)
         moved[at] = moved.get(first, first)
 
 
-def _drawn(replicas: Sequence[ReplicaState], dice: Dice, near: Iterable[int]) -> list[ReplicaState]:
+def _drawn(replicas: Sequence[ReplicaState], rng: Dice, near: Iterable[int]) -> list[ReplicaState]:
     """Return the healthy replicas to compare, by rule 2 of `Balancer`."""
     found = {at: one for at in islice(near, CHOICES) if (one := replicas[at]).healthy}
     most = CHOICES + len(found)
-    for at in by_lot(len(replicas), dice):
+    for at in by_lot(len(replicas), rng):
         if at not in found and (one := replicas[at]).healthy:
             found[at] = one
             if len(found) == most:

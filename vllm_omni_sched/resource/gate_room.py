@@ -49,7 +49,7 @@ class GateRoom:
         units: int,
         near: tuple[Mapping[int, float], Mapping[int, float]],
         balancer: Balancer,
-        dice: Dice,
+        rng: Dice,
         to_fill: bool = False,
         other: Callable[[int], ReplicaState | None] = lambda _: None,
     ) -> int:
@@ -67,7 +67,7 @@ class GateRoom:
         if warm or distances:
             choices = [_near(one, warm, distances) for one in choices]
         best = _warmest(choices) if warm and len(choices) > LOOK_AT_ALL else ()
-        chosen = balancer.pick(cost_seconds, choices, dice, best).replica_id
+        chosen = balancer.pick(cost_seconds, choices, rng, best).replica_id
         assert chosen is not None  # all of them are healthy
         one = self._open[chosen].with_work(cost_seconds, units)
         if one.room:

@@ -39,14 +39,14 @@ class ReplicaIndex:
         if group is not None:
             group.remove(replica_id)
 
-    def with_room(self, dice: Dice) -> Iterator[int]:
+    def with_room(self, rng: Dice) -> Iterator[int]:
         """Yield the idle replicas in random order, then the others that have room."""
-        yield from self._idle.drawn(dice)
-        yield from self._open.drawn(dice)
+        yield from self._idle.drawn(rng)
+        yield from self._open.drawn(rng)
 
-    def full(self, dice: Dice) -> Iterator[int]:
+    def full(self, rng: Dice) -> Iterator[int]:
         """Yield the replicas without room, in random order."""
-        return self._full.drawn(dice)
+        return self._full.drawn(rng)
 
 
 def draws(replicas: int, balancer: Balancer) -> bool:
@@ -55,20 +55,20 @@ def draws(replicas: int, balancer: Balancer) -> bool:
 
 
 def drawn(
-    index: ReplicaIndex, describe: Callable[[int], ReplicaState | None], dice: Dice, even_full: bool = False
+    index: ReplicaIndex, describe: Callable[[int], ReplicaState | None], rng: Dice, even_full: bool = False
 ) -> list[ReplicaState]:
     """Return `CHOICES` replicas with room, idle ones first; if there are none, full ones that are about to have room.
 
     Args:
         index: index of the stage's replicas.
         describe: returns the state of a replica; None for one that should get nothing and is replaced by another.
-        dice: random source.
+        rng: random source.
         even_full: also return full replicas that are not about to have room.
     """
-    found = list(islice((one for one in _described(index.with_room(dice), describe) if one.room), CHOICES))
+    found = list(islice((one for one in _described(index.with_room(rng), describe) if one.room), CHOICES))
     if found:
         return found
-    full = islice(_described(index.full(dice), describe), CHOICES)
+    full = islice(_described(index.full(rng), describe), CHOICES)
     return [one for one in full if one.room or even_full]
 
 
@@ -93,5 +93,5 @@ class _Group:
             self._members[place] = last
             self._places[last] = place
 
-    def drawn(self, dice: Dice) -> Iterator[int]:
-        return (self._members[at] for at in by_lot(len(self._members), dice))
+    def drawn(self, rng: Dice) -> Iterator[int]:
+        return (self._members[at] for at in by_lot(len(self._members), rng))

@@ -103,7 +103,7 @@ class StageGate:
         self,
         now: float,
         replicas: Sequence[ReplicaState],
-        dice: Dice,
+        rng: Dice,
         terms: GateTerms | None = None,
         most: float = math.inf,
     ) -> GatePlan:
@@ -132,7 +132,7 @@ class StageGate:
                 request.units,
                 (decision.terms.warm(name), decision.terms.distances(name)),
                 self.balancer,
-                dice,
+                rng,
                 to_fill=reason is ReleaseReason.BATCH_FULL,
                 other=decision.terms.replica,
             )

@@ -22,15 +22,15 @@ HANG_SECONDS = 100.0  # a round that takes longer hangs
 
 async def faults(omni: Any, spec: PipelineSpec, prefix: str, *, seed: int) -> stages.Result:
     """Rounds of requests, in each of which one replica is killed (SIGKILL) or stopped (SIGSTOP)."""
-    dice, rounds = Random(f"{seed} {spec.mode}"), []
+    rng, rounds = Random(f"{seed} {spec.mode}"), []
     for number in range(ROUNDS):
-        pool = dice.choice(omni.engine.stage_pools)
-        replica_id = dice.choice(pool.live_replica_ids())
-        how = dice.choice([signal.SIGKILL, signal.SIGSTOP])
-        names = dice.sample(sorted(stages.CROWD), AT_ONCE)
+        pool = rng.choice(omni.engine.stage_pools)
+        replica_id = rng.choice(pool.live_replica_ids())
+        how = rng.choice([signal.SIGKILL, signal.SIGSTOP])
+        names = rng.sample(sorted(stages.CROWD), AT_ONCE)
         asks = {name: stages.CROWD[name] for name in names}
         asking = asyncio.create_task(stages.ask_all(omni, spec, f"{prefix}-{number}", asks))
-        await asyncio.sleep(dice.uniform(0.0, LONGEST_SECONDS))
+        await asyncio.sleep(rng.uniform(0.0, LONGEST_SECONDS))
         processes = processes_of(pool, replica_id)
         for process in processes:
             os.kill(process.pid, how)

@@ -225,7 +225,7 @@ def payloads_taken_back(omni: Any) -> Iterator[tuple[dict[int, list[str]], dict[
 def in_the_middle(pool: Any) -> bool:
     """Of works of the first replica; of a stage that speaks as it goes, when one has spoken."""
     works = [work for work in list(pool.queue.running.values()) if work.replica_id == 0]
-    return len(works) > 1 and (pool.stage_id > 0 or any(work.spoke for work in works))
+    return len(works) > 1 and (pool.stage_id > 0 or any(work.has_output for work in works))
 
 
 def held(pool: Any) -> int:

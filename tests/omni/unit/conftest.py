@@ -1,4 +1,4 @@
-"""What the machine that runs the tests is short of is not theirs; and every event leaves the pipeline core sound."""
+"""Keep the memory of the machine that runs the tests out of them, and validate the pipeline core after every event."""
 
 from __future__ import annotations
 

@@ -33,14 +33,14 @@ EMPTY = ("the outlet keeps the end of a request that was aborted while it ran: s
 class Traffic:
     """Clients, engines and deaths, at random."""
 
-    def __init__(self, rig: Rig, dice: Random, deaths: float, late: float) -> None:
-        self.rig, self.dice, self.deaths, self.late = rig, dice, deaths, late
+    def __init__(self, rig: Rig, rng: Random, deaths: float, late: float) -> None:
+        self.rig, self.rng, self.deaths, self.late = rig, rng, deaths, late
         self.asked: dict[str, tuple[int, ...]] = {}
         self.aborted: set[str] = set()
 
     async def happen(self) -> None:
-        dice = self.dice
-        chance = dice.random()
+        rng = self.rng
+        chance = rng.random()
         if chance < 0.3:
             await self.ask()
         elif chance < 0.4:
@@ -53,32 +53,32 @@ class Traffic:
             await self.work()
 
     async def ask(self) -> None:
-        dice, name = self.dice, f"r{len(self.asked)}"
-        tokens = dice.choice([(1, 2, 3), (4, 5), (6,)])
-        kind = dice.choice([CUMULATIVE, CUMULATIVE, FINAL_ONLY])
-        last = params(output_kind=kind, max_tokens=dice.choice([16, 16, 17]))
-        middle = params(max_tokens=dice.choice([16, 16, 17]))
-        drawn = dice.random() < 0.2  # it merges with nobody
+        rng, name = self.rng, f"r{len(self.asked)}"
+        tokens = rng.choice([(1, 2, 3), (4, 5), (6,)])
+        kind = rng.choice([CUMULATIVE, CUMULATIVE, FINAL_ONLY])
+        last = params(output_kind=kind, max_tokens=rng.choice([16, 16, 17]))
+        middle = params(max_tokens=rng.choice([16, 16, 17]))
+        drawn = rng.random() < 0.2  # it merges with nobody
         await self.rig.ask(name, tokens, each=[params(temperature=1.0 if drawn else 0.0), middle, last])
         self.asked[name] = tokens
 
     async def abort(self) -> None:
         here = sorted(self.rig.omni.request_states)
         if here:
-            names = self.dice.sample(here, min(len(here), self.dice.choice([1, 1, 2])))
+            names = self.rng.sample(here, min(len(here), self.rng.choice([1, 1, 2])))
             self.aborted.update(names)
             await self.rig.abort(*names)
 
     async def die(self) -> None:
-        stage_id = self.dice.randrange(len(STAGES))
+        stage_id = self.rng.randrange(len(STAGES))
         alive = self.rig.omni.stage_pools[stage_id].live_replica_ids()
         if alive:
-            await self.rig.kill(stage_id, self.dice.choice(alive))
+            await self.rig.kill(stage_id, self.rng.choice(alive))
 
     async def send(self) -> None:
         """What engines have held back goes out; from now on some of them hold back what they make."""
         for client in self.clients():
-            client.sends_late = self.dice.random() < 0.5
+            client.sends_late = self.rng.random() < 0.5
             if not client.sends_late:
                 client.send()
         await self.rig.settle()
@@ -94,8 +94,8 @@ class Traffic:
             if client.input_of(name) is not None
         ]
         if able:
-            client, name = self.dice.choice(able)
-            (client.step if self.dice.random() < 0.5 else client.finish)(name)
+            client, name = self.rng.choice(able)
+            (client.step if self.rng.random() < 0.5 else client.finish)(name)
             await self.rig.settle()
         return bool(able)
 

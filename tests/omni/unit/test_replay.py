@@ -1,4 +1,4 @@
-"""What vLLM-Omni's orchestrator was told is told to the simulator's driver: both decide the same."""
+"""Replay events of vLLM-Omni's orchestrator through the simulator's driver: both decide the same."""
 
 from __future__ import annotations
 
@@ -54,15 +54,17 @@ class Trace:
 class Scripted:
     """A replica whose outputs come when they came in the run."""
 
-    def __init__(self, sim: Simulator, trace: Trace, done: Callable[[Job], None], spoke: Callable[[Job], None]) -> None:
-        self._sim, self._trace, self._done, self._spoke = sim, trace, done, spoke
+    def __init__(
+        self, sim: Simulator, trace: Trace, done: Callable[[Job], None], on_first_output: Callable[[Job], None]
+    ) -> None:
+        self._sim, self._trace, self._done, self._on_first_output = sim, trace, done, on_first_output
         self.in_flight = 0
 
     def submit(self, job: Job) -> None:
         self.in_flight += 1
         first, end = self._trace.first[job.request.name], self._trace.end[job.request.name]
         if first < end:  # else an engine tells both at once
-            self._sim.at(first, self._spoke, job)
+            self._sim.at(first, self._on_first_output, job)
         self._sim.at(end, self._finish, job)
 
     def _finish(self, job: Job) -> None:
@@ -97,7 +99,7 @@ async def recorded(rng: random.Random, replicas: int, at_once: int, count: int, 
     with pytest.MonkeyPatch.context() as monkeypatch:
         watch(monkeypatch, trace)
         async with Rig(StageSpec(final_output=True, replicas=replicas, max_num_seqs=at_once), **options) as rig:
-            spoke: set[str] = set()
+            begun: set[str] = set()
             while len(trace.requests) < count or rig.at(0):
                 rig.now += rng.expovariate(2.0 * replicas)
                 running = sorted(rig.at(0))
@@ -105,10 +107,10 @@ async def recorded(rng: random.Random, replicas: int, at_once: int, count: int, 
                     await ask(rig, trace, rng)
                     continue
                 name = rng.choice(running)
-                if name in spoke:
+                if name in begun:
                     await rig.finish(0, name)
                 else:
-                    spoke.add(name)
+                    begun.add(name)
                     await rig.step(0, name)
             assert not rig.left_over()
     return trace
@@ -130,7 +132,7 @@ def replayed(trace: Trace, replicas: int, at_once: int, options: dict[str, Any])
     pools: list[GatedPool] = []
 
     def made(_: int, done: Callable[[Job], None]) -> Scripted:
-        return Scripted(sim, trace, done, lambda job: pools[0].spoke(job))
+        return Scripted(sim, trace, done, lambda job: pools[0].on_first_output(job))
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         watch(monkeypatch, found)

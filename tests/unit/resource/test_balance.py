@@ -73,9 +73,9 @@ def test_least_queue_counts_requests():
 
 def makespan(balancer, sizes):
     """When the last of two replicas is done, if all ``sizes`` arrive at once and each is worked off in turn."""
-    replicas, dice = [at(0), at(1)], random.Random(0)
+    replicas, rng = [at(0), at(1)], random.Random(0)
     for size in sizes:
-        chosen = balancer.pick(size, replicas, dice).replica_id
+        chosen = balancer.pick(size, replicas, rng).replica_id
         one = replicas[chosen]
         replicas[chosen] = replace(one, remaining_seconds=one.remaining_seconds + size, in_flight=one.in_flight + 1)
     return max(one.remaining_seconds for one in replicas)
@@ -83,8 +83,8 @@ def makespan(balancer, sizes):
 
 def skewed(seed, number=24):
     """A few heavy clients: one request in seven is theirs, and asks 16 times as much. Sizes are Pareto (a = 2)."""
-    dice = random.Random(seed)
-    return [(16 if dice.random() < 0.15 else 1) * dice.paretovariate(2) for _ in range(number)]
+    rng = random.Random(seed)
+    return [(16 if rng.random() < 0.15 else 1) * rng.paretovariate(2) for _ in range(number)]
 
 
 def test_by_cost_the_last_is_done_in_085_of_round_robin_on_a_skewed_trace():

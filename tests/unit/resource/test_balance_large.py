@@ -29,10 +29,10 @@ def pool(count, looked=None, sick=(), **more):
 
 @pytest.mark.parametrize("count", [LOOK_AT_ALL + 1, 100, 1000, 10_000])
 def test_only_a_few_are_looked_at_and_the_best_of_them_is_taken(count):
-    dice = random.Random(1)
+    rng = random.Random(1)
     for _ in range(50):
         looked = []
-        pick = CostBalancer().pick(1.0, pool(count, looked), dice)
+        pick = CostBalancer().pick(1.0, pool(count, looked), rng)
         assert len(set(looked)) == len(looked) == CHOICES
         assert (pick.replica_id, pick.reason) == (min(looked), PickReason.LEAST_WORK)
         assert pick.finish_seconds == min(looked) + 1.0
@@ -40,21 +40,21 @@ def test_only_a_few_are_looked_at_and_the_best_of_them_is_taken(count):
 
 @pytest.mark.parametrize("balancer", [CostBalancer(), LeastQueue(), RoundRobin()])
 def test_few_are_all_looked_at_and_chance_plays_no_part(balancer):
-    looked, dice = [], random.Random(1)
-    before = dice.getstate()
-    balancer.pick(1.0, pool(LOOK_AT_ALL, looked), dice)
+    looked, rng = [], random.Random(1)
+    before = rng.getstate()
+    balancer.pick(1.0, pool(LOOK_AT_ALL, looked), rng)
     assert looked == list(range(LOOK_AT_ALL))
-    assert dice.getstate() == before
+    assert rng.getstate() == before
 
 
 def test_a_warm_one_is_a_choice_wherever_it_is():
-    dice = random.Random(2)
+    rng = random.Random(2)
 
     def state(index):
         return ReplicaState(index, *((1.2,) if index == 7777 else (1.0,)), warm=0.9 if index == 7777 else 0.0)
 
     for _ in range(50):
-        pick = CostBalancer().pick(1.0, LazyReplicas(10_000, state), dice, near=[7777])
+        pick = CostBalancer().pick(1.0, LazyReplicas(10_000, state), rng, near=[7777])
         assert (pick.replica_id, pick.reason) == (7777, PickReason.WARM)
 
 
@@ -66,19 +66,19 @@ def test_of_many_warm_ones_only_the_first_are_looked_at():
 
 
 def test_a_sick_one_is_no_choice():
-    dice, sick = random.Random(3), set(range(98))
-    picks = {CostBalancer().pick(1.0, pool(100, sick=sick), dice).replica_id for _ in range(20)}
+    rng, sick = random.Random(3), set(range(98))
+    picks = {CostBalancer().pick(1.0, pool(100, sick=sick), rng).replica_id for _ in range(20)}
     assert picks == {98}, "both that are well are found each time"
-    one_left = CostBalancer().pick(1.0, pool(99, sick=sick), dice)
+    one_left = CostBalancer().pick(1.0, pool(99, sick=sick), rng)
     assert (one_left.replica_id, one_left.reason) == (98, PickReason.ONLY)
-    assert CostBalancer().pick(1.0, pool(99, sick=set(range(99))), dice) == NOBODY
+    assert CostBalancer().pick(1.0, pool(99, sick=set(range(99))), rng) == NOBODY
 
 
 def test_each_is_drawn_as_often_as_any_other():
-    dice, seen = random.Random(4), Counter()
+    rng, seen = random.Random(4), Counter()
     for _ in range(6000):
         looked = []
-        CostBalancer().pick(1.0, pool(40, looked), dice)
+        CostBalancer().pick(1.0, pool(40, looked), rng)
         seen.update(looked)
     assert len(seen) == 40
     assert max(seen.values()) - min(seen.values()) < 250  # of 1,200 each; the deviation is 31
@@ -86,16 +86,16 @@ def test_each_is_drawn_as_often_as_any_other():
 
 def test_choices_have_much_shorter_queues_than_chance():
     def longest(choose):
-        queues, dice = [0] * 1000, random.Random(5)
+        queues, rng = [0] * 1000, random.Random(5)
         for _ in range(1000):
-            queues[choose(queues, dice)] += 1
+            queues[choose(queues, rng)] += 1
         return max(queues)
 
-    def of_some(queues, dice):
+    def of_some(queues, rng):
         replicas = LazyReplicas(1000, lambda i: ReplicaState(i, in_flight=queues[i]))
-        return LeastQueue().pick(0.0, replicas, dice).replica_id
+        return LeastQueue().pick(0.0, replicas, rng).replica_id
 
-    assert longest(of_some) <= 2 < 5 <= longest(lambda queues, dice: int(dice.random() * 1000))
+    assert longest(of_some) <= 2 < 5 <= longest(lambda queues, rng: int(rng.random() * 1000))
 
 
 def test_lazy_replicas_are_a_sequence():

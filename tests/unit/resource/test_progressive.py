@@ -110,9 +110,9 @@ def test_one_that_was_passed_over_too_often_is_the_next_long_one_and_short_ones_
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 6))
 def test_all_work_is_done_once_and_what_runs_stays_within_the_window(seed, num_replicas, max_passed):
     """A stage turned by hand: long and short work, replicas that are fast and slow; nobody starves."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     gate = StageGate(max_hold_seconds=0, max_passed=max_passed)
-    first = dice.randint(1, 20)
+    first = rng.randint(1, 20)
     windows = [ProgressiveWindow(first, target_seconds=2.0) for _ in range(num_replicas)]
     sizes: dict[str, int] = {}
     waiting: dict[str, int] = {}
@@ -122,9 +122,9 @@ def test_all_work_is_done_once_and_what_runs_stays_within_the_window(seed, num_r
     for step in range(400):
         now += 1.0
         if step < 60:
-            for number in range(dice.randint(0, 3)):
+            for number in range(rng.randint(0, 3)):
                 name = f"{step:03}.{number}"
-                waiting[name] = sizes[name] = int(dice.paretovariate(0.7))
+                waiting[name] = sizes[name] = int(rng.paretovariate(0.7))
                 (newest_first,) = some([name], place=-step, units=windows[0].counted(waiting[name]))
                 gate.put(newest_first, now)
         states = tuple(
@@ -137,11 +137,11 @@ def test_all_work_is_done_once_and_what_runs_stays_within_the_window(seed, num_r
             )
             for i, window in enumerate(windows)
         )
-        for one in gate.release(now, states, dice).releases:
+        for one in gate.release(now, states, rng).releases:
             window, units = windows[one.replica_id], waiting.pop(one.request_id)
             ran = window.running
             window.begin(one.request_id, units, now)
-            running[one.request_id] = one.replica_id, now + dice.choice([0.5, 1, 3, 6])
+            running[one.request_id] = one.replica_id, now + rng.choice([0.5, 1, 3, 6])
             assert not window.counted(units) or not ran or window.running <= window.units
         for name in [name for name, (_, ends) in running.items() if ends <= now]:
             replica_id, _ = running.pop(name)

@@ -19,14 +19,14 @@ def test_idle_ones_come_first_and_each_replica_is_in_one_group(changes: list[tup
     for replica_id, in_flight, limit in changes:
         index.put(replica_id, in_flight, limit)
         known[replica_id] = in_flight, limit
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     idle = {one for one, (in_flight, _) in known.items() if not in_flight}
     room = {one for one, (in_flight, limit) in known.items() if 0 < in_flight < limit}
-    found = list(index.with_room(dice))
+    found = list(index.with_room(rng))
     assert set(found[: len(idle)]) == idle
     assert set(found[len(idle) :]) == room
     assert len(found) == len(idle | room)
-    assert sorted(index.full(dice)) == sorted(known.keys() - idle - room)
+    assert sorted(index.full(rng)) == sorted(known.keys() - idle - room)
     assert len(index) == len(known)
 
 
@@ -68,9 +68,9 @@ def test_a_few_are_drawn_without_a_look_at_the_others() -> None:
             self.asked += 1
             return super().random()
 
-    index, dice = ReplicaIndex(), Counted(1)
+    index, rng = ReplicaIndex(), Counted(1)
     for replica_id in range(10_000):
         index.put(replica_id, 1, 2)
-    found = index.with_room(dice)
+    found = index.with_room(rng)
     assert len({next(found) for _ in range(4)}) == 4
-    assert dice.asked == 4
+    assert rng.asked == 4

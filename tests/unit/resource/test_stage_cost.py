@@ -11,8 +11,8 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.stage_cost import CostPrior, Features, StageCosts
 
 
-def talk(dice):
-    return Features(prompt_tokens=dice.randrange(10, 2000), output_tokens=dice.randrange(1, 400))
+def talk(rng):
+    return Features(prompt_tokens=rng.randrange(10, 2000), output_tokens=rng.randrange(1, 400))
 
 
 def seconds_of(features, factor=1.0):
@@ -20,16 +20,16 @@ def seconds_of(features, factor=1.0):
 
 
 def taught(costs, number, factor=1.0, seed=1, noise=0.1):
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(number):
-        one = talk(dice)
-        costs.observe("talker", one, seconds_of(one, factor) * max(0.0, dice.gauss(1, noise)))
+        one = talk(rng)
+        costs.observe("talker", one, seconds_of(one, factor) * max(0.0, rng.gauss(1, noise)))
     return costs
 
 
 def mean_error(costs, factor=1.0):
-    dice = random.Random(99)
-    tries = [talk(dice) for _ in range(200)]
+    rng = random.Random(99)
+    tries = [talk(rng) for _ in range(200)]
     return sum(abs(costs.estimate("talker", t) / seconds_of(t, factor) - 1) for t in tries) / len(tries)
 
 

@@ -48,12 +48,12 @@ def test_speeds_are_bounded() -> None:
 
 def test_distance_is_that_of_a_pair() -> None:
     """Replica 0 is near source 0, replica 1 near source 1: each is as fast as the other."""
-    topology, dice = Topology(), Random(1)
+    topology, rng = Topology(), Random(1)
     for _ in range(200):
         for source in (0, 1):
             for replica in (0, 1):
                 far = 0.5 if source != replica else 0.0
-                topology.observe(source, replica, 2.0, 2.0 + far + dice.gauss(0, 0.05))
+                topology.observe(source, replica, 2.0, 2.0 + far + rng.gauss(0, 0.05))
     for source in (0, 1):
         assert topology.distance_seconds(source, source) == 0.0
         assert topology.distance_seconds(source, 1 - source) == pytest.approx(0.5, abs=0.1)
@@ -61,9 +61,9 @@ def test_distance_is_that_of_a_pair() -> None:
 
 
 def test_noise_is_no_distance() -> None:
-    topology, dice = Topology(), Random(2)
+    topology, rng = Topology(), Random(2)
     for _ in range(400):
-        topology.observe(0, dice.randrange(2), 1.0, dice.lognormvariate(0, 0.3))
+        topology.observe(0, rng.randrange(2), 1.0, rng.lognormvariate(0, 0.3))
     assert max(topology.distance_seconds(0, replica) for replica in (0, 1)) < 0.15
 
 
@@ -97,7 +97,7 @@ def test_bad_arguments() -> None:
 
 
 def test_speeds_and_distances_are_those_of_a_look_at_all() -> None:
-    dice, known = Random(3), Topology(least=3)
+    rng, known = Random(3), Topology(least=3)
     ratios: dict[int, list[float]] = {}
     late: dict[int, dict[int, list[float]]] = {}
 
@@ -108,11 +108,11 @@ def test_speeds_and_distances_are_those_of_a_look_at_all() -> None:
         return found
 
     for _ in range(400):
-        source, replica, seconds = dice.randrange(2), dice.randrange(4), dice.uniform(0.5, 2.0)
+        source, replica, seconds = rng.randrange(2), rng.randrange(4), rng.uniform(0.5, 2.0)
         known.observe(source, replica, 1.0, seconds)
         ratios.setdefault(replica, []).append(math.log(1.0 / seconds))
         late.setdefault(source, {}).setdefault(replica, []).append(seconds - 1.0 / known.speed(replica))
-        if dice.random() < 0.02:
+        if rng.random() < 0.02:
             known.forget(replica)
             ratios.pop(replica)
             for one in late.values():

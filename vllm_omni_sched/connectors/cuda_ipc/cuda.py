@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Handle(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """One block: who shares it, its number there, the device, and what maps it.
+    """Name one block: the process that shares it, its number there, the device, and what maps it.
 
     ``memory`` is torch's: the IPC handle of the allocation; the block lies ``offset`` bytes in.
     """

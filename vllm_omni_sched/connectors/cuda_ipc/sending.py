@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 
 
 Entry = tuple[int, int, int]
-"""One tensor: index of its buffer in the message, offset in the block, size in bytes."""
+"""Place one tensor: the index of its buffer in the message, its offset in the block, and its size in bytes."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class StageWork:
 
     ``arrived``: when it came to the stage. ``key``: of its content, if requests with the same content may share the
     work. ``bound``: the replica that was prepared for it; None: any. ``replica_id``: where it runs, else `UNPLACED`.
-    ``sent``: whether the replica has it; set by the driver. ``spoke``: whether it has put out anything.
+    ``sent``: whether the replica has it; set by the driver. ``has_output``: whether it has any.
     """
 
     request_id: str
@@ -62,11 +62,11 @@ class StageWork:
     started: float | None = None
     runs: int = 0
     sent: bool = False
-    spoke: bool = False
+    has_output: bool = False
 
     def reset(self) -> None:
         """Forget the run on a replica, before it runs again."""
-        self.replica_id, self.started, self.spoke = UNPLACED, None, False
+        self.replica_id, self.started, self.has_output = UNPLACED, None, False
 
 
 class RequestClasses:

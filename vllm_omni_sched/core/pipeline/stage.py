@@ -140,7 +140,7 @@ class StageScheduler:
     # ---- requests
 
     def submitted(self, work: StageWork, features: Features, now: float) -> list[Action]:
-        """A request has come to the stage; see `Submitted`."""
+        """Record a request that has come to the stage (`Submitted`): it leads, or follows work that is in flight."""
         work.known.features[self.stage_id] = features
         name = work.request_id
         if self.merger.members(name):  # it comes again, after a death, and keeps its followers
@@ -205,9 +205,9 @@ class StageScheduler:
     def first_output(self, request_id: str, seconds: float | None, now: float) -> bool:
         """Record an output of running work; return whether it was the first."""
         work = self.running.get(request_id)
-        if work is None or work.spoke:
+        if work is None or work.has_output:
             return False
-        work.spoke = True
+        work.has_output = True
         if self._first_output:
             self._through(work, seconds, now)
         return True
@@ -220,7 +220,7 @@ class StageScheduler:
             self._changed(work.replica_id, replica)
 
     def finished(self, request_id: str, ok: bool, now: float) -> list[Action]:
-        """Work has ended. Costs and speeds are learnt if it has a result."""
+        """Record the end of work; costs and speeds are learnt if it has a result."""
         leader = self._leader.pop(request_id, request_id)
         self._begun_for.pop(leader, None)
         receivers = self.merger.members(leader) or (leader,)
@@ -257,7 +257,7 @@ class StageScheduler:
         self.request_seconds = before + SMOOTHING * (share - before)
 
     def withdrawn(self, request_id: str, now: float) -> list[Action]:
-        """Running work was stopped to run again with its followers; its request keeps its credits."""
+        """Take back running work that was stopped to run again with its followers; its request keeps its credits."""
         work = self.running.pop(request_id, None)
         if work is None:
             return []
@@ -269,7 +269,7 @@ class StageScheduler:
     # ---- requests that leave
 
     def detached(self, request_id: str, now: float) -> list[Action]:
-        """A request needs the work of this stage no longer; see `Detached`. Call it before the work is stopped."""
+        """Take out a request that needs the work of this stage no longer (`Detached`), before the work is stopped."""
         left = self.merger.leave(request_id)
         if left.promoted is not None:
             begun_for = self._begun_for.pop(request_id, request_id)
@@ -292,7 +292,7 @@ class StageScheduler:
         return [] if work is None else [Stop(work)]
 
     def dropped(self, request_id: str, now: float) -> list[Action]:
-        """A request is gone from this stage; work begun for it goes on only for others."""
+        """Drop a request that is gone from this stage; work begun for it goes on only for others."""
         self._following.pop(request_id, None)
         if request_id in self._leader:
             return []
@@ -322,7 +322,7 @@ class StageScheduler:
     # ---- replicas
 
     def replica_up(self, replica_id: int) -> None:
-        """A replica is new or was restarted."""
+        """Add a replica that is new or was restarted."""
         replica = self.replicas.get(replica_id)
         if replica is None:
             replica = self.replicas[replica_id] = StageReplica(self._new_load())
@@ -338,14 +338,14 @@ class StageScheduler:
         )
 
     def replica_down(self, replica_id: int) -> None:
-        """A replica takes no requests any more; what it had is still counted."""
+        """Give a replica no requests any more; those that it has are still counted."""
         replica = self.replicas.get(replica_id)
         if replica is not None:
             replica.up = False
             self._changed(replica_id, replica)
 
     def replica_died(self, replica_id: int, now: float) -> list[Action]:
-        """A replica is dead, with its caches and its requests. Those that it never got wait again."""
+        """Forget a dead replica's caches and requests; requests that were never sent to it wait again."""
         replica = self.replicas.get(replica_id)
         if replica is None:
             return []
@@ -364,7 +364,7 @@ class StageScheduler:
         return actions
 
     def replica_gone(self, replica_id: int) -> None:
-        """A replica has left for good."""
+        """Remove a replica that has left for good."""
         if self.replicas.pop(replica_id, None) is not None:
             self._index.remove(replica_id)
             self._forget(replica_id)

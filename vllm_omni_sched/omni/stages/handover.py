@@ -44,7 +44,7 @@ class Handovers:
         for name in receivers:
             self._open.setdefault(name, {})[stage_id] = Handover(name, stage_id, replica_id, owner)
 
-    def spoke(self, stage_id: int, request_ids: Iterable[str], *, finished: bool) -> None:
+    def on_first_output(self, stage_id: int, request_ids: Iterable[str], *, finished: bool) -> None:
         """Record that a stage has put out something for these requests; ``finished``: it is done with them."""
         if finished or not self._pieces:
             for name in request_ids:

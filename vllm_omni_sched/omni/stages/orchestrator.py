@@ -162,7 +162,7 @@ class ScheduledOrchestrator(Orchestrator):
         for output in outputs:
             receivers = queue.receivers(output.request_id)
             everybodys += [renamed(output, receiver) for receiver in receivers]
-            ended = queue.spoke(output.request_id) or ended
+            ended = queue.on_first_output(output.request_id) or ended
             failed = getattr(output, "error", None) is not None
             through = bool(output.finished) and not failed
             self.last_resort.progressed(receivers)
@@ -176,7 +176,7 @@ class ScheduledOrchestrator(Orchestrator):
                     self.stage_pools[stage_id]._request_bindings.pop(output.request_id, None)
                 ended = True
             else:
-                self.sharing.spoke(stage_id, receivers)
+                self.sharing.on_first_output(stage_id, receivers)
         await super()._handle_processed_outputs(stage_id, replica_id, everybodys)
         if ended:
             await self.release()

@@ -217,10 +217,10 @@ class StageQueue:
                 return action.replica_id
         return None
 
-    def spoke(self, request_id: str) -> bool:
+    def on_first_output(self, request_id: str) -> bool:
         """Record an output of a work; return whether its first one may make room for waiting requests."""
         work = self.stage.running.get(request_id)
-        if work is None or work.spoke:
+        if work is None or work.has_output:
             return False
         self._policies.measure_memory(self._clock())
         self.tell(e.FirstOutput(self._stage_id, request_id))

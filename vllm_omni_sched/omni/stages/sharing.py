@@ -77,7 +77,7 @@ class Sharing:
             return None
         return f"{upstream}/{stage_id}" if self._orchestrator.async_chunk else next_key(state, stage_id, upstream)
 
-    def spoke(self, stage_id: int, receivers: Sequence[str]) -> None:
+    def on_first_output(self, stage_id: int, receivers: Sequence[str]) -> None:
         """Record that a work has put out a part of its output for these requests."""
         kind = self._orchestrator._output_kind(receivers[0], stage_id)
         if kind is RequestOutputKind.DELTA:

@@ -65,7 +65,7 @@ class Cluster:
         orchestration = None
         if scenario.orchestration is not None:
             ways = list(dict.fromkeys(paths.values()))
-            rng = self._dice("orchestration")
+            rng = self._rng("orchestration")
             orchestration = Orchestration(sim, scenario.orchestration, specs, ways, rng)
         learns = orchestration is None and any(
             stage.balance == "cost" or _scaled(scenario, stage) for stage in scenario.stages
@@ -76,7 +76,7 @@ class Cluster:
             if orchestration is not None and stage.balance is None:
                 pools.append(pool := GatedPool(sim, at, spec, make, orchestration))
                 if isinstance(make, Engines):
-                    make.spoke = pool.spoke
+                    make.on_first_output = pool.on_first_output
             else:
                 needs = stage.balance == "cost" or _scaled(scenario, stage)
                 pools.append(Pool(sim, at, spec, make, self._chooser(stage), costs if needs else None))
@@ -103,10 +103,10 @@ class Cluster:
                 failures.restart_seconds,
                 failures.detection_seconds,
             )
-            self.pipeline.fail_by(deaths, self._dice(f"failures {number}"))
+            self.pipeline.fail_by(deaths, self._rng(f"failures {number}"))
         self.scaler = self._scaler()
 
-    def _dice(self, what: str) -> Random:
+    def _rng(self, what: str) -> Random:
         """Return a generator for one use, so that the draws of others do not depend on it."""
         return Random(f"{self._scenario.seed} {what}")
 
@@ -125,15 +125,15 @@ class Cluster:
         if isinstance(stage, VideoStage):
             decoder = decoder_of(stage, device)
             self.sources[stage.name] = f"{decoder.source.kind.value}: {decoder.source.text}"
-            return make_decoders(sim, stage, decoder, self._dice(stage.name))
+            return make_decoders(sim, stage, decoder, self._rng(stage.name))
         if isinstance(stage, ServersStage):
             self.sources[stage.name] = "assumed: the scenario's seconds"
-            return make_queues(sim, stage, self._dice(stage.name))
+            return make_queues(sim, stage, self._rng(stage.name))
         memory = stage.gpu_memory_utilization if isinstance(stage, EngineStage) else 0.9
         measured = None if stage.calibration is None else Path(stage.calibration)
         costs = engine_costs(stage.name, device, stage.model, measured, stage.devices, Efficiency(memory=memory))
         if isinstance(costs, MeasuredCosts) and costs.calibration.step.steadiness:
-            costs = UnsteadyCosts(costs, self._dice(f"{stage.name} steps"))
+            costs = UnsteadyCosts(costs, self._rng(f"{stage.name} steps"))
         self.sources[stage.name] = f"{costs.source.kind.value}: {costs.source.text}"
         if isinstance(stage, EncoderStage):
             return make_encoders(sim, stage, costs)
@@ -170,9 +170,9 @@ class Cluster:
     def _chooser(self, stage: Stage) -> Chooser:
         match stage.balance:
             case "cost":
-                return Balanced(CostBalancer(), self._dice(f"{stage.name} balance"))
+                return Balanced(CostBalancer(), self._rng(f"{stage.name} balance"))
             case "least_queue":
-                return Balanced(LeastQueue(), self._dice(f"{stage.name} balance"))
+                return Balanced(LeastQueue(), self._rng(f"{stage.name} balance"))
             case _:
                 return InTurn()
 

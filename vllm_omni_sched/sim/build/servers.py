@@ -96,8 +96,8 @@ def largest_item(stage: EngineStage, kv_tokens: int) -> int:
 class Engines:
     """Replicas of an engine, each with its own core.
 
-    ``made``: all replicas made for ``stage``, including dead ones. ``spoke``: called with each job that has its first
-    token.
+    ``made``: all replicas made for ``stage``, including dead ones. ``on_first_output``: called with each job that has
+    its first token.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Engines:
         self._limits = engine_limits(stage, scenario.encoder_of(stage) != "elsewhere", costs.kv_tokens)
         self._config = scenario.policy.model_copy(update={"encode_ahead": scenario.encoder_of(stage) == "lane"})
         self.made: list[EngineServer] = []
-        self.spoke: Done | None = None
+        self.on_first_output: Done | None = None
 
     def __call__(self, index: int, done: Done) -> Server:
         core = make_core(self._config, self._limits)
@@ -124,16 +124,18 @@ class Engines:
         engine: EngineServer
         if self._host is not None and isinstance(self._costs, MeasuredCosts):
             engine = HostedEngine(
-                self._sim, self._costs, self._limits, core, done, self._itl, self._host, watcher, self._speaks
+                self._sim, self._costs, self._limits, core, done, self._itl, self._host, watcher, self._on_first_output
             )
         else:
-            engine = EngineServer(self._sim, self._costs, self._limits, core, done, self._itl, watcher, self._speaks)
+            engine = EngineServer(
+                self._sim, self._costs, self._limits, core, done, self._itl, watcher, self._on_first_output
+            )
         self.made.append(engine)
         return engine
 
-    def _speaks(self, job: Job) -> None:
-        if self.spoke is not None:
-            self.spoke(job)
+    def _on_first_output(self, job: Job) -> None:
+        if self.on_first_output is not None:
+            self.on_first_output(job)
 
 
 def make_encoders(sim: Simulator, stage: EncoderStage, costs: EngineCosts) -> Make:

@@ -26,15 +26,15 @@ class FrontEnd(ABC):
         "_item_embeds",
         "_jobs",
         "_kv_tokens",
+        "_on_first_output",
         "_sim",
-        "_spoke",
         "in_flight",
     )
 
     def __init__(
-        self, sim: Simulator, costs: EngineCosts, limits: EngineLimits, done: Done, spoke: Done | None = None
+        self, sim: Simulator, costs: EngineCosts, limits: EngineLimits, done: Done, on_first_output: Done | None = None
     ) -> None:
-        self._sim, self._costs, self._done, self._spoke = sim, costs, done, spoke
+        self._sim, self._costs, self._done, self._on_first_output = sim, costs, done, on_first_output
         self._kv_tokens, self._item_embeds = limits.kv_tokens, limits.item_embeds
         self._jobs: dict[int, tuple[Job, Sequence | None]] = {}  # with its sequence, while it is in the engine
         self._front_until = 0.0
@@ -83,8 +83,8 @@ class FrontEnd(ABC):
     def _say(self, job: Job, at: float) -> None:
         """Pass on the first token of a job."""
         job.first = at + self._costs.answer_seconds
-        if self._spoke is not None:
-            self._spoke(job)
+        if self._on_first_output is not None:
+            self._on_first_output(job)
 
     def _answer(self, job: Job) -> None:
         """Answer a job that has made its last token."""

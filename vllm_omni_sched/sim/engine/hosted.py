@@ -36,11 +36,11 @@ class HostedEngine(EngineServer):
         itl: Histogram,
         host: Host,
         watcher: Watcher | None = None,
-        spoke: Done | None = None,
+        on_first_output: Done | None = None,
     ) -> None:
         super().__init__(sim, costs, limits, core, done, Histogram(), watcher)
         self._front_costs = costs
-        self._host, self._clients, self._speaks = host, itl, spoke
+        self._host, self._clients, self._on_first_output = host, itl, on_first_output
         self._run = self._on_cores
         self._leaps = False
         self._firsts: list[Job] = []
@@ -94,7 +94,7 @@ class HostedEngine(EngineServer):
         self._told_at = now
         for job in firsts:
             job.first = now
-            if self._speaks is not None:
-                self._speaks(job)
+            if self._on_first_output is not None:
+                self._on_first_output(job)
         for job in lasts:
             self._answered((epoch, job))

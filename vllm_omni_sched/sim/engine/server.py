@@ -22,7 +22,7 @@ class EngineServer(Steps):
     Args:
         done: called with each job when its client has its last token.
         itl: histogram of the times between tokens of every request.
-        spoke: called with each job when it has its first token.
+        on_first_output: called with each job when it has its first token.
 
     ``steps``: steps that began. ``preempted``: number of preemptions by rule 4.
     """

@@ -87,9 +87,9 @@ class Steps(FrontEnd):
         done: Done,
         itl: Histogram,
         watcher: Watcher | None = None,
-        spoke: Done | None = None,
+        on_first_output: Done | None = None,
     ) -> None:
-        super().__init__(sim, costs, limits, done, spoke)
+        super().__init__(sim, costs, limits, done, on_first_output)
         self.core = core
         self._itl, self._watcher = itl, watcher
         self.waiting = make_queue(core)

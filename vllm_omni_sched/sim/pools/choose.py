@@ -42,13 +42,13 @@ def index_of(replica: Replica) -> int:
 class Balanced:
     """Picks the replica that a balancer picks, describing only those that it compares."""
 
-    def __init__(self, balancer: Balancer, dice: Random) -> None:
+    def __init__(self, balancer: Balancer, rng: Random) -> None:
         self.balancer = balancer
-        self._dice = dice
+        self._rng = rng
 
     def choose(self, cost_seconds: float, live: Sequence[Replica], now: float) -> Replica:
         states = LazyReplicas(len(live), lambda at: _state(live[at], now))
-        picked = self.balancer.pick(cost_seconds, states, self._dice).replica_id
+        picked = self.balancer.pick(cost_seconds, states, self._rng).replica_id
         assert picked is not None  # there is at least one, and all count as healthy
         return live[bisect_left(live, picked, key=index_of)]
 

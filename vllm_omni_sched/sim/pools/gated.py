@@ -91,9 +91,9 @@ class GatedPool(Pool):
     def _woken(self, at: float) -> None:
         self._do(self.shared.handle(e.Woken(self.stage, at)))
 
-    def spoke(self, job: Job) -> None:
-        if isinstance(job, Leg) and job.trip.leg is job and not job.spoke:
-            job.spoke = True
+    def on_first_output(self, job: Job) -> None:
+        if isinstance(job, Leg) and job.trip.leg is job and not job.has_output:
+            job.has_output = True
             assert job.work is not None
             self.shared.handle(e.FirstOutput(self.stage, job.work.request_id))
             self.release()  # waiting requests may have room now
@@ -101,7 +101,7 @@ class GatedPool(Pool):
     def finish(self, trip: Trip, leg: Leg, replica: Replica) -> None:
         assert leg.work is not None
         name, now = leg.work.request_id, self.sim.now
-        if self._autoregressive and not leg.spoke:  # the server does not tell first outputs when they are made
+        if self._autoregressive and not leg.has_output:  # the server does not tell first outputs when they are made
             first = max(min(leg.first, now) - leg.submitted, 0.0)
             self.shared.handle(e.FirstOutput(self.stage, name, first))
         for action in self.shared.handle(e.Finished(self.stage, name)):

@@ -112,7 +112,7 @@ class Pool(Replicas):
             self._request_seconds = before + SMOOTHING * (share - before)
         self.above.finished(trip, leg)
 
-    def spoke(self, job: Job) -> None:
+    def on_first_output(self, job: Job) -> None:
         """Record the first output of a job. A server need not call this: the time is then known when the job ends."""
 
     def withdraw(self, trip: Trip) -> None:

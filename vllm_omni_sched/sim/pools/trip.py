@@ -51,12 +51,12 @@ class Trip:
 
 
 class Leg(Job):
-    """Job of a request in a stage. ``spoke``: has its first output; ``work``: as the pipeline core knows it."""
+    """Job of a request in a stage. ``has_output``: whether it has any; ``work``: as the pipeline core knows it."""
 
-    __slots__ = ("spoke", "trip", "work")
+    __slots__ = ("has_output", "trip", "work")
 
     def __init__(self, trip: Trip, stage: int, cost_seconds: float, attempt: int = 0) -> None:
         super().__init__(trip.request, stage, cost_seconds, attempt)
         self.trip = trip
-        self.spoke = False
+        self.has_output = False
         self.work: StageWork | None = None

@@ -67,7 +67,7 @@ def test_an_arena_that_goes_while_somebody_enters(
 @pytest.mark.parametrize("seed", range(3))
 def test_random_kills(start: Start, directory: Path, seed: int) -> None:
     """200 steps: whatever dies, each message is got by one that lives, and by one only."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     senders, receivers = [start(), start()], [start(), start()]
     waiting: dict[str, tuple[int, int]] = {}
     held: list[dict[str, tuple[int, int]]] = [{}, {}]
@@ -81,28 +81,28 @@ def test_random_kills(start: Start, directory: Path, seed: int) -> None:
             receiver.bury()
 
     for step in range(200):
-        which = dice.randrange(2)
-        act = dice.choices(["put", "get", "drop", "again", "kill receiver", "kill sender"], [40, 40, 15, 10, 4, 4])[0]
+        which = rng.randrange(2)
+        act = rng.choices(["put", "get", "drop", "again", "kill receiver", "kill sender"], [40, 40, 15, 10, 4, 4])[0]
         if act == "put":
-            nbytes = dice.choice([IN_RING, IN_POOL])
+            nbytes = rng.choice([IN_RING, IN_POOL])
             try:
                 senders[which].put(f"{step}", nbytes, step)
                 waiting[f"{step}"] = nbytes, step
             except NoRoomError:
                 continue
         elif act == "get" and waiting:
-            key = dice.choice(sorted(waiting))
-            hold = dice.random() < 0.5
+            key = rng.choice(sorted(waiting))
+            hold = rng.random() < 0.5
             assert receivers[which].get(key, hold=hold) == waiting[key]
             if hold and waiting[key][0] == IN_POOL:
                 held[which][key] = waiting[key]
             del waiting[key]
         elif act == "drop" and held[which]:
-            key = dice.choice(sorted(held[which]))
+            key = rng.choice(sorted(held[which]))
             assert receivers[which].look(key) == held[which].pop(key)[1]
             receivers[which].drop(key)
         elif act == "again" and held[which]:
-            assert receivers[1 - which].get(dice.choice(sorted(held[which]))) is None
+            assert receivers[1 - which].get(rng.choice(sorted(held[which]))) is None
         elif act == "kill receiver":
             receivers[which].kill()
             receivers[which] = start()
@@ -115,7 +115,7 @@ def test_random_kills(start: Start, directory: Path, seed: int) -> None:
             senders[which] = start()
             kills += 1
     for key, found in waiting.items():
-        assert receivers[dice.randrange(2)].get(key) == found
+        assert receivers[rng.randrange(2)].get(key) == found
     for receiver, keys in zip(receivers, held, strict=True):
         for key in keys:
             assert receiver.look(key) == keys[key][1]

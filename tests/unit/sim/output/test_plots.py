@@ -1,4 +1,4 @@
-"""What the plots of studies say about their axes."""
+"""Check the labels of the axes in plots of studies."""
 
 import pytest
 
