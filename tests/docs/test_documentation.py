@@ -99,3 +99,19 @@ def test_every_test_that_a_page_names_exists():
     named = {name for page in generate.PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())}
     assert len(named) > 20
     assert [name for name in sorted(named) if f"def {name}(" not in tests] == []
+
+
+def test_the_classes_that_decide_exist_and_number_their_rules():
+    page = (DOCS / "contributing.md").read_text().split("### The file that decides")[1].split("### Folders")[0]
+    rows = re.findall(r"^\| [^|]+\? \| `(vllm_omni_sched/[\w/]+\.py)` \| `(\w+)`", page, re.MULTILINE)
+    assert len(rows) >= 12
+    for path, name in rows:
+        docstring = re.search(rf'^class {name}\b[^\n]*\n    """(.*?)"""', (ROOT / path).read_text(), re.M | re.S)
+        assert docstring, f"{path} defines no class {name} with a docstring"
+        assert "\n    1. " in docstring[1], f"{name} in {path} does not number its rules"
+
+
+def test_every_folder_of_the_package_has_a_line_in_contributing():
+    page = (DOCS / "contributing.md").read_text()
+    folders = [path.parent.name for path in (ROOT / "vllm_omni_sched").glob("*/__init__.py")]
+    assert [name for name in folders if f"| `vllm_omni_sched/{name}` |" not in page] == []
