@@ -13,7 +13,7 @@ from typing import Any
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
 from vllm_omni_sched.resource.share import EncodeShare
 from vllm_omni_sched.resource.stage_gate import StageGate
-from vllm_omni_sched.sim.pools.choose import Balanced, InTurn
+from vllm_omni_sched.sim.pools.choose import BalancerChooser, RoundRobinChooser
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario import load
 
@@ -122,8 +122,8 @@ def _timers() -> dict[str, _Timer]:
     places: list[tuple[Any, str, str]] = [
         (WaitingQueue, "pop", "WaitingQueue.pop"),
         (EncodeShare, "place", "EncodeShare.place"),
-        (Balanced, "choose", "balancer: cost"),
-        (InTurn, "choose", "balancer: round robin"),
+        (BalancerChooser, "choose", "balancer: cost"),
+        (RoundRobinChooser, "choose", "balancer: round robin"),
         (StageGate, "release", "StageGate.release"),
     ]
     for holder, attribute, name in places:

@@ -14,7 +14,7 @@ from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue
 from vllm_omni_sched.resource.stage_cost import StageCosts
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Outcome
-from vllm_omni_sched.sim.pools.choose import Balanced, InTurn
+from vllm_omni_sched.sim.pools.choose import BalancerChooser, RoundRobinChooser
 from vllm_omni_sched.sim.pools.failures import FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.links import Links, LinkSpec
@@ -65,9 +65,9 @@ def servers(sim, seed):
 
 def stock(sim, seed, records, **how):
     choosers = [
-        InTurn(),
-        Balanced(LeastQueue(), random.Random(seed)),
-        Balanced(CostBalancer(), random.Random(seed)),
+        RoundRobinChooser(),
+        BalancerChooser(LeastQueue(), random.Random(seed)),
+        BalancerChooser(CostBalancer(), random.Random(seed)),
     ]
     costs = [None, None, StageCosts()]
     pools = [
@@ -118,8 +118,8 @@ def check(pipeline, records):
         credits = pipeline.orchestration.context.credits
         capacity = pipeline.orchestration.config.runtime.credits.capacity
         assert [credits.free(stage) for stage in credits.order] == [capacity] * 3
-    if pipeline.repair is not None:
-        assert len(pipeline.repair.recovery) == 0
+    if pipeline.recovery is not None:
+        assert len(pipeline.recovery.policy) == 0
 
 
 @settings(deadline=None, max_examples=30)

@@ -6,7 +6,7 @@ import random
 
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.choose import InTurn
+from vllm_omni_sched.sim.pools.choose import RoundRobinChooser
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
@@ -30,7 +30,7 @@ def run(requests, specs, paths=None, options=None, **how):
     paths = paths or {"": tuple(range(len(specs)))}
     orchestration = None
     if options is None:
-        pools = [Pool(sim, stage, spec, one_second(sim), InTurn()) for stage, spec in enumerate(specs)]
+        pools = [Pool(sim, stage, spec, one_second(sim), RoundRobinChooser()) for stage, spec in enumerate(specs)]
     else:
         orchestration = Orchestration(sim, StageSchedConfig(**options), specs, list(paths.values()), random.Random(1))
         pools = [GatedPool(sim, stage, spec, one_second(sim), orchestration) for stage, spec in enumerate(specs)]

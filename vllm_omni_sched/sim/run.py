@@ -11,7 +11,7 @@ from vllm_omni_sched.sim.build.cluster import Cluster
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Record
 from vllm_omni_sched.sim.output.spans import Spans
-from vllm_omni_sched.sim.pools.autoscale import Ahead
+from vllm_omni_sched.sim.pools.autoscale import ForecastScaler
 from vllm_omni_sched.sim.result import Progress, Result, Sample
 from vllm_omni_sched.sim.scenario import EncoderStage, Scenario
 from vllm_omni_sched.sim.server import busy_in_all
@@ -165,9 +165,9 @@ class _Run:
             name = pool.spec.name
             counts.update({f"{name}_deaths": pool.deaths, f"{name}_started": pool.added, f"{name}_stopped": pool.gone})
         scaler = self._cluster.scaler
-        if isinstance(scaler, Ahead):
-            counts.update({f"forecast_{said}": bins for said, bins in scaler.said.items()})
-            counts["forecast_guard_trips"] = scaler.trips
+        if isinstance(scaler, ForecastScaler):
+            counts.update({f"forecast_{said}": bins for said, bins in scaler.forecast_counts.items()})
+            counts["forecast_guard_trips"] = scaler.guard_trips
         return counts
 
     def _availability(self) -> dict[str, dict[str, float]]:

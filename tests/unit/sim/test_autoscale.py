@@ -2,7 +2,7 @@
 
 from vllm_omni_sched.sim.build.cluster import Cluster
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.autoscale import Ahead, Reactive
+from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveScaler
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario import Scenario
 
@@ -23,16 +23,16 @@ def scenario(mode: str, **more: object) -> Scenario:
     )
 
 
-def scaler(one: Scenario) -> Reactive | Ahead | None:
+def scaler(one: Scenario) -> ReactiveScaler | ForecastScaler | None:
     return Cluster(one, Simulator(), lambda record: None, None).scaler
 
 
 def test_modes_differ_in_who_decides_and_whether_the_guard_is_heard():
-    assert isinstance(scaler(scenario("reactive")), Reactive)
+    assert isinstance(scaler(scenario("reactive")), ReactiveScaler)
     heard = scaler(scenario("forecast", capacity=4.0))
     unheard = scaler(scenario("forecast-unguarded", capacity=4.0))
-    assert isinstance(heard, Ahead)
-    assert isinstance(unheard, Ahead)
+    assert isinstance(heard, ForecastScaler)
+    assert isinstance(unheard, ForecastScaler)
     assert [one.forecast.options.guarded for one in (heard, unheard)] == [True, False]
     assert heard.forecast.options.guard_window == unheard.forecast.options.guard_window
 
@@ -40,8 +40,8 @@ def test_modes_differ_in_who_decides_and_whether_the_guard_is_heard():
 def test_how_long_replicas_are_kept_is_as_the_scenario_says_in_each_mode():
     reactive = scaler(scenario("reactive", stabilisation_seconds=40.0))
     ahead = scaler(scenario("forecast", stabilisation_seconds=40.0))
-    assert isinstance(reactive, Reactive)
-    assert isinstance(ahead, Ahead)
+    assert isinstance(reactive, ReactiveScaler)
+    assert isinstance(ahead, ForecastScaler)
     assert reactive.options.stabilisation_seconds == 40.0
     assert ahead.planner.options.cooldown_seconds == 40.0
 

@@ -21,8 +21,8 @@ from vllm_omni_sched.sim.host import Host
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram, Record
 from vllm_omni_sched.sim.output.spans import Spans
-from vllm_omni_sched.sim.pools.autoscale import Ahead, Bounds, Reactive, ReactiveOptions
-from vllm_omni_sched.sim.pools.choose import Balanced, Chooser, InTurn
+from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveOptions, ReactiveScaler, ReplicaBounds
+from vllm_omni_sched.sim.pools.choose import BalancerChooser, Chooser, RoundRobinChooser
 from vllm_omni_sched.sim.pools.failures import FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.links import Links, LinkSpec
@@ -30,8 +30,8 @@ from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.replicas import Make
+from vllm_omni_sched.sim.pools.request_run import StageRun
 from vllm_omni_sched.sim.pools.spec import StageSpec
-from vllm_omni_sched.sim.pools.trip import Leg
 from vllm_omni_sched.sim.scenario import EncoderStage, EngineStage, Scenario, ServersStage, Stage, VideoStage
 from vllm_omni_sched.sim.work import Request
 from vllm_omni_sched.sim.workloads import base, registry
@@ -160,21 +160,21 @@ class Cluster:
 
         return of
 
-    def _left(self, leg: Leg) -> None:
+    def _left(self, stage_run: StageRun) -> None:
         """Record the span of a request in a stage; engines record their steps instead."""
-        stage = self._scenario.stages[leg.stage]
-        if self._spans is not None and not isinstance(stage, EngineStage) and self._spans.wants(leg.submitted):
-            name, seconds = f"request {leg.request.number}", self.sim.now - leg.submitted
-            self._spans.span(stage.name, leg.replica, name, leg.submitted, seconds, track="requests")
+        stage = self._scenario.stages[stage_run.stage]
+        if self._spans is not None and not isinstance(stage, EngineStage) and self._spans.wants(stage_run.submitted):
+            name, seconds = f"request {stage_run.request.number}", self.sim.now - stage_run.submitted
+            self._spans.span(stage.name, stage_run.replica, name, stage_run.submitted, seconds, track="requests")
 
     def _chooser(self, stage: Stage) -> Chooser:
         match stage.balance:
             case "cost":
-                return Balanced(CostBalancer(), self._rng(f"{stage.name} balance"))
+                return BalancerChooser(CostBalancer(), self._rng(f"{stage.name} balance"))
             case "least_queue":
-                return Balanced(LeastQueue(), self._rng(f"{stage.name} balance"))
+                return BalancerChooser(LeastQueue(), self._rng(f"{stage.name} balance"))
             case _:
-                return InTurn()
+                return RoundRobinChooser()
 
     def _links(self) -> dict[tuple[int, int], Links]:
         found = {}
@@ -191,7 +191,7 @@ class Cluster:
             found[at, at + 1] = Links(self.sim, spec, nbytes)
         return found
 
-    def _scaler(self) -> Reactive | Ahead | None:
+    def _scaler(self) -> ReactiveScaler | ForecastScaler | None:
         options = self._scenario.autoscale
         if options is None:
             return None
@@ -206,7 +206,7 @@ class Cluster:
                 options.every_seconds,
                 options.stabilisation_seconds,
             )
-            return Reactive(self.pipeline, at, rule)
+            return ReactiveScaler(self.pipeline, at, rule)
         forecast = ForecastOptions(
             bin_seconds=options.every_seconds,
             season_bins=max(1, round(options.season_seconds / options.every_seconds)),
@@ -214,8 +214,8 @@ class Cluster:
             guarded=options.mode == "forecast",
         )
         plan = PlanOptions(options.utilisation, 0.75 * options.utilisation, options.stabilisation_seconds)
-        bounds = Bounds(options.minimum, options.maximum, options.capacity)
-        return Ahead(self.pipeline, {at: bounds}, forecast, plan)
+        bounds = ReplicaBounds(options.minimum, options.maximum, options.capacity)
+        return ForecastScaler(self.pipeline, {at: bounds}, forecast, plan)
 
     def engines_by_stage(self) -> Iterator[tuple[EngineStage, EngineServer]]:
         """Yield all engines of the simulation, each with its stage."""

@@ -11,7 +11,7 @@ from vllm_omni_sched.monitor.forecast.plan import PlanOptions, PoolState, Replic
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.pool import Pool
-from vllm_omni_sched.sim.pools.trip import Trip
+from vllm_omni_sched.sim.pools.request_run import RequestRun
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ReactiveOptions:
             )
 
 
-class Reactive:
+class ReactiveScaler:
     """Scales replicas by the present load: the rule of Kubernetes' Horizontal Pod Autoscaler.
 
     1. Desired = ceil(replicas x load / target), the load being requests in the stage over what its replicas serve well
@@ -85,8 +85,8 @@ class Reactive:
         pipeline.sim.after(options.interval_seconds, self._look)
 
 
-class Ways:
-    """Fraction of a modality's requests that run in each stage, by those that have recently left the pipeline."""
+class StageShares:
+    """Estimates the fraction of a modality's requests that run in each stage, from those that have recently left."""
 
     KEPT = 0.9  # from bin to bin
 
@@ -94,11 +94,11 @@ class Ways:
         self._left: dict[str, float] = {}
         self._ran: dict[tuple[str, int], float] = {}
 
-    def left(self, trip: Trip) -> None:
+    def left(self, run: RequestRun) -> None:
         """Record a request that has left."""
-        modality = trip.request.modality
+        modality = run.request.modality
         self._left[modality] = self._left.get(modality, 0.0) + 1
-        for stage in trip.path:
+        for stage in run.path:
             self._ran[modality, stage] = self._ran.get((modality, stage), 0.0) + 1
 
     def fade(self) -> None:
@@ -115,15 +115,15 @@ class Ways:
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """Bounds of a stage's replicas. ``capacity``: requests per second that one takes; None: as measured."""
+class ReplicaBounds:
+    """Bounds the replicas of a stage. ``capacity``: requests per second that one takes; None: as measured."""
 
     minimum: int = 1
     maximum: int = 64
     capacity: float | None = None
 
 
-class Ahead:
+class ForecastScaler:
     """Scales replicas by the forecast load: the real `LoadForecast` and `ReplicaPlanner`.
 
     1. Arrivals are counted by modality. Once per bin the most of the next ``horizon_seconds`` is forecast, and the
@@ -132,8 +132,8 @@ class Ahead:
     3. Replicas are given up only on a forecast whose model was tested. Batch limits are raised where replicas are
        missing.
 
-    The horizon should be no shorter than a replica's start and a bin together. ``said``: number of bins by the model
-    used and by the reason, over all modalities; ``trips``: how often the guard rejected a model.
+    The horizon should be no shorter than a replica's start and a bin together. ``forecast_counts``: number of bins by
+    the model used and by the reason, over all modalities; ``guard_trips``: how often the guard rejected a model.
 
     Raises:
         ConfigError: statsmodels is not installed.
@@ -142,25 +142,25 @@ class Ahead:
     def __init__(
         self,
         pipeline: Pipeline,
-        stages: Mapping[int, Bounds],
+        stages: Mapping[int, ReplicaBounds],
         forecast: ForecastOptions,
         plan: PlanOptions | None = None,
     ) -> None:
         self._pipeline, self._stages, self._options = pipeline, dict(stages), forecast
         self.forecast, self.planner = LoadForecast(forecast), ReplicaPlanner(plan)
-        self._ways = Ways()
+        self._shares = StageShares()
         self._seen: dict[str, bool] = {}  # whether the guard has rejected its model
-        self.said: Counter[str] = Counter()
-        self.trips = 0
+        self.forecast_counts: Counter[str] = Counter()
+        self.guard_trips = 0
         pipeline.watchers.append(self._watch)
         pipeline.sim.after(forecast.bin_seconds, self._look)
 
-    def _watch(self, trip: Trip, comes: bool) -> None:
+    def _watch(self, run: RequestRun, comes: bool) -> None:
         if comes:
-            self._seen.setdefault(trip.request.modality, False)
-            self.forecast.observe(self._pipeline.sim.now, trip.request.modality)
+            self._seen.setdefault(run.request.modality, False)
+            self.forecast.observe(self._pipeline.sim.now, run.request.modality)
         else:
-            self._ways.left(trip)
+            self._shares.left(run)
 
     def _look(self, _: None) -> None:
         pipeline = self._pipeline
@@ -170,10 +170,10 @@ class Ahead:
         told = {modality: self.forecast.forecast(now, modality) for modality in self._seen}
         self._count(told)
         tested = all(one.reason in (ForecastReason.BEST, ForecastReason.QUIET) for one in told.values())
-        rates = self._ways.rates(
+        rates = self._shares.rates(
             {modality: max(0.0, *one.high) / self._options.bin_seconds for modality, one in told.items()}
         )
-        self._ways.fade()
+        self._shares.fade()
         states = {str(stage): state for stage in self._stages if (state := self._state(stage, rates)) is not None}
         spare = sum(max(state.maximum - state.replicas, 0) for state in states.values())
         plans = self.planner.plan(states, spare, now)[0]
@@ -188,10 +188,10 @@ class Ahead:
     def _count(self, told: Mapping[str, Forecast]) -> None:
         for modality, one in told.items():
             guarded = one.reason is ForecastReason.GUARDED
-            self.trips += guarded and not self._seen[modality]
+            self.guard_trips += guarded and not self._seen[modality]
             self._seen[modality] = guarded
-            self.said[f"model_{one.model.value}"] += 1
-            self.said[f"because_{one.reason.value}"] += 1
+            self.forecast_counts[f"model_{one.model.value}"] += 1
+            self.forecast_counts[f"because_{one.reason.value}"] += 1
 
     def _state(self, stage: int, rates: Mapping[int, float]) -> PoolState | None:
         pool, bounds = self._pipeline.pools[stage], self._stages[stage]

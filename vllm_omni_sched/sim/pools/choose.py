@@ -16,7 +16,7 @@ class Chooser(Protocol):
         """Return one of ``live``, which is sorted by index and not empty."""
 
 
-class InTurn:
+class RoundRobinChooser:
     """Picks each replica in turn, by index, in O(log n): like `RoundRobin`, without a state for each replica."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ def index_of(replica: Replica) -> int:
     return replica.index
 
 
-class Balanced:
+class BalancerChooser:
     """Picks the replica that a balancer picks, describing only those that it compares."""
 
     def __init__(self, balancer: Balancer, rng: Random) -> None:

@@ -7,27 +7,30 @@ from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.requests import StageWork
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.choose import InTurn
+from vllm_omni_sched.sim.pools.choose import RoundRobinChooser
 from vllm_omni_sched.sim.pools.features import work_of
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.replica import Replica
 from vllm_omni_sched.sim.pools.replicas import Make
+from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun
 from vllm_omni_sched.sim.pools.spec import StageSpec
-from vllm_omni_sched.sim.pools.trip import Leg, Trip
 from vllm_omni_sched.sim.server import Job
 
 
 @dataclass(eq=False, kw_only=True)
-class TripWork(StageWork):
-    """Work of a simulated request in a stage. ``trip``: the request that leads; ``leg``: its job on a server."""
+class SimulatedWork(StageWork):
+    """Represents the work of a simulated request in a stage.
 
-    trip: Trip
-    leg: Leg | None = None
+    ``request_run``: the request that leads; ``stage_run``: its job on a server.
+    """
+
+    request_run: RequestRun
+    stage_run: StageRun | None = None
 
 
 class GatedPool(Pool):
-    """A stage that the core schedules: this turns what happens here into events, and the actions into jobs of servers.
+    """Turns what happens in a stage into events of the pipeline core, and the core's actions into jobs of servers.
 
     The core's rules are those of `StageScheduler`.
     """
@@ -36,29 +39,29 @@ class GatedPool(Pool):
         self.shared = shared
         self.scheduler = shared.core.add_stage(stage, spec.at_once, ())
         self._autoregressive = spec.kind is StageKind.AR
-        self._trips: dict[str, Trip] = {}  # present in this stage
-        super().__init__(sim, stage, spec, make, InTurn())
+        self._runs: dict[str, RequestRun] = {}  # present in this stage
+        super().__init__(sim, stage, spec, make, RoundRobinChooser())
 
     # ---- requests
 
-    def submit(self, trip: Trip) -> None:
-        if not self.live and not self.above.comes(self.stage):
-            self.above.fails(trip)
+    def submit(self, run: RequestRun) -> None:
+        if not self.live and not self.events.expects_replica(self.stage):
+            self.events.fail_request(run)
             return
-        self._trips[trip.name] = trip
-        trip.work = work = TripWork(
-            request_id=trip.name,
+        self._runs[run.name] = run
+        run.work = work = SimulatedWork(
+            request_id=run.name,
             stage_id=self.stage,
-            known=trip.known,
+            known=run.known,
             arrived=self.sim.now,
-            key=self._key(trip),
-            trip=trip,
+            key=self._key(run),
+            request_run=run,
         )
-        if any(isinstance(one, e.Lead) for one in self.shared.handle(e.Submitted(work, trip.features[self.stage]))):
+        if any(isinstance(one, e.Lead) for one in self.shared.handle(e.Submitted(work, run.features[self.stage]))):
             self._do(self.shared.handle(e.Waits(work)))
 
-    def _key(self, trip: Trip) -> Hashable | None:
-        return work_of(trip.request, self.spec.kind) if self.shared.config.graph.merging.enabled else None
+    def _key(self, run: RequestRun) -> Hashable | None:
+        return work_of(run.request, self.spec.kind) if self.shared.config.graph.merging.enabled else None
 
     def release(self) -> None:
         """Start all requests that may start now."""
@@ -67,79 +70,80 @@ class GatedPool(Pool):
     def _do(self, actions: Iterable[e.Action]) -> None:
         for action in actions:
             match action:
-                case e.Start(TripWork() as work):
+                case e.Start(SimulatedWork() as work):
                     self._start(work)
                 case e.Wake(_, at):
                     self.sim.at(at, self._woken, at)
-                case e.Continued(_, name, TripWork() as heir):
+                case e.Continued(_, name, SimulatedWork() as heir):
                     self._inherit(self.scheduler.running[name], heir)
-                case e.Stop(TripWork() as work):
+                case e.Stop(SimulatedWork() as work):
                     self._stop(work)
                     self.shared.handle(e.Dropped(self.stage, work.request_id))
-                case e.Gone(TripWork() as work):
+                case e.Gone(SimulatedWork() as work):
                     self._stop(work)
                 case _:
                     pass
 
-    def _start(self, work: TripWork, attempt: int = 0) -> None:
+    def _start(self, work: SimulatedWork, attempt: int = 0) -> None:
         work.sent = True
         replica = self.replicas[work.replica_id]
-        work.leg = leg = Leg(work.trip, self.stage, work.cost_seconds, attempt)
-        leg.work = work
-        self.send(leg, replica)
+        work.stage_run = stage_run = StageRun(work.request_run, self.stage, work.cost_seconds, attempt)
+        stage_run.work = work
+        self.send(stage_run, replica)
 
     def _woken(self, at: float) -> None:
         self._do(self.shared.handle(e.Woken(self.stage, at)))
 
     def on_first_output(self, job: Job) -> None:
-        if isinstance(job, Leg) and job.trip.leg is job and not job.has_output:
+        if isinstance(job, StageRun) and job.request_run.stage_run is job and not job.has_output:
             job.has_output = True
             assert job.work is not None
             self.shared.handle(e.FirstOutput(self.stage, job.work.request_id))
             self.release()  # waiting requests may have room now
 
-    def finish(self, trip: Trip, leg: Leg, replica: Replica) -> None:
-        assert leg.work is not None
-        name, now = leg.work.request_id, self.sim.now
-        if self._autoregressive and not leg.has_output:  # the server does not tell first outputs when they are made
-            first = max(min(leg.first, now) - leg.submitted, 0.0)
+    def finish(self, run: RequestRun, stage_run: StageRun, replica: Replica) -> None:
+        assert stage_run.work is not None
+        name, now = stage_run.work.request_id, self.sim.now
+        if self._autoregressive and not stage_run.has_output:
+            # the server does not report first outputs when they are made
+            first = max(min(stage_run.first, now) - stage_run.submitted, 0.0)
             self.shared.handle(e.FirstOutput(self.stage, name, first))
         for action in self.shared.handle(e.Finished(self.stage, name)):
             if isinstance(action, e.Ended):
                 for receiver in action.receivers:
-                    self.above.finished(self._trips.pop(receiver), leg)
+                    self.events.finished(self._runs.pop(receiver), stage_run)
         self.release()
 
     # ---- those that leave, and deaths
 
-    def withdraw(self, trip: Trip) -> None:
-        if self._trips.pop(trip.name, None) is not None:
-            self._do(self.shared.handle(e.Detached(self.stage, trip.name)))
-            self._do(self.shared.handle(e.Dropped(self.stage, trip.name)))
+    def withdraw(self, run: RequestRun) -> None:
+        if self._runs.pop(run.name, None) is not None:
+            self._do(self.shared.handle(e.Detached(self.stage, run.name)))
+            self._do(self.shared.handle(e.Dropped(self.stage, run.name)))
         self.release()
 
-    def _inherit(self, work: StageWork, heir: TripWork) -> None:
+    def _inherit(self, work: StageWork, heir: SimulatedWork) -> None:
         """Let running work go on for another request."""
-        assert isinstance(work, TripWork)
-        leg = work.leg
-        assert leg is not None
-        work.trip.leg = None
-        work.trip = leg.trip = heir.trip
-        heir.trip.work, heir.trip.leg, leg.attempt = work, leg, 0
-        if self.tells_of_each:
-            self.above.began(leg)
+        assert isinstance(work, SimulatedWork)
+        stage_run = work.stage_run
+        assert stage_run is not None
+        work.request_run.stage_run = None
+        work.request_run = stage_run.request_run = heir.request_run
+        heir.request_run.work, heir.request_run.stage_run, stage_run.attempt = work, stage_run, 0
+        if self.reports_dispatches:
+            self.events.began(stage_run)
 
-    def _stop(self, work: TripWork) -> None:
-        if work.leg is not None and work.trip.leg is work.leg:
-            self.stop(work.leg)
+    def _stop(self, work: SimulatedWork) -> None:
+        if work.stage_run is not None and work.request_run.stage_run is work.stage_run:
+            self.stop(work.stage_run)
 
-    def placed(self, trip: Trip, index: int, attempt: int) -> None:
-        assert isinstance(trip.work, TripWork)
-        for action in self.shared.handle(e.Placed(trip.work, index)):
+    def placed(self, run: RequestRun, index: int, attempt: int) -> None:
+        assert isinstance(run.work, SimulatedWork)
+        for action in self.shared.handle(e.Placed(run.work, index)):
             if isinstance(action, e.Start):
-                self._start(trip.work, attempt)
+                self._start(run.work, attempt)
 
-    def notice(self, index: int) -> list[Trip]:
+    def notice(self, index: int) -> list[RequestRun]:
         lost = super().notice(index)
         self.shared.handle(e.ReplicaDied(self.stage, index))
         return lost
@@ -165,10 +169,10 @@ class GatedPool(Pool):
     def present(self) -> int:
         return super().present + len(self.scheduler.waiting)
 
-    def next_waiting(self) -> Trip | None:
+    def next_waiting(self) -> RequestRun | None:
         """Return a request that waits; None if none does."""
         name = next(iter(self.scheduler.waiting), None)
-        return None if name is None else self._trips[name]
+        return None if name is None else self._runs[name]
 
     def raise_limits(self, limit: int) -> None:
         """Raise the batch limits for a load that is to come."""

@@ -6,13 +6,13 @@ from typing import Any
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.trip import Trip
+from vllm_omni_sched.sim.pools.request_run import RequestRun
 from vllm_omni_sched.sim.work import Request
 
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """A way for bytes: a network card, a bus, shared memory.
+    """Describes what carries bytes between stages, such as a network card, a bus or shared memory.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -50,15 +50,15 @@ class Link:
 
 
 class Links:
-    """The links of one edge: each replica of the source has its own."""
+    """Holds the links of one edge: each replica of the source has its own."""
 
     def __init__(self, sim: Simulator, spec: LinkSpec, bytes_of: Callable[[Request], int]) -> None:
         self._sim, self._spec, self._bytes_of = sim, spec, bytes_of
         self._links: dict[int, Link] = {}
 
-    def send(self, trip: Trip, source: int, arrived: Callable[[Trip], None]) -> None:
+    def send(self, run: RequestRun, source: int, arrived: Callable[[RequestRun], None]) -> None:
         """Send what a replica has made for a request."""
         link = self._links.get(source)
         if link is None:
             link = self._links[source] = Link(self._sim, self._spec)
-        link.send(self._bytes_of(trip.request), arrived, trip)
+        link.send(self._bytes_of(run.request), arrived, run)

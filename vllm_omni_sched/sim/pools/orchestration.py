@@ -16,8 +16,8 @@ from vllm_omni_sched.monitor.recovery.options import recovery_options
 from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.features import bytes_of, features_of, keys_of
+from vllm_omni_sched.sim.pools.request_run import RequestRun
 from vllm_omni_sched.sim.pools.spec import StageSpec
-from vllm_omni_sched.sim.pools.trip import Trip
 
 
 def graph_of(specs: Sequence[StageSpec], paths: Sequence[tuple[int, ...]]) -> StageGraph:
@@ -79,12 +79,12 @@ class Orchestration:
             self.rng,
         )
 
-    def arrived(self, trip: Trip) -> None:
+    def arrived(self, run: RequestRun) -> None:
         """Describe a request that has arrived to the core."""
-        request, classes = trip.request, self.context.classes
+        request, classes = run.request, self.context.classes
         sla = classes.named(request.sla, request.modality)
-        trip.known = PipelineRequest(
-            trip.name,
+        run.known = PipelineRequest(
+            run.name,
             request.arrival,
             sla,
             classes.is_low(sla),
@@ -92,14 +92,14 @@ class Orchestration:
             request.modality,
             keys_of(request),
             bytes_of(request),
-            trip.path,
-            trip.features,
-            trip.costs,
+            run.path,
+            run.features,
+            run.costs,
         )
-        for stage in trip.path:
-            trip.features[stage] = features_of(request, self.context.graph.stage(stage).kind)
-        self.handle(Arrived(trip.known))
+        for stage in run.path:
+            run.features[stage] = features_of(request, self.context.graph.stage(stage).kind)
+        self.handle(Arrived(run.known))
 
-    def left(self, trip: Trip) -> None:
+    def left(self, run: RequestRun) -> None:
         """Tell the core that a request has left."""
-        self.handle(Left(trip.name))
+        self.handle(Left(run.name))

@@ -12,8 +12,8 @@ from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.links import Links
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pool import Pool
-from vllm_omni_sched.sim.pools.repair import Repair
-from vllm_omni_sched.sim.pools.trip import Leg, Trip
+from vllm_omni_sched.sim.pools.recovery_driver import RecoveryDriver
+from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun
 from vllm_omni_sched.sim.work import Request
 
 INF = float("inf")
@@ -55,7 +55,7 @@ class Pipeline:
         links: Mapping[tuple[int, int], Links] | None = None,
         answers: int | None = None,
         respawn: bool = False,
-        left: Callable[[Leg], None] | None = None,
+        left: Callable[[StageRun], None] | None = None,
         closed: int | None = None,
         until: float = INF,
     ) -> None:
@@ -65,21 +65,22 @@ class Pipeline:
         if "" not in paths:
             raise ConfigError("paths: set the path of requests of other modalities with the key ''")
         self.sim, self.pools, self.orchestration = sim, tuple(pools), orchestration
-        self.trips: dict[int, Trip] = {}  # present requests, by number
+        self.runs: dict[int, RequestRun] = {}  # present requests, by number
         self.arrived = self.done = self.failed = 0
         self.arriving = True
-        self.repair: Repair | None = None
-        self.watchers: list[Callable[[Trip, bool], None]] = []  # called with each request that arrives (True) or leaves
+        self.recovery: RecoveryDriver | None = None
+        # called with each request that arrives (True) or leaves (False)
+        self.watchers: list[Callable[[RequestRun, bool], None]] = []
         self._paths, self._other = dict(paths), paths[""]
         self._record, self._left, self._links = record, left, links or {}
         self._answers, self._respawn = answers, respawn
         self._restart_seconds: dict[tuple[int, int], float] = {}
         if orchestration is not None:
             recovery = orchestration.recovery([pool.spec for pool in pools])
-            self.repair = None if recovery is None else Repair(sim, recovery, self)
+            self.recovery = None if recovery is None else RecoveryDriver(sim, recovery, self)
         self._credits = None if orchestration is None else orchestration.context.credits
         for pool in pools:
-            pool.above, pool.tells_of_each = self, self.repair is not None
+            pool.events, pool.reports_dispatches = self, self.recovery is not None
         self._requests: Iterator[Request] = iter(requests)
         self._to_open, self._closed, self._until = closed or 0, closed is not None, until
         self._ask()
@@ -87,11 +88,11 @@ class Pipeline:
     @property
     def in_flight(self) -> int:
         """Return the number of requests that have arrived and not left."""
-        return len(self.trips)
+        return len(self.runs)
 
     def active(self) -> bool:
         """Return whether requests are present or still to come."""
-        return self.arriving or bool(self.trips)
+        return self.arriving or bool(self.runs)
 
     def fail_by(self, spec: FailureSpec, rng: Random) -> Failures:
         """Let replicas die by a schedule."""
@@ -121,47 +122,47 @@ class Pipeline:
             self._to_open -= 1
             if self._to_open:
                 self._ask()
-        trip = Trip(request, self._paths.get(request.modality, self._other))
-        self.trips[request.number] = trip
+        run = RequestRun(request, self._paths.get(request.modality, self._other))
+        self.runs[request.number] = run
         self.arrived += 1
         if self.orchestration is not None:
-            self.orchestration.arrived(trip)
+            self.orchestration.arrived(run)
         for watcher in self.watchers:
-            watcher(trip, True)
-        self.pools[trip.path[0]].submit(trip)
+            watcher(run, True)
+        self.pools[run.path[0]].submit(run)
 
-    def began(self, leg: Leg) -> None:
-        if self.repair is not None and not leg.attempt:
-            self.repair.began(leg)
+    def began(self, stage_run: StageRun) -> None:
+        if self.recovery is not None and not stage_run.attempt:
+            self.recovery.began(stage_run)
 
-    def finished(self, trip: Trip, leg: Leg) -> None:
-        position, path = trip.position + 1, trip.path
+    def finished(self, run: RequestRun, stage_run: StageRun) -> None:
+        position, path = run.position + 1, run.path
         final = position == len(path)
-        if self.repair is not None and not self.repair.finished(trip, leg, final):
+        if self.recovery is not None and not self.recovery.finished(run, stage_run, final):
             return
         if self._left is not None:
-            self._left(leg)
-        if leg.stage == self._answers or (final and trip.answer[0] == INF):
-            trip.answer = leg.first, leg.largest_gap
+            self._left(stage_run)
+        if stage_run.stage == self._answers or (final and run.answer[0] == INF):
+            run.answer = stage_run.first, stage_run.largest_gap
         if self._credits is not None:
-            self._release_before(trip)
+            self._release_before(run)
         if final:
-            self._leave(trip, Outcome.DONE)
+            self._leave(run, Outcome.DONE)
             return
-        trip.position = position
-        links = self._links.get((leg.stage, path[position]))
+        run.position = position
+        links = self._links.get((stage_run.stage, path[position]))
         if links is None:
-            self.pools[path[position]].submit(trip)
+            self.pools[path[position]].submit(run)
         else:
-            links.send(trip, leg.replica, self._carried)
+            links.send(run, stage_run.replica, self._carried)
 
-    def _carried(self, trip: Trip) -> None:
-        if not trip.gone:
-            self.pools[trip.stage].submit(trip)
+    def _carried(self, run: RequestRun) -> None:
+        if not run.gone:
+            self.pools[run.stage].submit(run)
 
-    def _release_before(self, trip: Trip) -> None:
+    def _release_before(self, run: RequestRun) -> None:
         """Release requests of earlier stages that may wait for the room of this one."""
-        for stage in trip.path[: trip.position]:
+        for stage in run.path[: run.position]:
             self._release(self.pools[stage])
 
     @staticmethod
@@ -169,15 +170,15 @@ class Pipeline:
         if isinstance(pool, GatedPool):
             pool.release()
 
-    def _leave(self, trip: Trip, outcome: Outcome) -> None:
-        request, now = trip.request, self.sim.now
-        del self.trips[request.number]
-        trip.gone = True
+    def _leave(self, run: RequestRun, outcome: Outcome) -> None:
+        request, now = run.request, self.sim.now
+        del self.runs[request.number]
+        run.gone = True
         if self.orchestration is not None:
-            self.orchestration.left(trip)
+            self.orchestration.left(run)
         for watcher in self.watchers:
-            watcher(trip, False)
-        first, gap = trip.answer
+            watcher(run, False)
+        first, gap = run.answer
         if outcome is Outcome.DONE:
             self.done += 1
             # the output of shared work may have been there before the request
@@ -185,7 +186,7 @@ class Pipeline:
         else:
             self.failed += 1
             first = INF
-        attempts = trip.attempts - trip.position
+        attempts = run.attempts - run.position
         self._record(
             Record(
                 request.number,
@@ -206,26 +207,26 @@ class Pipeline:
             for pool in self.pools:  # its memory may be what others wait for
                 self._release(pool)
 
-    def fails(self, trip: Trip) -> None:
+    def fail_request(self, run: RequestRun) -> None:
         """Let a request leave without a result."""
-        if trip.gone:
+        if run.gone:
             return
-        trip.gone = True
-        for stage in trip.path:  # where it runs, and where others follow it
-            self.pools[stage].withdraw(trip)
-        if self.repair is not None:
-            self.repair.aborted(trip)
-        self._leave(trip, Outcome.FAILED)
+        run.gone = True
+        for stage in run.path:  # where it runs, and where others follow it
+            self.pools[stage].withdraw(run)
+        if self.recovery is not None:
+            self.recovery.aborted(run)
+        self._leave(run, Outcome.FAILED)
         if self.orchestration is not None:
             for pool in self.pools:
                 self._release(pool)
 
     def abort(self, number: int) -> bool:
         """Abort a request for its client, counting it as failed; return whether it was present."""
-        trip = self.trips.get(number)
-        if trip is None:
+        run = self.runs.get(number)
+        if run is None:
             return False
-        self.fails(trip)
+        self.fail_request(run)
         return True
 
     # ---- replicas
@@ -233,61 +234,61 @@ class Pipeline:
     def _noticed(self, pool: Pool, index: int, restart_seconds: float) -> None:
         self._restart_seconds[pool.stage, index] = restart_seconds
         lost = pool.notice(index)
-        if self.repair is not None:
-            self.repair.suspected(pool.stage, index)
+        if self.recovery is not None:
+            self.recovery.suspected(pool.stage, index)
             self.sim.after(0.0, self._died, (pool, index))  # when all that died with it are suspected, too
             return
-        for trip in lost:
-            self.fails(trip)
+        for run in lost:
+            self.fail_request(run)
         if self._respawn:
-            self.start_again(pool.stage, index)
+            self.restart_replica(pool.stage, index)
         self._give_up_waiting(pool)
 
     def _died(self, dead: tuple[Pool, int]) -> None:
         pool, index = dead
-        assert self.repair is not None
-        self.repair.died(pool.stage, index)
+        assert self.recovery is not None
+        self.recovery.died(pool.stage, index)
         self._give_up_waiting(pool)
 
     def _give_up_waiting(self, pool: Pool) -> None:
         """Fail the queued requests of a stage that has no replica and will have none."""
-        if isinstance(pool, GatedPool) and not self.comes(pool.stage):
-            while (trip := pool.next_waiting()) is not None:  # when one fails, its follower may begin to wait
-                self.fails(trip)
+        if isinstance(pool, GatedPool) and not self.expects_replica(pool.stage):
+            while (run := pool.next_waiting()) is not None:  # when one fails, its follower may begin to wait
+                self.fail_request(run)
 
-    def comes(self, stage: int) -> bool:
+    def expects_replica(self, stage: int) -> bool:
         """Return whether a replica of a stage exists or will."""
         pool = self.pools[stage]
         if pool.live or pool.starting:
             return True
-        return self._respawn if self.repair is None else self.repair.coming(stage)
+        return self._respawn if self.recovery is None else self.recovery.coming(stage)
 
-    def start_again(self, stage: int, index: int) -> None:
+    def restart_replica(self, stage: int, index: int) -> None:
         """Restart a replica after its restart time."""
         self.sim.after(self._restart_seconds.get((stage, index), 0.0), self._started, (stage, index))
 
     def _started(self, which: tuple[int, int]) -> None:
         stage, index = which
         self.pools[stage].restart(index)
-        if self.repair is not None:
-            self.repair.restarted(stage, index)
+        if self.recovery is not None:
+            self.recovery.restarted(stage, index)
         self._release(self.pools[stage])
 
-    def place_again(self, name: str, stage: int, index: int, attempt: int) -> None:
-        """Recovery has a place for a request that lost its own, in the same stage: what went before is kept."""
-        trip = self.trips.get(int(name))
-        if trip is not None:
-            self.pools[stage].placed(trip, index, attempt)
+    def redispatch(self, name: str, stage: int, index: int, attempt: int) -> None:
+        """Run a request that lost its replica on another one of the same stage; outputs of earlier stages are kept."""
+        run = self.runs.get(int(name))
+        if run is not None:
+            self.pools[stage].placed(run, index, attempt)
 
     def give_up(self, name: str) -> None:
         """Fail a request that recovery gives up."""
-        trip = self.trips.get(int(name))
-        if trip is not None:
-            self.fails(trip)
+        run = self.runs.get(int(name))
+        if run is not None:
+            self.fail_request(run)
 
     def joined(self, stage: int, index: int) -> None:
-        if self.repair is not None:
-            self.repair.joined(stage, index)
+        if self.recovery is not None:
+            self.recovery.joined(stage, index)
         self._release(self.pools[stage])
 
     def drain(self, pool: Pool) -> bool:
@@ -295,8 +296,8 @@ class Pipeline:
         index = pool.drain()
         if index is None:
             return False
-        if self.repair is not None:
-            self.repair.drains(pool.stage, index)
+        if self.recovery is not None:
+            self.recovery.drains(pool.stage, index)
         pool.drained(index)
         return True
 
@@ -307,6 +308,6 @@ class Pipeline:
         while pool.target > replicas and self.drain(pool):
             pass
 
-    def leaves(self, stage: int, index: int) -> None:
-        if self.repair is not None:
-            self.repair.left(stage, index)
+    def replica_removed(self, stage: int, index: int) -> None:
+        if self.recovery is not None:
+            self.recovery.left(stage, index)

@@ -7,8 +7,8 @@ from vllm_omni_sched.sim.pools.choose import Chooser
 from vllm_omni_sched.sim.pools.features import features_of
 from vllm_omni_sched.sim.pools.replica import Replica
 from vllm_omni_sched.sim.pools.replicas import Make, Replicas
+from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun
 from vllm_omni_sched.sim.pools.spec import StageSpec
-from vllm_omni_sched.sim.pools.trip import Leg, Trip
 from vllm_omni_sched.sim.server import Job
 
 SMOOTHING = 0.1  # weight of the last request
@@ -36,7 +36,7 @@ class Pool(Replicas):
         costs: StageCosts | None = None,
     ) -> None:
         self.costs = costs
-        self.tells_of_each = False  # of each dispatch
+        self.reports_dispatches = False  # of each dispatch
         self._request_seconds: float | None = None
         self.done_requests = 0
         self._chooser = chooser
@@ -47,92 +47,92 @@ class Pool(Replicas):
         """Return the smoothed replica time of a request; None before any was timed."""
         return self._request_seconds
 
-    def new_load(self) -> WorkLeft[Leg] | None:
+    def new_load(self) -> WorkLeft[StageRun] | None:
         return None if self.costs is None else WorkLeft()
 
-    def submit(self, trip: Trip) -> None:
+    def submit(self, run: RequestRun) -> None:
         """Submit a request that has come to the stage."""
         live = self.live
         if not live:
-            self.above.fails(trip)
+            self.events.fail_request(run)
             return
-        cost = 0.0 if self.costs is None else self.estimate(trip)
-        self.begin(trip, self._chooser.choose(cost, live, self.sim.now), cost)
+        cost = 0.0 if self.costs is None else self.estimate(run)
+        self.begin(run, self._chooser.choose(cost, live, self.sim.now), cost)
 
-    def estimate(self, trip: Trip) -> float:
+    def estimate(self, run: RequestRun) -> float:
         """Return the estimated seconds of a request in this stage."""
         assert self.costs is not None
-        features = trip.features.get(self.stage)
+        features = run.features.get(self.stage)
         if features is None:
-            features = trip.features[self.stage] = features_of(trip.request, self.spec.kind)
-        cost = trip.costs[self.stage] = self.costs.estimate(str(self.stage), features)
+            features = run.features[self.stage] = features_of(run.request, self.spec.kind)
+        cost = run.costs[self.stage] = self.costs.estimate(str(self.stage), features)
         return cost
 
-    def begin(self, trip: Trip, replica: Replica, cost_seconds: float, attempt: int = 0) -> None:
+    def begin(self, run: RequestRun, replica: Replica, cost_seconds: float, attempt: int = 0) -> None:
         """Give a request to a replica now. ``attempt``: its number, if recovery has dispatched it."""
-        self.send(Leg(trip, self.stage, cost_seconds, attempt), replica)
+        self.send(StageRun(run, self.stage, cost_seconds, attempt), replica)
 
-    def send(self, leg: Leg, replica: Replica) -> None:
+    def send(self, stage_run: StageRun, replica: Replica) -> None:
         """Send a job to a replica."""
-        trip = leg.trip
-        leg.replica = replica.index
-        leg.submitted = self.sim.now
+        run = stage_run.request_run
+        stage_run.replica = replica.index
+        stage_run.submitted = self.sim.now
         if self.spec.work is not None:
-            leg.request = self.spec.work(trip.request)
-        trip.leg = leg
+            stage_run.request = self.spec.work(run.request)
+        run.stage_run = stage_run
         replica.in_flight += 1
-        replica.pending_seconds += leg.cost_seconds
+        replica.pending_seconds += stage_run.cost_seconds
         if replica.load is not None:
-            replica.load.add(leg, leg.cost_seconds, self.sim.now)
-        trip.attempts += 1
-        if self.tells_of_each:
-            self.above.began(leg)
+            replica.load.add(stage_run, stage_run.cost_seconds, self.sim.now)
+        run.attempts += 1
+        if self.reports_dispatches:
+            self.events.began(stage_run)
         if replica.server is None:
-            replica.limbo.append(leg)
+            replica.stranded.append(stage_run)
         else:
-            replica.server.submit(leg)
+            replica.server.submit(stage_run)
 
     def _done(self, job: Job) -> None:
-        assert isinstance(job, Leg)
-        replica, trip = self.replicas[job.replica], job.trip
-        trip.leg = None
+        assert isinstance(job, StageRun)
+        replica, run = self.replicas[job.replica], job.request_run
+        run.stage_run = None
         replica.in_flight -= 1
         replica.pending_seconds -= job.cost_seconds
         self.done_requests += 1
-        self.finish(trip, job, replica)
+        self.finish(run, job, replica)
         if replica.draining:
             self._leave_if_empty(replica)
 
-    def finish(self, trip: Trip, leg: Leg, replica: Replica) -> None:
+    def finish(self, run: RequestRun, stage_run: StageRun, replica: Replica) -> None:
         """Record that a server is done with a request, and learn the costs from the seconds that it had there."""
-        share = None if replica.load is None else replica.load.take(leg, self.sim.now)
+        share = None if replica.load is None else replica.load.take(stage_run, self.sim.now)
         if share is not None and self.costs is not None:
-            self.costs.observe(str(self.stage), trip.features[self.stage], share)
+            self.costs.observe(str(self.stage), run.features[self.stage], share)
             before = share if self._request_seconds is None else self._request_seconds
             self._request_seconds = before + SMOOTHING * (share - before)
-        self.above.finished(trip, leg)
+        self.events.finished(run, stage_run)
 
     def on_first_output(self, job: Job) -> None:
         """Record the first output of a job. A server need not call this: the time is then known when the job ends."""
 
-    def withdraw(self, trip: Trip) -> None:
+    def withdraw(self, run: RequestRun) -> None:
         """Withdraw a request that leaves before its end from its replica."""
-        if trip.leg is not None and trip.leg.stage == self.stage:
-            self.stop(trip.leg)
+        if run.stage_run is not None and run.stage_run.stage == self.stage:
+            self.stop(run.stage_run)
 
-    def stop(self, leg: Leg) -> None:
+    def stop(self, stage_run: StageRun) -> None:
         """Stop a job before its end."""
-        replica = self.replicas[leg.replica]
+        replica = self.replicas[stage_run.replica]
         if replica.load is not None:
-            replica.load.take(leg, self.sim.now)
-        self._ended(leg, replica)
+            replica.load.take(stage_run, self.sim.now)
+        self._ended(stage_run, replica)
         if replica.server is None:
-            replica.limbo.remove(leg)
+            replica.stranded.remove(stage_run)
         else:
-            replica.server.abort(leg)
+            replica.server.abort(stage_run)
         if replica.draining:
             self._leave_if_empty(replica)
 
-    def placed(self, trip: Trip, index: int, attempt: int) -> None:
+    def placed(self, run: RequestRun, index: int, attempt: int) -> None:
         """Run a request where recovery has placed it."""
-        self.begin(trip, self.replicas[index], trip.costs.get(self.stage, 0.0), attempt)
+        self.begin(run, self.replicas[index], run.costs.get(self.stage, 0.0), attempt)

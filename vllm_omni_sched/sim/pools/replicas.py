@@ -10,33 +10,36 @@ from vllm_omni_sched.resource.work_left import WorkLeft
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.choose import index_of
 from vllm_omni_sched.sim.pools.replica import Replica
+from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun
 from vllm_omni_sched.sim.pools.spec import StageSpec
-from vllm_omni_sched.sim.pools.trip import Leg, Trip
 from vllm_omni_sched.sim.server import Done, Job, Server
 
 Make = Callable[[int, Done], Server]
 """Function that makes a server for the replica of that index; the server calls ``done`` for each finished job."""
 
 
-class Above(Protocol):
-    """Events of a pool for the pipeline."""
+class PoolEvents(Protocol):
+    """Receives the events of a pool; the pipeline implements it."""
 
-    def began(self, leg: Leg) -> None:
+    def began(self, stage_run: StageRun) -> None:
         """Record that a request was given to a replica."""
 
-    def finished(self, trip: Trip, leg: Leg) -> None:
-        """Record that a stage is done with a request; ``leg``: work whose output it gets, its own or identical work."""
+    def finished(self, run: RequestRun, stage_run: StageRun) -> None:
+        """Record that a stage is done with a request.
 
-    def fails(self, trip: Trip) -> None:
+        ``stage_run``: the work whose output it gets, which is its own or identical to it.
+        """
+
+    def fail_request(self, run: RequestRun) -> None:
         """Fail a request for which there is no replica and will be none."""
 
-    def comes(self, stage: int) -> bool:
+    def expects_replica(self, stage: int) -> bool:
         """Return whether a replica of a stage exists or will."""
 
     def joined(self, stage: int, index: int) -> None:
         """Record that a new replica can take requests."""
 
-    def leaves(self, stage: int, index: int) -> None:
+    def replica_removed(self, stage: int, index: int) -> None:
         """Record that a replica was stopped while empty."""
 
 
@@ -52,7 +55,7 @@ class Replicas(ABC):
 
     def __init__(self, sim: Simulator, stage: int, spec: StageSpec, make: Make) -> None:
         self.sim, self.stage, self.spec = sim, stage, spec
-        self.above: Above
+        self.events: PoolEvents
         self.live: list[Replica] = []  # those that may get requests, by index
         self.replicas: dict[int, Replica] = {}
         self._make = make
@@ -65,7 +68,7 @@ class Replicas(ABC):
         for _ in range(spec.replicas):
             self._serve(self._new())
 
-    def new_load(self) -> WorkLeft[Leg] | None:
+    def new_load(self) -> WorkLeft[StageRun] | None:
         """Return an object to track the work of a replica; None if it is not needed."""
         return None
 
@@ -73,10 +76,10 @@ class Replicas(ABC):
     def _done(self, job: Job) -> None:
         """Record that a server is done with a job."""
 
-    def _ended(self, leg: Leg, replica: Replica) -> None:
-        leg.trip.leg = None
+    def _ended(self, stage_run: StageRun, replica: Replica) -> None:
+        stage_run.request_run.stage_run = None
         replica.in_flight -= 1
-        replica.pending_seconds -= leg.cost_seconds
+        replica.pending_seconds -= stage_run.cost_seconds
 
     @property
     def held(self) -> int:
@@ -127,22 +130,22 @@ class Replicas(ABC):
         lost = replica.server.kill()
         self._past.update(replica.server.busy_seconds())
         replica.server = None
-        replica.limbo = [job for job in lost if isinstance(job, Leg)]
+        replica.stranded = [job for job in lost if isinstance(job, StageRun)]
         return True
 
-    def notice(self, index: int) -> list[Trip]:
+    def notice(self, index: int) -> list[RequestRun]:
         """Notice the death of a replica; return its requests in order of arrival."""
         replica = self.replicas.get(index)
         if replica is None:
             return []  # it drained, and its requests were withdrawn
         self._stop_sending(replica)
-        lost, replica.limbo = replica.limbo, []
-        for leg in lost:
-            self._ended(leg, replica)
+        lost, replica.stranded = replica.stranded, []
+        for stage_run in lost:
+            self._ended(stage_run, replica)
         if replica.load is not None:
             replica.load = self.new_load()
         replica.draining = False  # a draining replica that dies is treated like any other
-        return [leg.trip for leg in lost]
+        return [stage_run.request_run for stage_run in lost]
 
     def restart(self, index: int) -> None:
         """Restart a dead replica."""
@@ -162,7 +165,7 @@ class Replicas(ABC):
         self._starting -= 1
         replica = self._new()
         self._serve(replica)
-        self.above.joined(self.stage, replica.index)
+        self.events.joined(self.stage, replica.index)
 
     def drain(self) -> int | None:
         """Drain the idlest replica, of several the newest, and return its index; it leaves when it is empty.
@@ -189,7 +192,7 @@ class Replicas(ABC):
         del self.replicas[replica.index]
         if replica.server is not None:
             self._past.update(replica.server.busy_seconds())
-        self.above.leaves(self.stage, replica.index)
+        self.events.replica_removed(self.stage, replica.index)
 
     def _new(self) -> Replica:
         self._count_held()

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.choose import InTurn
+from vllm_omni_sched.sim.pools.choose import RoundRobinChooser
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.spec import StageSpec
@@ -29,7 +29,7 @@ def poisson(rate, count, rng):
 def sojourns(make, rate, count, seed):
     """Mean time in the system, and how many came."""
     sim, total = Simulator(), []
-    pool = Pool(sim, 0, StageSpec("only"), lambda _, done: make(sim, done), InTurn())
+    pool = Pool(sim, 0, StageSpec("only"), lambda _, done: make(sim, done), RoundRobinChooser())
     pipeline = Pipeline(
         sim,
         [pool],

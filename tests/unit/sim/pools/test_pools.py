@@ -27,8 +27,8 @@ from vllm_omni_sched.resource.stage_gate import StageGate
 from vllm_omni_sched.resource.topology import Topology
 from vllm_omni_sched.resource.work_left import WorkLeft
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.autoscale import Ahead, Bounds, ReactiveOptions
-from vllm_omni_sched.sim.pools.choose import Balanced, InTurn
+from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveOptions, ReplicaBounds
+from vllm_omni_sched.sim.pools.choose import BalancerChooser, RoundRobinChooser
 from vllm_omni_sched.sim.pools.failures import FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.links import LinkSpec
@@ -58,14 +58,14 @@ def test_the_policies_are_the_real_ones():
     assert orchestration.context.order.__class__ is PathOrder
     assert orchestration.context.credits.__class__ is Credits
     assert orchestration.context.affinity[0].__class__ is AffinityBook
-    assert pipeline.repair.recovery.__class__ is Recovery
-    ahead = Ahead(pipeline, {1: Bounds()}, ForecastOptions())
+    assert pipeline.recovery.policy.__class__ is Recovery
+    ahead = ForecastScaler(pipeline, {1: ReplicaBounds()}, ForecastOptions())
     assert ahead.forecast.__class__ is LoadForecast
     assert ahead.planner.__class__ is ReplicaPlanner
 
 
 def test_in_turn_picks_what_round_robin_picks():
-    rng, ours, real = random.Random(4), InTurn(), RoundRobin()
+    rng, ours, real = random.Random(4), RoundRobinChooser(), RoundRobin()
     live = [Replica(index, None) for index in range(9)]
     for _ in range(400):
         if rng.random() < 0.3 and len(live) > 1:
@@ -80,7 +80,7 @@ def test_of_a_sample_the_balancer_picks():
     live = [Replica(index, None) for index in range(50)]
     for one in live:
         one.in_flight = one.index
-    chooser = Balanced(LeastQueue(), random.Random(2))
+    chooser = BalancerChooser(LeastQueue(), random.Random(2))
     assert chooser.choose(0.0, live[:LOOK_AT_ALL], 0.0).index == 0
     found = {chooser.choose(0.0, live, 0.0).index for _ in range(200)}
     assert len(found) > 10
@@ -96,7 +96,7 @@ def test_replicas_that_are_not_drawn_are_not_described():
             return 0.0
 
     live = [Replica(index, None, Told()) for index in range(1000)]
-    chosen = Balanced(CostBalancer(), random.Random(3)).choose(1.0, live, 0.0)
+    chosen = BalancerChooser(CostBalancer(), random.Random(3)).choose(1.0, live, 0.0)
     assert len(described) == CHOICES
     assert chosen.load in described
 

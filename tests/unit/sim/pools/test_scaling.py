@@ -7,8 +7,8 @@ import pytest
 from tests.support.pools import one_second, request, run
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.autoscale import Ahead, Bounds, Reactive, ReactiveOptions
-from vllm_omni_sched.sim.pools.choose import InTurn
+from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveOptions, ReactiveScaler, ReplicaBounds
+from vllm_omni_sched.sim.pools.choose import RoundRobinChooser
 from vllm_omni_sched.sim.pools.links import Links, LinkSpec
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.pool import Pool
@@ -38,8 +38,10 @@ def test_a_replica_that_drains_leaves_empty_and_is_paid_for_until_then():
 
 def test_desired_replicas_are_those_of_the_published_rule():
     sim = Simulator()
-    pipeline = Pipeline(sim, [Pool(sim, 0, StageSpec("llm"), one_second(sim), InTurn())], [], print, {"": (0,)})
-    scaler = Reactive(pipeline, 0, ReactiveOptions(at_once=10, target=0.5))
+    pipeline = Pipeline(
+        sim, [Pool(sim, 0, StageSpec("llm"), one_second(sim), RoundRobinChooser())], [], print, {"": (0,)}
+    )
+    scaler = ReactiveScaler(pipeline, 0, ReactiveOptions(at_once=10, target=0.5))
     assert scaler.desired(present=40, replicas=4) == 8  # ceil(4 x 1.0 / 0.5)
     assert scaler.desired(present=21, replicas=4) == 4  # within the tolerance
     assert scaler.desired(present=5, replicas=4) == 1
@@ -51,7 +53,7 @@ def test_reactive_scaling_follows_the_load_up_at_once_and_down_late():
     seen = []
 
     def scale(pipeline):
-        Reactive(pipeline, 0, options)
+        ReactiveScaler(pipeline, 0, options)
         for when in (0.0, 60.0, 150.0):
             pipeline.sim.at(when, lambda _: seen.append(len(pipeline.pools[0].live)))
 
@@ -67,9 +69,9 @@ def test_forecast_scaling_has_replicas_for_what_is_to_come():
     seen = []
 
     def scale(pipeline):
-        Ahead(
+        ForecastScaler(
             pipeline,
-            {0: Bounds(maximum=12, capacity=1.0)},
+            {0: ReplicaBounds(maximum=12, capacity=1.0)},
             ForecastOptions(bin_seconds=10.0, season_bins=1, horizon_seconds=20.0),
         )
         for when in (5.0, 60.0):

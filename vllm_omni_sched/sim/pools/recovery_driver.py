@@ -1,4 +1,4 @@
-"""Connect the pools to recovery: events in, actions out."""
+"""Connect the simulated pools to the recovery policy: pass events to it, and carry out its actions."""
 
 import math
 from typing import Protocol
@@ -24,56 +24,56 @@ from vllm_omni_sched.monitor.recovery.events import (
 )
 from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.trip import Leg, Trip
+from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun
 
 
-class Hands(Protocol):
+class RecoveryHandler(Protocol):
     """Carries out the actions of recovery."""
 
-    def place_again(self, name: str, stage: int, index: int, attempt: int) -> None:
-        """Run a request that lost its place on that replica."""
+    def redispatch(self, name: str, stage: int, index: int, attempt: int) -> None:
+        """Run a request that lost its replica on this one."""
 
     def give_up(self, name: str) -> None:
         """Fail a request."""
 
-    def start_again(self, stage: int, index: int) -> None:
+    def restart_replica(self, stage: int, index: int) -> None:
         """Restart a replica."""
 
 
-class Repair:
+class RecoveryDriver:
     """Passes events to `Recovery`, carries out its actions, and wakes it at the times it asks for."""
 
-    def __init__(self, sim: Simulator, recovery: Recovery, hands: Hands) -> None:
-        self.recovery = recovery
-        self._sim, self._hands = sim, hands
+    def __init__(self, sim: Simulator, recovery: Recovery, handler: RecoveryHandler) -> None:
+        self.policy = recovery
+        self._sim, self._handler = sim, handler
         self._wake = math.inf
 
-    def began(self, leg: Leg) -> None:
-        """Record that a request was given to a replica; its leg gets the number of the dispatch."""
-        name = leg.trip.name
-        self._tell(Dispatched(name, Replica(leg.stage, leg.replica)))
-        leg.attempt = self.recovery.attempt(name)
+    def began(self, stage_run: StageRun) -> None:
+        """Record that a request was given to a replica; ``stage_run`` gets the number of the dispatch."""
+        name = stage_run.request_run.name
+        self._tell(Dispatched(name, Replica(stage_run.stage, stage_run.replica)))
+        stage_run.attempt = self.policy.attempt(name)
 
-    def finished(self, trip: Trip, leg: Leg, final: bool) -> bool:
+    def finished(self, run: RequestRun, stage_run: StageRun, final: bool) -> bool:
         """Record an answer, and return whether it counts."""
-        if leg.trip is not trip:  # it follows the work of another request
-            self._tell(Dispatched(trip.name, Replica(leg.stage, leg.replica)))
-            attempt = self.recovery.attempt(trip.name)
+        if stage_run.request_run is not run:  # it follows the work of another request
+            self._tell(Dispatched(run.name, Replica(stage_run.stage, stage_run.replica)))
+            attempt = self.policy.attempt(run.name)
         else:
-            attempt = leg.attempt
-        return self._tell(Finished(trip.name, attempt, final))
+            attempt = stage_run.attempt
+        return self._tell(Finished(run.name, attempt, final))
 
     def suspected(self, stage: int, index: int) -> None:
-        """Suspect a replica, so that nothing is moved there before it counts as dead; as in `omni.stages.repair`."""
+        """Suspect a replica, so that no request is moved there before it counts as dead, as in vLLM-Omni."""
         self._tell(Suspected(Replica(stage, index), "killed"))
 
     def died(self, stage: int, index: int) -> None:
-        """A replica is gone, with what was there; what its requests got from earlier stages is not."""
+        """Record that a replica and all its work are lost; outputs of earlier stages for its requests are kept."""
         self._tell(Died(Replica(stage, index), "killed"))
         self._ask_to_be_woken()
 
-    def aborted(self, trip: Trip) -> None:
-        self._tell(Aborted(trip.name))
+    def aborted(self, run: RequestRun) -> None:
+        self._tell(Aborted(run.name))
 
     def restarted(self, stage: int, index: int) -> None:
         self._tell(Restarted(Replica(stage, index)))
@@ -90,10 +90,10 @@ class Repair:
 
     def coming(self, stage: int) -> bool:
         """Return whether a replica of the stage serves or may serve again soon."""
-        return self.recovery.coming(stage)
+        return self.policy.coming(stage)
 
     def _tell(self, event: Event) -> bool:
-        actions = self.recovery.on_event(event, self._sim.now)
+        actions = self.policy.on_event(event, self._sim.now)
         counts = True
         for action in actions:
             counts = self._do(action) and counts
@@ -103,11 +103,11 @@ class Repair:
         """Carry out an action; return False if it drops an answer."""
         match action:
             case Redispatch(name, replica, attempt, _):
-                self._hands.place_again(name, replica.stage, replica.index, attempt)
+                self._handler.redispatch(name, replica.stage, replica.index, attempt)
             case Fail(name):
-                self._hands.give_up(name)
+                self._handler.give_up(name)
             case Restart(replica):
-                self._hands.start_again(replica.stage, replica.index)
+                self._handler.restart_replica(replica.stage, replica.index)
             case Drop():
                 return False
             case _:
@@ -115,7 +115,7 @@ class Repair:
         return True
 
     def _ask_to_be_woken(self) -> None:
-        wake = self.recovery.next_wake()
+        wake = self.policy.next_wake()
         if wake < self._wake:
             self._wake = max(wake, self._sim.now)
             self._sim.at(self._wake, self._woken, self._wake)

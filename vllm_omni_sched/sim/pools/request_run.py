@@ -1,4 +1,4 @@
-"""Represent a request on its way, and its work in one stage."""
+"""Represent a request on its way through the stages, and its work in one stage."""
 
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
 from vllm_omni_sched.resource.stage_cost import Features
@@ -6,10 +6,10 @@ from vllm_omni_sched.sim.server import Job
 from vllm_omni_sched.sim.work import Request
 
 
-class Trip:
-    """A request from its arrival until it leaves.
+class RequestRun:
+    """Represents a request from its arrival until it leaves.
 
-    ``path``: its stages; ``position``: index in the path. ``leg``: its present work on a server or a dead replica.
+    ``path``: its stages; ``position``: index in the path. ``stage_run``: its work on a server or a dead replica now.
     ``costs`` and ``features``: by stage, where estimated. ``known``, ``work``: the request, and its present work, as
     the pipeline core knows them. ``answer``: time of the client's first output, and the largest gap after it.
     ``gone``: it has left.
@@ -22,11 +22,11 @@ class Trip:
         "features",
         "gone",
         "known",
-        "leg",
         "name",
         "path",
         "position",
         "request",
+        "stage_run",
         "work",
     )
 
@@ -35,7 +35,7 @@ class Trip:
         self.name = str(request.number)
         self.path = path
         self.position = 0
-        self.leg: Leg | None = None
+        self.stage_run: StageRun | None = None
         self.attempts = 0  # dispatches beyond the first in each stage, plus 1
         self.answer = (float("inf"), 0.0)
         self.gone = False
@@ -50,13 +50,16 @@ class Trip:
         return self.path[self.position]
 
 
-class Leg(Job):
-    """Job of a request in a stage. ``has_output``: whether it has any; ``work``: as the pipeline core knows it."""
+class StageRun(Job):
+    """Represents the job of a request in a stage.
 
-    __slots__ = ("has_output", "trip", "work")
+    ``has_output``: whether it has put anything out; ``work``: the job as the pipeline core knows it.
+    """
 
-    def __init__(self, trip: Trip, stage: int, cost_seconds: float, attempt: int = 0) -> None:
-        super().__init__(trip.request, stage, cost_seconds, attempt)
-        self.trip = trip
+    __slots__ = ("has_output", "request_run", "work")
+
+    def __init__(self, run: RequestRun, stage: int, cost_seconds: float, attempt: int = 0) -> None:
+        super().__init__(run.request, stage, cost_seconds, attempt)
+        self.request_run = run
         self.has_output = False
         self.work: StageWork | None = None
