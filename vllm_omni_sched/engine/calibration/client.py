@@ -1,5 +1,6 @@
 """A client of one engine that records the times of its requests."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -88,8 +89,12 @@ def running(arguments: dict[str, Any], clock: Clock) -> Iterator[Client]:
         known = AsyncEngineArgs(**arguments)
     except TypeError as error:
         raise ConfigError(f"engine arguments: {error}") from None
-    engine = AsyncLLM.from_engine_args(known)
+    client = Client(AsyncLLM.from_engine_args(known), clock)
     try:
-        yield Client(engine, clock)
+        yield client
     finally:
-        engine.shutdown()
+        client.engine.shutdown()
+        # The engine is part of a cycle. Left to the interpreter's exit, its destructor and those of its sockets would
+        # run when the modules that they use are gone, and print exceptions.
+        del client.engine
+        gc.collect()
