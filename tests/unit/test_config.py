@@ -69,7 +69,7 @@ def test_what_is_wrong_is_named(options, says):
 )
 @pytest.mark.parametrize("more", [{}, {"omni_sched": {}}])
 def test_a_key_that_is_nearly_ours_is_told(key, more):
-    with pytest.raises(ConfigError, match=f"the key '{key}', which nobody reads; did you mean 'omni_sched'"):
+    with pytest.raises(ConfigError, match=f"the unknown key '{key}'; did you mean 'omni_sched'"):
         load_config({key: {"waiting_order": "sla"}, **more})
 
 

@@ -131,7 +131,7 @@ def doctor(
         stages = Path(os.environ[VARIABLE])
     if model is not None and stages is None:
         raise typer.BadParameter(
-            "it is used with --stages only; give that too, or leave --model out", param_hint="--model"
+            "--model is used only with --stages; pass --stages too, or remove --model", param_hint="--model"
         )
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # importing vLLM logs to stdout, where the findings go
     waiting = Console(stderr=True).status("Importing vLLM ...")
@@ -170,7 +170,7 @@ def _parsed(text: str | None) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise typer.BadParameter(f"not JSON: {error}", param_hint="--additional-config") from None
+        raise typer.BadParameter(f"the value is not JSON: {error}", param_hint="--additional-config") from None
 
 
 def _versions(findings: Diagnosis) -> Table:

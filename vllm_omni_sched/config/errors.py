@@ -79,47 +79,47 @@ class LaneWorkError(LaneError):
 
 
 class VideoError(OmniSchedError):
-    """A video did not become frames."""
+    """A video could not be decoded."""
 
 
 class VideoInputError(VideoError, ValueError):
-    """It cannot be read: no video, no frames, or damaged beyond use; the message says which."""
+    """The input cannot be decoded: it is not a video, has no frames, or is too damaged. The message says which."""
 
 
 class VideoLimitError(VideoInputError):
-    """It is larger or longer than the options allow; the message names the option."""
+    """The video is larger or longer than an option allows. The message names the option."""
 
 
 class VideoDeadlineError(VideoError, TimeoutError):
-    """It was not decoded in time."""
+    """The video was not decoded before its deadline."""
 
 
 class DecoderError(VideoError, RuntimeError):
-    """No decoder is left that could do it, or the service was closed before."""
+    """No decoder can decode the video, or the decoding service is closed."""
 
 
 class ConnectorError(OmniSchedError, RuntimeError):
-    """A message between stages did not get through; says which edge or key, and the fix where there is one."""
+    """A message between stages was not delivered. The error names its edge or key, and the fix if there is one."""
 
 
 class PayloadError(ConnectorError, TypeError):
-    """Something in a payload cannot be sent; the message names its type and what can."""
+    """A value in a payload has a type that cannot be sent. The message names the type and the types that can."""
 
 
 class NoRoomError(ConnectorError):
-    """The path has no room for a message now."""
+    """The path has no room for the message at the moment."""
 
 
 class ReceiverBehindError(NoRoomError):
-    """The receiver of an edge has to get something before more is sent; another path would not help it."""
+    """The receiver of an edge is too far behind: it must get messages before more are sent, by any transport."""
 
 
 class MessageTooLargeError(NoRoomError):
-    """The path will never have room for a message of that size."""
+    """The message is larger than the path can ever hold."""
 
 
 class CorruptMessageError(ConnectorError):
-    """What arrived is cut off, damaged, or another message than the one asked for; it was dropped."""
+    """A received message is truncated, damaged, or not the requested one. It was dropped."""
 
 
 class RendezvousError(ConnectorError):
@@ -127,11 +127,11 @@ class RendezvousError(ConnectorError):
 
 
 class DeviceLostError(ConnectorError):
-    """The tensors of a message lie on a device that cannot be reached from here, or did until their sender died."""
+    """The tensors of a message are on a device that this process cannot access, or were lost with their sender."""
 
 
 class TransportClosedError(ConnectorError):
-    """The transport was closed before."""
+    """The transport is closed."""
 
 
 class CompressionError(ConnectorError):
@@ -139,8 +139,8 @@ class CompressionError(ConnectorError):
 
 
 class CorruptDataError(CompressionError):
-    """It is nothing that the encoder of its codec can have written for its data type and shape."""
+    """A compressed buffer is not valid output of its codec for its data type and shape."""
 
 
 class CodecMissingError(CompressionError):
-    """Its codec is unknown here, or the library of the codec is not installed."""
+    """The codec of a compressed buffer is unknown, or its library is not installed."""

@@ -44,8 +44,8 @@ def load_config(additional_config: Any) -> OmniSchedConfig:
     for key in additional_config:
         if is_nearly_ours(key):
             raise ConfigError(
-                f"additional_config has the key {key!r}, which nobody reads; did you mean {KEY!r}? Without it all our "
-                "options have their defaults"
+                f"additional_config has the unknown key {key!r}; did you mean {KEY!r}? Options of vllm-omni-sched are "
+                f"read from {KEY!r} only"
             )
     options = additional_config.get(KEY, {})
     where = f"additional_config[{KEY!r}]"
@@ -120,9 +120,11 @@ def read_yaml(path: str, named_by: str, only: str | None = None) -> Any:
     except OSError as error:
         raise ConfigError(f"{named_by} names the file {path!r}, which cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+        raise ConfigError(f"{path} is not a text file in UTF-8; save it in that encoding") from None
     if len(text) > MOST_CHARACTERS:
-        raise ConfigError(f"{path}: has {len(text)} characters; options have no more than {MOST_CHARACTERS}")
+        raise ConfigError(
+            f"{path}: has {len(text)} characters, but a file of options may have {MOST_CHARACTERS} at most"
+        )
     try:
         _refuse_nested(path, text)
         loader = yaml.SafeLoader(text)
@@ -147,7 +149,9 @@ def _refuse_nested(path: str, text: str) -> None:
             depth += 1
             if depth > MOST_NESTED:
                 line = event.start_mark.line + 1 if event.start_mark is not None else 0
-                raise ConfigError(f"{path}: line {line} is nested more than {MOST_NESTED} levels deep; no option is")
+                raise ConfigError(
+                    f"{path}: line {line} is nested more than {MOST_NESTED} levels deep; use fewer levels"
+                )
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -172,7 +176,7 @@ def _refuse_large(path: str, root: Any) -> None:
             if size > MOST_VALUES or depth > MOST_NESTED:
                 raise ConfigError(
                     f"{path}: with its aliases written out it holds more than {MOST_VALUES} values, or is nested more "
-                    f"than {MOST_NESTED} deep; no options do"
+                    f"than {MOST_NESTED} levels deep; shorten it"
                 )
             sizes[id(node)] = size, depth
         return sizes[id(node)]

@@ -88,14 +88,19 @@ class AheadWorker:
             if done.key == WARM_UP.key:
                 if done.error is not None:
                     logger.warning(
-                        "The lane of encode-ahead could not be warmed up, its first encode may be slow: %s", done.error
+                        "Encode-ahead: the warm-up encode failed, so the first item may take longer: %s", done.error
                     )
                 continue
             payload = self._at_lane.pop(done.key, ("", None))
             modality, _ = payload
             ticket = self._tickets.pop(done.key)
             if isinstance(done.error, LaneDiedError):
-                logger.warning("Encoding item %s in the step, because its lane died: %s", done.key, done.error)
+                logger.warning(
+                    "Encode-ahead: the encoder process died while it encoded item %s, which is encoded in the step "
+                    "instead; a new process is started: %s",
+                    done.key,
+                    done.error,
+                )
                 done = self._in_step(Job(done.key, payload))
             if done.error is None:
                 self._made[done.key] = done.result
@@ -103,7 +108,9 @@ class AheadWorker:
                 embeds, seconds = self._times.get(modality, (0, 0.0))
                 self._times[modality] = (embeds + len(done.result), seconds + done.seconds)
             else:
-                logger.error("Item %s cannot be encoded; the requests that need it fail: %s", done.key, done.error)
+                logger.error(
+                    "Encode-ahead: item %s cannot be encoded; the requests that need it fail: %s", done.key, done.error
+                )
                 self._failed[ticket] = (done.key, str(done.error))
 
     def _in_step(self, job: Job) -> Done:
@@ -114,11 +121,15 @@ class AheadWorker:
         return done
 
     def _ask(self, method: str, *args: Any) -> Any:
-        """Call a method of the lane; if the lane is beyond repair, replace it by one that encodes in the step."""
+        """Call a method of the lane; if the lane cannot be restarted, replace it by one that encodes in the step."""
         try:
             return getattr(self._lane, method)(*args)
         except LaneError as error:
-            logger.error("The lane of encode-ahead is beyond repair, encoding in the step from now on: %s", error)
+            logger.error(
+                "Encode-ahead stops: its encoder cannot be restarted, so all further items are encoded in the step. "
+                "Restart the engine to encode ahead again: %s",
+                error,
+            )
             assert self._lane is not None
             self._lane.close(0.0)
             self._restarts += self._lane.restarts + 1

@@ -1,4 +1,4 @@
-"""What our scheduler adds to vLLM's, as one object that vLLM's overrides delegate to.
+"""Extend vLLM's scheduler by one object, to which the overridden methods delegate.
 
 `engine.scheduler` overrides vLLM's methods in a line or two each and hands them over to a `SchedulerExtension`. It is
 made of parts that can be used, and tested, alone, and neither it nor they import vLLM until they make one of its
@@ -200,7 +200,8 @@ class SchedulerExtension:
         if not self._warned_unsorted:
             self._warned_unsorted = True
             logger.warning(
-                "A request has its multimodal items out of order of their tokens; such items are sorted on arrival."
+                "The multimodal items of a request are not in the order of their tokens. vllm-omni-sched sorts them "
+                "and serves the request; further requests of this kind are not logged."
             )
 
     def leave(self, request: Request) -> None:

@@ -67,7 +67,8 @@ class PagePublisher:
             self._directory = EngineDirectory.create(self._name, self._labels, self._base)
         except OSError as error:
             logger.warning(
-                "vllm-omni-sched: /metrics shows no scheduler metrics of this engine, their files cannot be made: %s",
+                "vllm-omni-sched: /metrics will lack the scheduler metrics of this engine, because the directory for "
+                "them cannot be created; the engine serves on: %s",
                 error,
             )
             return
@@ -91,7 +92,11 @@ class PagePublisher:
             self._failing = False
         except OSError as error:
             if not self._failing and not self._stop.is_set():
-                logger.warning("vllm-omni-sched: cannot write this engine's metrics, trying again: %s", error)
+                logger.warning(
+                    "vllm-omni-sched: the metrics of this engine cannot be written and /metrics is out of date; "
+                    "trying again with every update: %s",
+                    error,
+                )
             self._failing = True
 
     def close(self) -> None:
@@ -170,12 +175,14 @@ class EngineMetricsCollector(Collector):
         return []
 
     def collect(self) -> Iterable[Family]:
-        """Return the families of all live engine cores of this server; empty, with a warning, if a page is damaged."""
+        """Return the families of all live engine cores of this server; empty, with a warning, if a file is damaged."""
         try:
             return merge(live_pages(self._base))
         except ValueError as error:
             logger.warning(
-                "vllm-omni-sched: this scrape lacks the scheduler's metrics, an engine's page is damaged: %s", error
+                "vllm-omni-sched: this scrape of /metrics lacks the scheduler metrics, because the metrics file of an "
+                "engine is damaged: %s",
+                error,
             )
             return []
 

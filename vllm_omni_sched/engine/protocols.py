@@ -1,4 +1,4 @@
-"""What the scheduler's extension needs of vLLM's objects, so that it can be typed and tested without vLLM."""
+"""Define the attributes of vLLM's objects that `SchedulerExtension` uses, to type and test it without vLLM."""
 
 from collections.abc import Collection
 from typing import Any, Protocol

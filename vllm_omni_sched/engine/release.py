@@ -50,7 +50,8 @@ class CommittedRelease:
         except OSError as error:
             self._broken = True
             logger.warning(
-                "The spill file of a session cannot be written; items of all sessions stay in memory from now on: %s",
+                "The spill file of a session cannot be written, so the items of all sessions stay in memory from now "
+                "on; free space in the folder of option 'spill_dir' and restart to spill again: %s",
                 error,
             )
             return

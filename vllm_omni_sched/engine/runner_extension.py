@@ -1,4 +1,4 @@
-"""What our mixins add to a model runner, V1 or V2, as one object that their overrides delegate to."""
+"""Extend a model runner, V1 or V2, by one object, to which the methods of the mixins delegate."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -97,12 +97,12 @@ class SteeredSteps:
 
     @property
     def active(self) -> bool:
-        """Whether any option asks for a policy."""
+        """Return whether any option asks for a policy."""
         return self.slo is not None or self.core.decides
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether a policy looks at items beyond the current step, so that all of them need an index."""
+        """Return whether a policy looks at items beyond the current step, so that every request needs an index."""
         return self._plans or self.planner is not None
 
     # -- a step ------------------------------------------------------------
@@ -255,7 +255,7 @@ class SteeredSteps:
             # the front end has checked what clients may ask for; here a request is refused only if it is malformed
             sla = self._promises.classify(extra, usual)
         except RequestError as error:
-            logger.error("Request %s is refused: %s", request.request_id, error)
+            logger.error("Request %s is refused and ends with an error: %s", request.request_id, error)
             self._refusals.refuse(request.request_id, request.client_index)
             return
         self.core.enter(request.request_id, sla, now)

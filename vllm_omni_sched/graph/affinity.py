@@ -105,7 +105,9 @@ class AffinityBook(Generic[Replica]):
 
     def __init__(self, capacity: int = 65536) -> None:
         if capacity < 1:
-            raise ConfigError(f"capacity must be 1 or more, got {capacity}; to ignore affinity, turn it off")
+            raise ConfigError(
+                f"capacity must be 1 or more, got {capacity}; to ignore affinity, turn it off (graph.affinity.enabled)"
+            )
         self.capacity = capacity
         self._weights: OrderedDict[tuple[Replica, str], float] = OrderedDict()  # oldest first
         self._at: dict[Replica, set[str]] = {}

@@ -130,7 +130,10 @@ class Merger:
 
     def __init__(self, max_followers: int = 1024) -> None:
         if max_followers < 1:
-            raise ConfigError(f"max_followers must be 1 or more, got {max_followers}; to merge nothing, turn it off")
+            raise ConfigError(
+                f"max_followers must be 1 or more, got {max_followers}; to merge nothing, turn merging off "
+                "(graph.merging.enabled)"
+            )
         self.max_followers = max_followers
         self._groups: dict[str, _Group] = {}  # by request, leaders and followers
         self._open: dict[Hashable, _Group] = {}  # by key: the one that takes followers

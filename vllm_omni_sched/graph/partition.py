@@ -91,7 +91,7 @@ def better(one: Score, other: Score) -> bool:
 
 @dataclass(frozen=True)
 class PartitionSnapshot:
-    """Everything that a partition depends on.
+    """Devices, stages and costs from which a partition is planned.
 
     ``transfers``: seconds per request from one stage to another, when they are on different devices.
     ``distances``: factor on these between two devices, in this direction; 1 if a pair is missing.

@@ -189,7 +189,7 @@ class VideoLoad:
     def _outcomes(
         self, pieces: Sequence[Piece], kind: str, written: set[int], slots: int
     ) -> list[tuple[Piece, PieceResult]]:
-        """Have pieces decoded; add the slots that were written to ``written``."""
+        """Decode pieces, and add the slots that were written to ``written``."""
         if self.packets is not None:
             self.copied += self.packets.prepare(pieces)
         pending = self._add(pieces, kind)

@@ -68,7 +68,9 @@ class Client:
             answer.outputs.append(self.clock())
             times = output.metrics
             if times is None:
-                raise ConfigError("the engine keeps no times: leave 'disable_log_stats' out of the engine arguments")
+                raise ConfigError(
+                    "the engine records no times of requests: remove 'disable_log_stats' from the engine arguments"
+                )
             answer.steps.append(times.last_token_ts)
             answer.queued, answer.scheduled = times.queued_ts, times.scheduled_ts
             answer.prompt_tokens = len(output.prompt_token_ids or ())

@@ -75,6 +75,6 @@ class Prompts:
         length = self._config.model_config.max_model_len
         made = self._dummy.get_dummy_mm_data(length, {"image": 1}, {}).get("image")
         if not made or not hasattr(made[0], "size"):
-            raise ConfigError("this model's processor does not say how large its images are: give --image-size")
+            raise ConfigError("the model's processor does not name an image size: pass --image-size WIDTHxHEIGHT")
         width, height = made[0].size
         self.image_size = min(width, _LARGEST_SIDE), min(height, _LARGEST_SIDE)

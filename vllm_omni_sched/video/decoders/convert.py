@@ -189,7 +189,7 @@ def _new_context(kind: _ContextKey) -> ctypes.c_void_p:
     size = kind.width, kind.height
     address = libraries.scale.sws_getContext(*size, number, *size, _RGB24, _BICUBIC, None, None, None)
     if not address:
-        raise MemoryError("libswscale cannot allocate a context")
+        raise MemoryError("libswscale cannot allocate the context that converts a frame")
     context = ctypes.c_void_p(address)
     source, target = libraries.scale.sws_getCoefficients(kind.space), libraries.scale.sws_getCoefficients(5)
     libraries.scale.sws_setColorspaceDetails(context, source, kind.full_range, target, 1, 0, _ONE, _ONE)
