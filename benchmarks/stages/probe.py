@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-LOOK_SECONDS = 0.005
+CHECK_SECONDS = 0.005
 PATIENCE_SECONDS = 120.0  # for a dead replica to be noticed, and to be back
 
 
@@ -95,7 +95,7 @@ async def _until(condition: Callable[[], bool]) -> float | None:
     while time.monotonic() < deadline:
         if condition():
             return time.monotonic()
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(CHECK_SECONDS)
     return None
 
 

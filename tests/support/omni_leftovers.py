@@ -5,32 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 
-def left_over(omni: Any, policies: Any) -> dict[str, Any]:
+def left_over(omni: Any, driver: Any) -> dict[str, Any]:
     """All that an orchestrator keeps of requests; empty, when all have left."""
     kept = {
         "request_states": omni.request_states,
-        "outlet": {**omni.outlet._said, **dict.fromkeys(omni.outlet._ended)},
+        "deduplicator": {**omni.deduplicator._emitted, **dict.fromkeys(omni.deduplicator._ended)},
         "keys": omni.sharing._keys,
         "unread": omni.sharing._unread,
         "shares": omni.sharing._shares,
         "sendings": omni.sharing._sendings,
-        "known": policies.context.known,
-        "grants": policies.context.grants,
-        "waived": policies.context.waived,
-        "works": omni.repair._works,
-        "lost": omni.repair._lost,
-        "parked": [one for each in omni.repair.parking.kept.values() for one in each],
-        "handovers": omni.repair.handovers._open,
-        "watched": omni.last_resort._stalled._last,
+        "known": driver.context.known,
+        "grants": driver.context.grants,
+        "waived": driver.context.waived,
+        "works": omni.recovery._works,
+        "lost": omni.recovery._lost,
+        "parked": [one for each in omni.recovery.parking.parked.values() for one in each],
+        "handovers": omni.recovery.handovers._open,
+        "watched": omni.stall_guard._stalled._last,
     }
-    if omni.repair.names is not None:
-        names = omni.repair.names
+    if omni.recovery.names is not None:
+        names = omni.recovery.names
         kept["names"] = [*names._runs, *names._present, *names._given, *names._stale]
-    if omni.repair._policy is not None:
-        kept["ledger"] = omni.repair._policy._ledger.entries
-    credits = policies.context.credits
+    if omni.recovery._policy is not None:
+        kept["ledger"] = omni.recovery._policy._ledger.entries
+    credits = driver.context.credits
     if credits is not None:
-        capacity = policies.config.runtime.credits.capacity
+        capacity = driver.config.runtime.credits.capacity
         kept["credits"] = [one for one in credits.order if credits.free(one) != capacity]
     for pool in omni.stage_pools:
         stage = pool.queue.stage

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support.omni_stages import Rig, Runtime, StageSpec
 from vllm_omni_sched.monitor.recovery import Replica
-from vllm_omni_sched.omni.stages.moves import Outcome
+from vllm_omni_sched.omni.stages.replica_migrator import MigrationOutcome
 
 
 class PlacedRuntime(Runtime):
@@ -47,32 +47,32 @@ class MovingRig(Rig):
             first += spec.replicas * width
             runtime._stage_configs.append(config_of(spec, devices, width))
         self.omni._orch_monitor.register_replica = lambda stage_id, replica_id: None
-        self.moves = self.omni.moves
+        self.migrator = self.omni.migrator
         return self
 
     async def settle(self) -> None:
         for _ in range(400):
             await super().settle()
             held_back = not self.runtime.go.is_set() and self.runtime.starting
-            if not self.moves.busy or self.moves.waits or held_back:
+            if not self.migrator.busy or self.migrator.is_draining or held_back:
                 return
         raise AssertionError("a move does not come to rest")
 
-    async def hand_over(self, replica: Replica, stage_id: int) -> Outcome:
+    async def hand_over(self, replica: Replica, stage_id: int) -> MigrationOutcome:
         """Until it is over."""
-        return await self._over(self.moves.hand_over(replica, stage_id))
+        return await self._over(self.migrator.hand_over(replica, stage_id))
 
-    async def relocate(self, replica: Replica, devices: str) -> Outcome:
+    async def relocate(self, replica: Replica, devices: str) -> MigrationOutcome:
         """Until it is over."""
-        return await self._over(self.moves.relocate(replica, devices))
+        return await self._over(self.migrator.relocate(replica, devices))
 
-    async def _over(self, move: Any) -> Outcome:
+    async def _over(self, move: Any) -> MigrationOutcome:
         await self.tick()
         return result(move)
 
     async def tick(self, seconds: float = 0.1) -> None:
         await self.settle()
-        self.moves.tick()
+        self.migrator.tick()
         await super().tick(seconds)
 
     def live(self) -> list[list[int]]:
@@ -80,7 +80,7 @@ class MovingRig(Rig):
         return [pool.live_replica_ids() for pool in self.omni.stage_pools]
 
     def incidents(self, stage_id: int, replica_id: int) -> dict[str, int]:
-        found = self.policies.board.replicas[stage_id, replica_id].incidents
+        found = self.driver.board.replicas[stage_id, replica_id].incidents
         return {kind: count for kind, count in found.items() if count}
 
 
@@ -96,9 +96,9 @@ def at(stage_id: int, index: int) -> Replica:
     return Replica(stage_id, index)
 
 
-def result(task: Any) -> Outcome:
+def result(task: Any) -> MigrationOutcome:
     """Of a move that is over."""
     assert isinstance(task, asyncio.Task)
     assert task.done()
-    outcome: Outcome = task.result()
+    outcome: MigrationOutcome = task.result()
     return outcome

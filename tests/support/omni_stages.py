@@ -31,10 +31,10 @@ from tests.support.omni_engines import (
 )
 from tests.support.omni_leftovers import left_over
 from vllm_omni_sched.config.stage_yaml import read_stage_options
-from vllm_omni_sched.omni.stages import repair, sharing
+from vllm_omni_sched.omni.stages import recovery_driver, sharing
 from vllm_omni_sched.omni.stages.graph import graph_of
 from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
-from vllm_omni_sched.omni.stages.policies import Policies
+from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
 
 __all__ = [
     "AR",
@@ -133,16 +133,16 @@ class Rig:
         self.messages: list[Any] = []
 
     async def __aenter__(self) -> Rig:
-        self._held = repair.HELD_SECONDS, sharing.PAYLOAD_SECONDS, sharing.LONGEST_PAUSE
-        repair.HELD_SECONDS, sharing.PAYLOAD_SECONDS, sharing.LONGEST_PAUSE = 0.005, 0.5, 0.004
+        self._held = recovery_driver.HELD_SECONDS, sharing.PAYLOAD_SECONDS, sharing.LONGEST_PAUSE
+        recovery_driver.HELD_SECONDS, sharing.PAYLOAD_SECONDS, sharing.LONGEST_PAUSE = 0.005, 0.5, 0.004
         pools = [pool_of(i, self.stages, self.edges) for i in range(len(self.stages))]
         config = read_stage_options(self._options, "the test")
-        self.policies = Policies(config, graph_of(pools), self._async_chunk, Random(0))
-        self.policies.publish = lambda: SimpleNamespace(close=lambda: None)  # type: ignore[method-assign,assignment,return-value]
+        self.driver = PipelineDriver(config, graph_of(pools), self._async_chunk, Random(0))
+        self.driver.publish = lambda: SimpleNamespace(close=lambda: None)  # type: ignore[method-assign,assignment,return-value]
         self.runtime = Runtime(lambda stage_id: replica_of(stage_id, self.stages, self.edges), self.stages)
         self._out: asyncio.Queue[Any] = asyncio.Queue()
         self.omni = ScheduledOrchestrator(
-            policies=self.policies,
+            driver=self.driver,
             runtime=self.runtime,
             clock=lambda: self.now,
             request_async_queue=asyncio.Queue(),
@@ -160,7 +160,7 @@ class Rig:
         tasks = list(self.omni._spawned)
         await self.omni._shutdown_extensions()
         await asyncio.gather(*tasks, return_exceptions=True)
-        repair.HELD_SECONDS, sharing.PAYLOAD_SECONDS, sharing.LONGEST_PAUSE = self._held
+        recovery_driver.HELD_SECONDS, sharing.PAYLOAD_SECONDS, sharing.LONGEST_PAUSE = self._held
 
     # ---- time
 
@@ -191,9 +191,9 @@ class Rig:
     async def tick(self, seconds: float) -> None:
         """Time passes, and what looks at the stages now and then looks once."""
         self.now += seconds
-        self.policies.watch.look(self.omni.stage_pools, self.now)
-        self.omni.last_resort.look(self.now)
-        self.omni.repair.tick()
+        self.driver.monitor.check(self.omni.stage_pools, self.now)
+        self.omni.stall_guard.check(self.now)
+        self.omni.recovery.tick()
         await self.omni.release()
         await self.settle()
 
@@ -290,7 +290,7 @@ class Rig:
 
     def left_over(self) -> dict[str, Any]:
         """All that is kept of requests; empty, when all have left."""
-        return left_over(self.omni, self.policies)
+        return left_over(self.omni, self.driver)
 
 
 def of(name: str | None = None, user: str | None = None) -> dict[str, Any]:

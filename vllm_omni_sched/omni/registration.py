@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from vllm_omni_sched.connector_names import FACTORY, register_names
 from vllm_omni_sched.engine.metrics_bridge import attach
-from vllm_omni_sched.omni.stages import report
-from vllm_omni_sched.omni.stages.seam import hook
+from vllm_omni_sched.omni.stages import stage_reporter
+from vllm_omni_sched.omni.stages.hooks import hook
 
 
 def register_connectors() -> None:
@@ -15,5 +15,5 @@ def register_connectors() -> None:
     assert factory.__name__ == FACTORY
     register_names()
     hook()
-    report.begin()  # in the process of a stage that was asked to report
+    stage_reporter.start_reporting()  # in the process of a stage that was asked to report
     attach()  # for the reports of stages

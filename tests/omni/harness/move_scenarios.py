@@ -10,7 +10,7 @@ import psutil
 from dev.omni_cpu.spec import PipelineSpec
 from tests.omni.harness.stage_scenarios import CROWD, Result, ask_all, until
 from vllm_omni_sched.monitor.recovery.events import Replica
-from vllm_omni_sched.omni.stages.moves import Outcome
+from vllm_omni_sched.omni.stages.replica_migrator import MigrationOutcome
 
 ON_ONE_CORE = "1"  # a device of `dev.omni_cpu.platform`
 
@@ -19,19 +19,19 @@ async def moved(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     """Many ask, three times: while a replica of the talker goes to the thinker, while it comes back, and while it goes
     to another device."""
     pools = omni.engine.stage_pools
-    moves = pools[0].queue._hooks.moves
+    migrator = pools[0].queue._hooks.migrator
     result: Result = {"outcomes": [], "live": [], "answers": [], "stopped": []}
     for step, how in enumerate(
         (
-            lambda: moves.hand_over(Replica(1, 1), 0),
-            lambda: moves.hand_over(Replica(0, 1), 1),
-            lambda: moves.relocate(Replica(1, 1), ON_ONE_CORE),
+            lambda: migrator.hand_over(Replica(1, 1), 0),
+            lambda: migrator.hand_over(Replica(0, 1), 1),
+            lambda: migrator.relocate(Replica(1, 1), ON_ONE_CORE),
         )
     ):
         leaving = _process(pools[0 if step == 1 else 1].clients[1])
         answers = asyncio.create_task(ask_all(omni, spec, f"{prefix}-{step}", CROWD))
         await until(lambda: any(pool.queue.running for pool in pools[1:]))
-        result["outcomes"].append((await _carried_out(moves, how)).value)
+        result["outcomes"].append((await _carried_out(migrator, how)).value)
         result["answers"].append(await answers)
         result["live"].append([pool.live_replica_ids() for pool in pools])
         result["stopped"].append(not psutil.pid_exists(leaving.pid))
@@ -41,22 +41,22 @@ async def moved(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     return result
 
 
-async def _carried_out(moves: Any, how: Any) -> Outcome:
+async def _carried_out(migrator: Any, how: Any) -> MigrationOutcome:
     """A move, begun on the loop of the orchestrator, which is that of another thread."""
     begun: list[Any] = []
-    tick = moves.tick
+    tick = migrator.tick
 
     def ticking() -> None:
         if not begun:
             begun.append(how())
         tick()
 
-    moves.tick = ticking
+    migrator.tick = ticking
     try:
-        await until(lambda: begun and (isinstance(begun[0], Outcome) or begun[0].done()))
+        await until(lambda: begun and (isinstance(begun[0], MigrationOutcome) or begun[0].done()))
     finally:
-        del moves.tick
-    found: Outcome = begun[0] if isinstance(begun[0], Outcome) else begun[0].result()
+        del migrator.tick
+    found: MigrationOutcome = begun[0] if isinstance(begun[0], MigrationOutcome) else begun[0].result()
     return found
 
 

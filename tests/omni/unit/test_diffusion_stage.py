@@ -13,7 +13,7 @@ import zmq
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 from tests.support.omni_stages import DIFFUSION, Rig, StageSpec, params
-from vllm_omni_sched.omni.stages.capacity import UNBOUNDED, requests_at_once
+from vllm_omni_sched.omni.stages.capacity import UNBOUNDED, max_num_seqs_of
 from vllm_omni_sched.omni.stages.processes import pids_of
 from vllm_omni_sched.omni.stages.requests import features_of
 
@@ -49,7 +49,7 @@ def runtime(**stage: Any) -> Any:
     ],
 )
 def test_how_many_run_at_once_is_what_the_stage_was_given(found: Any, stage: dict[str, Any], at_once: int) -> None:
-    assert requests_at_once(found, runtime(**stage)) == at_once
+    assert max_num_seqs_of(found, runtime(**stage)) == at_once
 
 
 def test_pixels_are_those_of_all_pictures_and_frames() -> None:

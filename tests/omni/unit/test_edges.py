@@ -16,7 +16,7 @@ from vllm_omni.engine.stage_runtime import DistStageRuntime, StageRuntime
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_yaml import VARIABLE, read_stage_options
-from vllm_omni_sched.omni.stages import edges, seam
+from vllm_omni_sched.omni.stages import edges, hooks
 from vllm_omni_sched.plugin import register
 
 pytestmark = pytest.mark.omni
@@ -52,7 +52,7 @@ def line(**connectors: Any) -> list[Any]:
 
 def connected(runtime: dict[str, Any], transfer: Any = None, stages: list[Any] | None = None) -> Any:
     options = read_stage_options({"runtime": runtime}, "here").runtime
-    return edges.connected(options, SimpleNamespace(_stage_configs=stages or line()), transfer)
+    return edges.with_our_connectors(options, SimpleNamespace(_stage_configs=stages or line()), transfer)
 
 
 def test_without_connectors_of_ours_nothing_changes() -> None:
@@ -129,7 +129,7 @@ def test_an_unknown_connector_is_refused_by_name() -> None:
 def test_on_several_hosts_the_deploy_yaml_has_to_say_it() -> None:
     options = read_stage_options({"runtime": {"connectors": {"ours": ARENA}}}, "here").runtime
     with pytest.raises(ConfigError, match=r"'runtime\.connectors': .*--stage-id"):
-        edges.connected(options, object.__new__(DistStageRuntime), None)
+        edges.with_our_connectors(options, object.__new__(DistStageRuntime), None)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         lambda self, transfer, *others: found.append((transfer, others)),
     )
     monkeypatch.delenv(VARIABLE, raising=False)
-    seam.hook()
+    hooks.hook()
     return found
 
 

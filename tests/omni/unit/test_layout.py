@@ -9,7 +9,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 from tests.support.omni_moves import MovingRig, at
 from tests.support.omni_stages import StageSpec
 from vllm_omni_sched.graph.partition import PartitionReason
-from vllm_omni_sched.omni.stages.layout import LOOK_SECONDS
+from vllm_omni_sched.omni.stages.layout import CHECK_SECONDS
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -28,18 +28,18 @@ async def measured(rig: MovingRig, *held: int) -> None:
         rig.now += 1.0
         await rig.finish(stage_id, "a")
     for stage_id, nbytes in enumerate(held):
-        rig.policies.board.memory(stage_id, 0, None, nbytes)
+        rig.driver.board.memory(stage_id, 0, None, nbytes)
 
 
 async def looked(rig: MovingRig) -> PartitionReason | None:
-    rig.now += LOOK_SECONDS
+    rig.now += CHECK_SECONDS
     assert rig.omni.layout is not None
-    plan = rig.omni.layout.look(rig.omni.stage_pools, rig.now)
+    plan = rig.omni.layout.check(rig.omni.stage_pools, rig.now)
     await rig.settle()
     return plan.reason if plan is not None else None
 
 
-class Together(MovingRig):
+class SharedDeviceRig(MovingRig):
     """All stages on device 0."""
 
     async def __aenter__(self) -> MovingRig:
@@ -50,18 +50,18 @@ class Together(MovingRig):
 
 
 def where(rig: MovingRig, stage_id: int) -> list[str | None]:
-    return [rig.moves.places.of(one) for one in rig.moves.places.replicas(stage_id)]
+    return [rig.migrator.devices.devices_of(one) for one in rig.migrator.devices.replicas(stage_id)]
 
 
 async def test_stages_of_one_device_part_when_that_doubles_the_throughput() -> None:
-    async with Together(FIRST, LAST, graph=partition(100, 100)) as rig:
+    async with SharedDeviceRig(FIRST, LAST, graph=partition(100, 100)) as rig:
         await measured(rig, 40, 40)
         assert await looked(rig) is PartitionReason.BETTER
         await rig.tick()
         assert sorted(where(rig, 0) + where(rig, 1)) == ["0", "1"]
         assert await looked(rig) is None  # the new one is not measured yet
-        for one in rig.moves.places.replicas(0) + rig.moves.places.replicas(1):
-            rig.policies.board.memory(one.stage, one.index, None, 40)
+        for one in rig.migrator.devices.replicas(0) + rig.migrator.devices.replicas(1):
+            rig.driver.board.memory(one.stage, one.index, None, 40)
         assert await looked(rig) is PartitionReason.HELD
         await rig.ask("b")
         for stage_id in range(2):
@@ -70,35 +70,35 @@ async def test_stages_of_one_device_part_when_that_doubles_the_throughput() -> N
 
 
 async def test_nothing_is_planned_before_stages_are_measured() -> None:
-    async with Together(FIRST, LAST, graph=partition(100, 100)) as rig:
+    async with SharedDeviceRig(FIRST, LAST, graph=partition(100, 100)) as rig:
         assert await looked(rig) is None
         await measured(rig, 40)
         assert await looked(rig) is None
 
 
 async def test_a_stage_that_grows_out_of_its_device_leaves_it() -> None:
-    async with Together(FIRST, LAST, graph=partition(100, 100, min_gain=10.0)) as rig:
+    async with SharedDeviceRig(FIRST, LAST, graph=partition(100, 100, min_gain=10.0)) as rig:
         await measured(rig, 40, 40)
         assert await looked(rig) is PartitionReason.HELD
-        rig.policies.board.memory(1, 0, None, 70)
+        rig.driver.board.memory(1, 0, None, 70)
         assert await looked(rig) is PartitionReason.PRESSURE
         await rig.tick()
         assert sorted(where(rig, 0) + where(rig, 1)) == ["0", "1"]
 
 
 async def test_a_stage_does_not_start_where_it_has_no_room() -> None:
-    async with Together(FIRST, LAST, graph=partition(100, 30)) as rig:
+    async with SharedDeviceRig(FIRST, LAST, graph=partition(100, 30)) as rig:
         await measured(rig, 40, 40)
         assert await looked(rig) is PartitionReason.HELD
-        assert not rig.moves.busy
+        assert not rig.migrator.busy
 
 
 async def test_stages_with_several_replicas_stay_and_take_their_room() -> None:
     async with MovingRig(FIRST, StageSpec(replicas=2, final_output=True), graph=partition(100, 100, 100)) as rig:
         await measured(rig, 40, 40)
-        rig.policies.board.memory(1, 1, None, 90)
+        rig.driver.board.memory(1, 1, None, 90)
         assert await looked(rig) is PartitionReason.HELD
-        assert rig.moves.places.of(at(0, 0)) == "0"
+        assert rig.migrator.devices.devices_of(at(0, 0)) == "0"
 
 
 async def test_off_by_default() -> None:

@@ -38,14 +38,14 @@ def process_of(rig: Rig, replica_id: int = 0, *, diffusion: bool = False) -> Pro
     return process
 
 
-async def look(rig: Rig, seconds: float) -> None:
+async def check(rig: Rig, seconds: float) -> None:
     rig.now += seconds
-    await rig.omni.liveness.look(rig.omni.stage_pools, rig.now)
+    await rig.omni.liveness.check(rig.omni.stage_pools, rig.now)
     await rig.settle()
 
 
 def incidents(rig: Rig) -> dict[str, Any]:
-    board = rig.policies.board
+    board = rig.driver.board
     return {kind: count for one in board.replicas.values() for kind, count in one.incidents.items() if count}
 
 
@@ -55,10 +55,10 @@ async def test_what_it_had_goes_to_another_replica(diffusion: bool) -> None:
         process = process_of(rig, diffusion=diffusion)
         await rig.ask("a")
         rig.runtime.go.clear()
-        await look(rig, 1.0)
+        await check(rig, 1.0)
         assert rig.replica_id(0, "a") == 0
         process.alive = False
-        await look(rig, 1.0)
+        await check(rig, 1.0)
         assert rig.replica_id(0, "a") == 1
         await rig.finish(0, "a")
         assert rig.answer("a") == rig.expected()
@@ -70,8 +70,8 @@ async def test_it_dies_once_whoever_notices_it() -> None:
         rig.runtime.go.clear()
         process.alive = False
         replica.dead = True  # vLLM-Omni sees that
-        await look(rig, 1.0)
-        await look(rig, 1.0)
+        await check(rig, 1.0)
+        await check(rig, 1.0)
         assert incidents(rig)["died"] == 1
         rig.runtime.go.set()
         await rig.settle()
@@ -83,12 +83,12 @@ async def test_it_looks_as_often_as_the_option_says() -> None:
     async with Rig(FINAL, runtime={"recovery": {"detection_seconds": 5.0}}) as rig:
         process = process_of(rig)
         for _ in range(11):
-            await look(rig, 1.0)
+            await check(rig, 1.0)
         assert process.looks == 3
 
 
 async def test_a_replica_whose_processes_are_elsewhere_is_not_ours_to_judge() -> None:
     async with Rig(FINAL) as rig:
         rig.replica(0).resources = SimpleNamespace(engine_manager=None)
-        await look(rig, 1.0)
+        await check(rig, 1.0)
         assert rig.omni.stage_pools[0].live_replica_ids() == [0]

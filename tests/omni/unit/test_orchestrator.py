@@ -27,7 +27,10 @@ OPTIONS = {
     },
     "graph": {"merging": {"max_followers": 3}},
 }
-EMPTY = ("the outlet keeps the end of a request that was aborted while it ran: see test_outlet", {"outlet"})
+EMPTY = (
+    "the deduplicator keeps the end of a request that was aborted while it ran: see test_output_deduplicator",
+    {"deduplicator"},
+)
 
 
 class Traffic:

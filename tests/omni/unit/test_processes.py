@@ -71,7 +71,7 @@ def test_nothing_stays_open_of_an_engine_that_died() -> None:
         del process
         client.shutdown()
         held = opened()
-        processes.let_go(client)
+        processes.release_client(client)
         while client.resources.engine_manager is not None:
             await asyncio.sleep(0.01)
         assert held - opened()
@@ -84,5 +84,5 @@ def test_nothing_stays_open_of_an_engine_that_died() -> None:
 
 
 def test_a_client_without_such_resources_is_let_be() -> None:
-    processes.let_go(SimpleNamespace())
-    processes.let_go(None)
+    processes.release_client(SimpleNamespace())
+    processes.release_client(None)

@@ -24,7 +24,7 @@ async def test_a_user_goes_where_that_user_was(enabled: bool, where: int) -> Non
         await rig.finish(0, "x", "a")
         await rig.ask("b", (3,), params=of(user="u"))
         assert rig.replica_id(0, "b") == where
-        lookups = [rig.policies.board.replicas[0, i].lookups["hit"] for i in (0, 1)]
+        lookups = [rig.driver.board.replicas[0, i].lookups["hit"] for i in (0, 1)]
         assert lookups == ([0, 1] if enabled else [0, 0])
 
 

@@ -52,7 +52,7 @@ async def test_it_is_the_operators_where_that_is_less() -> None:
         for i in range(5):
             await rig.ask(f"{i}", (i,))
         assert len(rig.at(0)) == 3
-        rig.omni.stage_pools[0].queue.tell(LimitsRaised(0, 5))
+        rig.omni.stage_pools[0].queue.handle(LimitsRaised(0, 5))
         await rig.ask("5", (5,))
         assert len(rig.at(0)) == 3
 
@@ -65,8 +65,8 @@ async def test_stages_that_are_not_watched_cost_no_looks(enabled: bool) -> None:
         await rig.finish(0, "a")
         await rig.finish(1, "a")
         assert rig.answer("a") == rig.expected()
-        assert (rig.policies.board.stages[0].anomalies["stage_timeout"] > 0) == enabled
-        assert bool(rig.policies.board.edges) == enabled
+        assert (rig.driver.board.stages[0].anomalies["stage_timeout"] > 0) == enabled
+        assert bool(rig.driver.board.edges) == enabled
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -76,7 +76,7 @@ async def test_stages_that_are_not_watched_have_no_page(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     async with Rig(FINAL, monitoring={"enabled": enabled}) as rig:
-        publisher = type(rig.policies).publish(rig.policies)
+        publisher = type(rig.driver).publish(rig.driver)
         try:
             assert any(path.is_file() for path in tmp_path.rglob("*")) == enabled
         finally:

@@ -8,7 +8,7 @@ from typing import Any
 UNBOUNDED = 1 << 30
 
 
-def requests_at_once(pool: Any, runtime: Any) -> int:
+def max_num_seqs_of(pool: Any, runtime: Any) -> int:
     """Return the `max_num_seqs` of a stage.
 
     Args:

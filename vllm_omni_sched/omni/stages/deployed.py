@@ -13,9 +13,9 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import check_against, file_named
 from vllm_omni_sched.graph.stages import Stage, StageGraph
-from vllm_omni_sched.omni.stages.edges import Edge, joined, written_by
-from vllm_omni_sched.omni.stages.first_places import place
+from vllm_omni_sched.omni.stages.edges import Edge, explicit_edges, merged_connectors
 from vllm_omni_sched.omni.stages.graph import graph_of_pipeline
+from vllm_omni_sched.omni.stages.initial_placement import assign_initial_devices
 
 
 @dataclass(frozen=True)
@@ -69,22 +69,22 @@ def deployed(deploy_yaml: Path, model: str | None, config: StageSchedConfig) -> 
     if pipeline is None:
         return None
     stages = {int(stage.stage_id): stage for stage in deploy.stages}
-    theirs = dict(transfer.connectors) if transfer is not None else {}
+    original = dict(transfer.connectors) if transfer is not None else {}
     with file_named(deploy_yaml, os.environ):
         graph = graph_of_pipeline(pipeline, {key: int(stage.num_replicas) for key, stage in stages.items()})
         names = {stage.stage_id: stage.name for stage in graph.stages}
         check_against(config, names)
         edges = [(source, stage.stage_id) for stage in graph.stages for source in stage.sources]
-        written = {edge for key, stage in stages.items() for edge in written_by(key, stage)}
-        connectors = joined(config.runtime, names, edges, theirs, written)
+        written = {edge for key, stage in stages.items() for edge in explicit_edges(key, stage)}
+        connectors = merged_connectors(config.runtime, names, edges, original, written)
         placed = [SimpleNamespace(model_stage=one.name, runtime_config=_runtime(stages, one)) for one in graph.stages]
         if config.graph.partition.enabled:
-            place(config.graph.partition, placed)
+            assign_initial_devices(config.graph.partition, placed)
     return Deployed(
         graph,
         bool(deploy.async_chunk),
         connectors,
-        frozenset(edge for edge, spec in connectors.items() if theirs.get(edge) is not spec),
+        frozenset(edge for edge, spec in connectors.items() if original.get(edge) is not spec),
         {key: stage.max_num_seqs for key, stage in stages.items() if stage.max_num_seqs is not None},
         {number: one.runtime_config.devices for number, one in enumerate(placed) if one.runtime_config.devices},
     )

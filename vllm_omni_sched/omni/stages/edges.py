@@ -13,7 +13,7 @@ from vllm_omni_sched.config.stage_yaml import edge_connectors
 Edge = tuple[str, str]
 
 
-def connected(options: RuntimeOptions, runtime: Any, transfer: Any) -> Any:
+def with_our_connectors(options: RuntimeOptions, runtime: Any, transfer: Any) -> Any:
     """Return vLLM-Omni's `OmniTransferConfig` with our connectors in it; `transfer` itself if we have none.
 
     Args:
@@ -43,16 +43,16 @@ def connected(options: RuntimeOptions, runtime: Any, transfer: Any) -> Any:
         if int(source) >= 0
     ]
     names = {key: stage.model_stage or "" for key, stage in stages.items()}
-    theirs = transfer.connectors if transfer is not None else {}
-    merged = joined(options, names, edges, theirs, _written(runtime._stage_configs))
+    original = transfer.connectors if transfer is not None else {}
+    merged = merged_connectors(options, names, edges, original, _all_explicit_edges(runtime._stage_configs))
     return OmniTransferConfig(merged, transfer.default_connector if transfer is not None else None)
 
 
-def joined(
+def merged_connectors(
     options: RuntimeOptions,
     names: Mapping[int, str],
     edges: Collection[tuple[int, int]],
-    theirs: Mapping[Edge, Any],
+    original: Mapping[Edge, Any],
     written: Collection[Edge],
 ) -> dict[Edge, Any]:
     """Return the connector of each edge: vLLM-Omni's `ConnectorSpec`, by the ids of both stages as text.
@@ -61,33 +61,33 @@ def joined(
         options: our options.
         names: of the stages, by id; "" for none.
         edges: edges of the pipeline, by the ids of their stages.
-        theirs: connectors of the deploy YAML, with those that vLLM-Omni has filled in.
+        original: connectors of the deploy YAML, with those that vLLM-Omni has filled in.
         written: edges to which the deploy YAML itself gives a connector.
 
     Raises:
-        ConfigError: as for `connected`.
+        ConfigError: as for `with_our_connectors`.
     """
     if not options.connectors:
-        return dict(theirs)
+        return dict(original)
     from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
 
-    _known(options)
+    _check_known(options)
     ours: dict[Edge, Any] = {
         (str(start), str(end)): ConnectorSpec(options.connectors[name].name, dict(options.connectors[name].extra))
         for (start, end), name in edge_connectors(options, names, edges).items()
     }
     for edge, spec in ours.items():
-        if edge in written and edge in theirs and theirs[edge] != spec:
+        if edge in written and edge in original and original[edge] != spec:
             raise ConfigError(
-                f"the deploy YAML has {theirs[edge].name} {theirs[edge].extra} on the edge {'->'.join(edge)}, and "
+                f"the deploy YAML has {original[edge].name} {original[edge].extra} on the edge {'->'.join(edge)}, and "
                 f"'runtime.connectors' of the stage scheduler {spec.name} {spec.extra}: remove one"
             )
-    merged = {**theirs, **ours}
-    _one_each(merged, [(str(start), str(end)) for start, end in edges], ours)
+    merged = {**original, **ours}
+    _check_one_per_stage(merged, [(str(start), str(end)) for start, end in edges], ours)
     return merged
 
 
-def _known(options: RuntimeOptions) -> None:
+def _check_known(options: RuntimeOptions) -> None:
     from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 
     known = OmniConnectorFactory.list_registered_connectors()
@@ -113,16 +113,16 @@ def _metadata(stage: Any) -> Any:
     return stage_runtime.extract_legacy_stage_metadata(stage)
 
 
-def _written(stages: list[Any]) -> set[Edge]:
+def _all_explicit_edges(stages: list[Any]) -> set[Edge]:
     """Return the edges to which the deploy YAML gives connectors instead of leaving them to vLLM-Omni's default."""
     found = set()
     for stage in stages:
         connectors = getattr(stage, "connector_config", None)
-        found |= written_by(int(_metadata(stage).stage_id), connectors)
+        found |= explicit_edges(int(_metadata(stage).stage_id), connectors)
     return found
 
 
-def written_by(stage_id: int, connectors: Any) -> set[Edge]:
+def explicit_edges(stage_id: int, connectors: Any) -> set[Edge]:
     """Return the edges to which a stage gives connectors by its ``input_connectors`` and ``output_connectors``."""
     own = str(stage_id)
     incoming = getattr(connectors, "input_connectors", None) or {}
@@ -131,7 +131,7 @@ def written_by(stage_id: int, connectors: Any) -> set[Edge]:
     return found | {(own, name.removeprefix("to_stage_")) for name in outgoing}
 
 
-def _one_each(merged: Mapping[Edge, Any], edges: list[Edge], ours: Mapping[Edge, Any]) -> None:
+def _check_one_per_stage(merged: Mapping[Edge, Any], edges: list[Edge], ours: Mapping[Edge, Any]) -> None:
     """Check that a stage has one connector for input and output, as vLLM-Omni requires."""
     for before in edges:
         for after in edges:

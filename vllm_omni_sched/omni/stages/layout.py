@@ -11,14 +11,14 @@ from vllm_omni_sched.graph.partition import Device, Partitioner, PartitionSnapsh
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.stage_board import StageBoard
-from vllm_omni_sched.omni.stages.moves import Moves, Outcome
+from vllm_omni_sched.omni.stages.replica_migrator import MigrationOutcome, ReplicaMigrator
 
 logger = get_logger(__name__)
 
-LOOK_SECONDS = 5.0  # between two checks of the processes' memory
+CHECK_SECONDS = 5.0  # between two checks of the processes' memory
 
 
-class Layout:
+class StageLayout:
     """Places stages that have one replica on one device that the options name; all others stay where they are.
 
     1. A stage needs the memory that its replica holds, and the device seconds of its requests; both must be known for
@@ -36,38 +36,38 @@ class Layout:
     def __init__(
         self,
         options: PartitionOptions,
-        moves: Moves,
+        migrator: ReplicaMigrator,
         board: StageBoard,
         seconds: Callable[[int], float | None],
         names: Mapping[int, str],
     ) -> None:
         self._profiles = {stage_id: options.profile_of(stage_id, name) for stage_id, name in names.items()}
-        self._options, self._moves, self._board, self._seconds = options, moves, board, seconds
+        self._options, self._migrator, self._board, self._seconds = options, migrator, board, seconds
         self._partitioner = Partitioner(options.min_gain, options.cooldown_seconds)
         self._next = 0.0
-        self._told: str | None = None
+        self._logged: str | None = None
         self._wanted: Mapping[int, str] | None = None  # target of a plan with more than one move
-        self._move: asyncio.Task[Outcome] | None = None
+        self._move: asyncio.Task[MigrationOutcome] | None = None
 
-    def look(self, pools: list[Any], now: float) -> Plan | None:
+    def check(self, pools: list[Any], now: float) -> Plan | None:
         """Plan once per interval, begin the next move, and return the new plan; None if nothing was planned."""
-        if now < self._next or self._moves.busy:
+        if now < self._next or self._migrator.busy:
             return None
-        self._next = now + LOOK_SECONDS
+        self._next = now + CHECK_SECONDS
         current = self._placed(pools)
         found = self._snapshot(pools, current)
         if found is None:
             return None
-        if self._goes_on(found, current):
+        if self._continue_plan(found, current):
             return None
         plan = self._partitioner.plan(found, current, now)
-        self._tell(plan)
+        self._log(plan)
         if plan.assignment is not None and plan.moves:
             self._wanted = plan.assignment
-            self._begin(found, current, plan.assignment)
+            self._begin_move(found, current, plan.assignment)
         return plan
 
-    def _goes_on(self, found: PartitionSnapshot, current: Mapping[int, str]) -> bool:
+    def _continue_plan(self, found: PartitionSnapshot, current: Mapping[int, str]) -> bool:
         """Begin the next move of a plan if the last one succeeded, and return whether one was begun."""
         wanted, last = self._wanted, self._move
         done = last is not None and last.done() and not last.cancelled() and last.exception() is None
@@ -75,22 +75,22 @@ class Layout:
             self._wanted = None
             return False
         assert last is not None
-        return last.result() is Outcome.MOVED and self._begin(found, current, wanted)
+        return last.result() is MigrationOutcome.MOVED and self._begin_move(found, current, wanted)
 
     def _placed(self, pools: list[Any]) -> dict[int, str]:
         """Return the devices of the stages that may be placed."""
         placed = {}
         for pool in pools:
-            replicas = self._moves.places.replicas(pool.stage_id)
-            place = self._moves.places.of(replicas[0]) if len(replicas) == 1 else None
-            if place in self._options.devices and pool.available_replica_ids():
-                placed[pool.stage_id] = str(place)
+            replicas = self._migrator.devices.replicas(pool.stage_id)
+            devices = self._migrator.devices.devices_of(replicas[0]) if len(replicas) == 1 else None
+            if devices in self._options.devices and pool.available_replica_ids():
+                placed[pool.stage_id] = str(devices)
         return placed
 
     def _snapshot(self, pools: list[Any], placed: Mapping[int, str]) -> PartitionSnapshot | None:
         held: dict[Replica, int] = {}
         for pool in pools:
-            for replica in self._moves.places.replicas(pool.stage_id):
+            for replica in self._migrator.devices.replicas(pool.stage_id):
                 held[replica] = self._bytes(replica)
         profiles = []
         for stage_id in placed:
@@ -108,7 +108,7 @@ class Layout:
             fixed = [
                 count
                 for replica, count in held.items()
-                if replica.stage not in placed and name in (self._moves.places.of(replica) or "").split(",")
+                if replica.stage not in placed and name in (self._migrator.devices.devices_of(replica) or "").split(",")
             ]
             devices.append(Device(name, max(device.memory_bytes - sum(fixed), 0), device.speed))
         return PartitionSnapshot(tuple(devices), tuple(profiles)) if profiles else None
@@ -118,7 +118,7 @@ class Layout:
         facts = self._board.replicas.get((replica.stage, replica.index))
         return (facts.device_bytes or facts.host_bytes or 0) if facts is not None else 0
 
-    def _begin(self, found: PartitionSnapshot, current: Mapping[int, str], wanted: Mapping[int, str]) -> bool:
+    def _begin_move(self, found: PartitionSnapshot, current: Mapping[int, str], wanted: Mapping[int, str]) -> bool:
         devices = {device.device_id: device for device in found.devices}
         used = dict.fromkeys(devices, 0)
         for stage in found.stages:
@@ -129,18 +129,18 @@ class Layout:
                 continue
             if used[target.device_id] + found.bytes_of(stage) > target.memory_bytes:
                 continue
-            (replica,) = self._moves.places.replicas(stage.stage_id)
-            how = self._moves.relocate(replica, target.device_id)
-            if not isinstance(how, Outcome):
+            (replica,) = self._migrator.devices.replicas(stage.stage_id)
+            move = self._migrator.relocate(replica, target.device_id)
+            if not isinstance(move, MigrationOutcome):
                 logger.info("moving stage %d to device %s", stage.stage_id, target.device_id)
-                self._move = how
+                self._move = move
                 return True
-            logger.info("stage %d cannot move to device %s: %s", stage.stage_id, target.device_id, how.value)
+            logger.info("stage %d cannot move to device %s: %s", stage.stage_id, target.device_id, move.value)
         self._move = None
         return False
 
-    def _tell(self, plan: Plan) -> None:
-        told = str(plan)
-        if told != self._told and (plan.moves or plan.assignment is None):
-            logger.warning("partition: %s", told)
-        self._told = told
+    def _log(self, plan: Plan) -> None:
+        text = str(plan)
+        if text != self._logged and (plan.moves or plan.assignment is None):
+            logger.warning("partition: %s", text)
+        self._logged = text

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_omni_sched.omni.stages.processes import started_by
+from vllm_omni_sched.omni.stages.processes import processes_of
 
 
 class Liveness:
@@ -25,14 +25,14 @@ class Liveness:
         self._interval_seconds, self._died = interval_seconds, died
         self._next = float("-inf")
 
-    async def look(self, pools: list[Any], now: float) -> None:
+    async def check(self, pools: list[Any], now: float) -> None:
         """Report replicas that are dead and still in their pool; reporting removes them from it."""
         if now < self._next:
             return
         self._next = now + self._interval_seconds
         for pool in pools:
             for replica_id in pool.live_replica_ids():
-                ended = next((each for each in started_by(pool.clients[replica_id]) if not each.is_alive()), None)
+                ended = next((each for each in processes_of(pool.clients[replica_id]) if not each.is_alive()), None)
                 if ended is not None:
                     error = EngineDeadError(f"process {ended.name} exited with code {ended.exitcode}")
                     await self._died(pool.stage_id, replica_id, error)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-LOOK_SECONDS = 1.0  # between two measurements
+CHECK_SECONDS = 1.0  # between two measurements
 
 
 class HostMemory:
-    """The fraction of the host's memory that is in use, measured at most once per interval.
+    """Measures the fraction of the host's memory that is in use, at most once per interval.
 
     An engine reserves its device memory at the start, whatever it runs; data in flight is in host memory.
     """
@@ -21,5 +21,5 @@ class HostMemory:
             import psutil
 
             memory = psutil.virtual_memory()
-            self._used, self._next = 1 - memory.available / memory.total, now + LOOK_SECONDS
+            self._used, self._next = 1 - memory.available / memory.total, now + CHECK_SECONDS
         return self._used

@@ -17,68 +17,72 @@ from vllm_omni.engine.stage_pool import StageUnavailableError
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import Replica
-from vllm_omni_sched.omni.stages.capacity import requests_at_once
-from vllm_omni_sched.omni.stages.hangs import Hangs
-from vllm_omni_sched.omni.stages.last_resort import LastResort
+from vllm_omni_sched.omni.stages.capacity import max_num_seqs_of
+from vllm_omni_sched.omni.stages.hang_detector import HangDetector
 from vllm_omni_sched.omni.stages.liveness import Liveness
-from vllm_omni_sched.omni.stages.moves import Moves
-from vllm_omni_sched.omni.stages.outlet import Outlet
+from vllm_omni_sched.omni.stages.output_deduplicator import OutputDeduplicator
 from vllm_omni_sched.omni.stages.payloads import Payloads
-from vllm_omni_sched.omni.stages.policies import Policies
+from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
 from vllm_omni_sched.omni.stages.pool import ScheduledPool
 from vllm_omni_sched.omni.stages.queue import StageQueue
-from vllm_omni_sched.omni.stages.repair import Repair
+from vllm_omni_sched.omni.stages.recovery_driver import RecoveryDriver
+from vllm_omni_sched.omni.stages.replica_migrator import ReplicaMigrator
 from vllm_omni_sched.omni.stages.sharing import Sharing
+from vllm_omni_sched.omni.stages.stall_guard import StallGuard
 from vllm_omni_sched.omni.stages.work import UNPLACED, Work
 
 logger = get_logger(__name__)
 
-LOOK_SECONDS = 0.05  # between two checks of all stages; checks with a longer interval keep their own time
+CHECK_SECONDS = 0.05  # between two checks of all stages; checks with a longer interval keep their own time
 
 
 class ScheduledOrchestrator(Orchestrator):
-    """Orchestrator of turn-based pipelines with our policies.
+    """Runs a turn-based pipeline with our decisions.
 
     vLLM-Omni's methods do the work; each one here adds a decision before or after it.
 
     Args:
-        policies: policies of all stages.
+        driver: driver of the pipeline core, which all stages share.
         runtime: vLLM-Omni's `StageRuntime`, which can start a replica.
-        clock: clock of the policies.
+        clock: clock of all decisions.
     """
 
     first_input_processor: Any = None  # of the first stage, which belongs to the engine
 
     def __init__(
-        self, *, policies: Policies, runtime: Any, clock: Callable[[], float] = monotonic_seconds, **theirs: Any
+        self, *, driver: PipelineDriver, runtime: Any, clock: Callable[[], float] = monotonic_seconds, **original: Any
     ) -> None:
-        super().__init__(**theirs)
-        self.policies, self.clock = policies, clock
-        self.outlet = self.output_async_queue = Outlet(self.output_async_queue, self._output_kind, self._streams)
+        super().__init__(**original)
+        self.driver, self.clock = driver, clock
+        self.deduplicator = self.output_async_queue = OutputDeduplicator(
+            self.output_async_queue, self._output_kind, self._streams
+        )
         self.payloads = Payloads()
         self.sharing = Sharing(self, self.payloads)
-        self.repair = Repair(self, runtime, self.payloads)
-        self.liveness = Liveness(policies.config.runtime.recovery.detection_seconds, self._handle_dead_replica)
-        self.moves = Moves(self, runtime, policies.config.runtime.drain_seconds)
-        self.layout = policies.layout(self.moves)
-        self.hangs = Hangs(self, policies.config)
-        self.last_resort = LastResort(self, policies.config.runtime.stalls_after_seconds)
+        self.recovery = RecoveryDriver(self, runtime, self.payloads)
+        self.liveness = Liveness(driver.config.runtime.recovery.detection_seconds, self._handle_dead_replica)
+        self.migrator = ReplicaMigrator(self, runtime, driver.config.runtime.drain_seconds)
+        self.layout = driver.layout(self.migrator)
+        self.hang_detector = HangDetector(self, driver.config)
+        self.stall_guard = StallGuard(self, driver.config.runtime.stalls_after_seconds)
         self._spawned: set[asyncio.Task[Any]] = set()
-        self._publisher = policies.publish()
+        self._publisher = driver.publish()
         for pool in self.stage_pools:
             pool.__class__ = ScheduledPool
             pool.starting, pool.draining, pool.suspected = set(), set(), set()
-            pool.at_once = requests_at_once(pool, runtime)
+            pool.max_num_seqs = max_num_seqs_of(pool, runtime)
             pool.bound_sends()
-            pool.queue = StageQueue(pool, policies, self, clock, self.async_chunk)
+            pool.queue = StageQueue(pool, driver, self, clock, self.async_chunk)
 
     # ---- hooks of the queues
 
-    def describe(self, pool: Any, request_id: str, state: Any, request: Any, how: dict[str, Any], now: float) -> Work:
-        return self.sharing.describe(pool, request_id, state, request, how, now)
+    def describe(
+        self, pool: Any, request_id: str, state: Any, request: Any, submit_args: dict[str, Any], now: float
+    ) -> Work:
+        return self.sharing.describe(pool, request_id, state, request, submit_args, now)
 
     def joined(self, work: Work) -> None:
-        self.repair.knows(work)
+        self.recovery.track(work)
 
     def leads(self, pool: Any, work: Work) -> None:
         self.sharing.leads(pool, work)
@@ -87,18 +91,18 @@ class ScheduledOrchestrator(Orchestrator):
         self.sharing.inherits(owner, heir)
 
     def ended(self, work: Work) -> None:
-        self.repair.ended(work)
+        self.recovery.ended(work)
 
-    # ---- what goes in
+    # ---- inputs
 
     async def start(self, pool: Any, work: Work) -> None:
         """Send a work to its replica; an error fails only that request, as elsewhere in vLLM-Omni."""
         if (replica_id := work.replica_id) == UNPLACED:
             return  # it was lost before it could be sent
         work.sent = True
-        self.last_resort.progressed(pool.queue.receivers(work.request_id))
-        self.repair.started(work)
-        self.sharing.reads(work)
+        self.stall_guard.progressed(pool.queue.receivers(work.request_id))
+        self.recovery.started(work)
+        self.sharing.payload_read(work)
         try:
             await pool.run(work)
         except (EngineDeadError, StageUnavailableError) as error:
@@ -106,15 +110,15 @@ class ScheduledOrchestrator(Orchestrator):
                 await self._handle_dead_replica(pool.stage_id, replica_id, error)
         except Exception as error:  # noqa: BLE001 - vLLM-Omni's own guard tells which errors concern a request
 
-            async def again(error: Exception = error) -> None:
+            async def reraise(error: Exception = error) -> None:
                 raise error
 
             receivers = pool.queue.receivers(work.request_id)
-            pool.queue.finished(work.request_id, well=False)
+            pool.queue.finished(work.request_id, succeeded=False)
             for receiver in receivers:
                 try:
                     await self._dispatch_or_fail_request(
-                        again, req_id=receiver, stage_id=pool.stage_id, operation="scheduled submission"
+                        reraise, req_id=receiver, stage_id=pool.stage_id, operation="scheduled submission"
                     )
                 except Exception as unknown:
                     logger.exception("sending request %s to stage %d failed", receiver, pool.stage_id)
@@ -124,72 +128,72 @@ class ScheduledOrchestrator(Orchestrator):
     async def _handle_abort(self, msg: Any) -> None:
         await super()._handle_abort(msg)
         for request_id in msg.request_ids:  # outputs that arrived after the request had left
-            self.outlet.forget(request_id)
+            self.deduplicator.forget(request_id)
 
     async def _handle_add_request(self, msg: Any) -> None:
-        self.policies.arrived(msg, self.clock())
-        if not self.repair.parking.parks(0, lambda: self._handle_add_request(msg), msg.request_id):
+        self.driver.arrived(msg, self.clock())
+        if not self.recovery.parking.park(0, lambda: self._handle_add_request(msg), msg.request_id):
             await super()._handle_add_request(msg)
 
     async def _forward_to_next_stage(
-        self, req_id: str, src_stage_id: int, output: Any, req_state: Any, **how: Any
+        self, req_id: str, src_stage_id: int, output: Any, req_state: Any, **more: Any
     ) -> None:
         async def forward() -> None:
             if self.request_states.get(req_id) is req_state:
-                await self._forward_to_next_stage(req_id, src_stage_id, output, req_state, **how)
+                await self._forward_to_next_stage(req_id, src_stage_id, output, req_state, **more)
 
-        if not self.repair.parking.parks(src_stage_id + 1, forward, req_id):
-            self.last_resort.progressed([req_id])
-            to_next = super()._forward_to_next_stage(req_id, src_stage_id, output, req_state, **how)
-            await self.repair.forwarding(req_id, to_next)
+        if not self.recovery.parking.park(src_stage_id + 1, forward, req_id):
+            self.stall_guard.progressed([req_id])
+            to_next = super()._forward_to_next_stage(req_id, src_stage_id, output, req_state, **more)
+            await self.recovery.forwarding(req_id, to_next)
 
     def _register_running_request(self, req_state: Any) -> None:
         super()._register_running_request(req_state)
-        self.last_resort.arrived(req_state.request_id)
+        self.stall_guard.arrived(req_state.request_id)
 
     async def _prewarm_async_chunk_stages(self, request_id: str, stage0_request: Any, req_state: Any) -> bool:
         if self.request_states.get(request_id) is not req_state:
             return False  # it failed while it was being released
         return await super()._prewarm_async_chunk_stages(request_id, stage0_request, req_state)
 
-    # ---- what comes out
+    # ---- outputs
 
     async def _handle_processed_outputs(self, stage_id: int, replica_id: int, outputs: list[Any]) -> None:
-        self.hangs.heard(stage_id, replica_id)
+        self.hang_detector.on_output(stage_id, replica_id)
         queue = self.stage_pools[stage_id].queue
-        everybodys: list[Any] = []
+        delivered: list[Any] = []
         ended = False
         for output in outputs:
             receivers = queue.receivers(output.request_id)
-            everybodys += [renamed(output, receiver) for receiver in receivers]
+            delivered += [renamed(output, receiver) for receiver in receivers]
             ended = queue.on_first_output(output.request_id) or ended
             failed = getattr(output, "error", None) is not None
-            through = bool(output.finished) and not failed
-            self.last_resort.progressed(receivers)
-            self.repair.said(stage_id, replica_id, output.request_id, receivers, finished=through)
+            completed = bool(output.finished) and not failed
+            self.stall_guard.progressed(receivers)
+            self.recovery.on_output(stage_id, replica_id, output.request_id, receivers, finished=completed)
             if output.finished or failed:
                 if not failed:  # a failed request sends nothing on
                     self.sharing.ended(stage_id, output.request_id, receivers)
-                queue.finished(output.request_id, well=not failed)
+                queue.finished(output.request_id, succeeded=not failed)
                 if output.request_id not in self.request_states:  # it was begun for a request that has left
-                    self.repair.forget(output.request_id)
+                    self.recovery.forget(output.request_id)
                     self.stage_pools[stage_id]._request_bindings.pop(output.request_id, None)
                 ended = True
             else:
                 self.sharing.on_first_output(stage_id, receivers)
-        await super()._handle_processed_outputs(stage_id, replica_id, everybodys)
+        await super()._handle_processed_outputs(stage_id, replica_id, delivered)
         if ended:
             await self.release()
 
     async def _process_llm_stage_outputs(
         self, stage_id: int, replica_id: int, raw_outputs: Any, raw_terminal_request_ids: set[str]
     ) -> list[Any]:
-        self.hangs.heard(stage_id, replica_id)
+        self.hang_detector.on_output(stage_id, replica_id)
         queue = self.stage_pools[stage_id].queue
         for output in raw_outputs.outputs:  # a request that reports only its end shows nothing else before
             receivers = queue.receivers(output.request_id)
-            self.last_resort.progressed(receivers)
-            self.repair.said(stage_id, replica_id, output.request_id, receivers, finished=False)
+            self.stall_guard.progressed(receivers)
+            self.recovery.on_output(stage_id, replica_id, output.request_id, receivers, finished=False)
         for failed in [one for one in raw_outputs.outputs if one.finish_reason is FinishReason.ERROR]:
             if queue.works_for_others(failed.request_id):  # vLLM-Omni handles only requests that are present
                 raw_outputs.outputs.remove(failed)
@@ -201,7 +205,7 @@ class ScheduledOrchestrator(Orchestrator):
     async def _handle_stage_error(self, stage_id: int, output: Any, *, error: str | None = None) -> None:
         queue = self.stage_pools[stage_id].queue
         receivers = queue.receivers(output.request_id)
-        queue.finished(output.request_id, well=False)
+        queue.finished(output.request_id, succeeded=False)
         for receiver in receivers:
             await super()._handle_stage_error(stage_id, renamed(output, receiver), error=error)
 
@@ -218,27 +222,27 @@ class ScheduledOrchestrator(Orchestrator):
         outputs = await super()._cleanup_request_ids(request_ids, abort=abort, release_owners=release_owners)
         for pool, work in orphans:
             await pool.abort_orphan(work.request_id, work.replica_id)
-            self.repair.forget(work.request_id)
+            self.recovery.forget(work.request_id)
         for request_id in {*request_ids, *(before - set(self.request_states))}:
             self.sharing.forget(request_id)  # while the name under which its payloads were sent is known
-            self.repair.forget(request_id)
-            self.last_resort.forget(request_id)
+            self.recovery.forget(request_id)
+            self.stall_guard.forget(request_id)
             if request_id not in self.request_states:
-                self.outlet.forget(request_id)
-                self.policies.left(request_id, self.clock())
+                self.deduplicator.forget(request_id)
+                self.driver.left(request_id, self.clock())
         self.spawn(self.release())
         return outputs
 
     async def release(self) -> None:
         """Start all works that may run now, last stage first: requests that are nearly done make room."""
-        await self.policies.release(self.clock())
+        await self.driver.release(self.clock())
 
-    # ---- what dies
+    # ---- deaths
 
     async def _handle_dead_replica(self, stage_id: int, replica_id: int, error: Exception) -> None:
-        if Replica(stage_id, replica_id) in self.moves.away:
+        if Replica(stage_id, replica_id) in self.migrator.stopped:
             return  # it was stopped on purpose
-        if await self.repair.died(self.stage_pools[stage_id], replica_id, error):
+        if await self.recovery.died(self.stage_pools[stage_id], replica_id, error):
             return
         queue = self.stage_pools[stage_id].queue
         following = [
@@ -259,10 +263,10 @@ class ScheduledOrchestrator(Orchestrator):
         if processor is not None:
             await processor.renderer.clear_mm_cache_async()
 
-    # ---- beside it
+    # ---- background tasks
 
     def _emit_tx_edge(self, *, from_stage: int, to_stage: int, tx_ms: float, **others: Any) -> None:
-        self.policies.watch.sent(from_stage, to_stage, tx_ms / 1e3)
+        self.driver.monitor.sent(from_stage, to_stage, tx_ms / 1e3)
         super()._emit_tx_edge(from_stage=from_stage, to_stage=to_stage, tx_ms=tx_ms, **others)
 
     def _background_tasks(self) -> list[Coroutine[Any, Any, None]]:
@@ -270,25 +274,25 @@ class ScheduledOrchestrator(Orchestrator):
 
     async def _watch(self) -> None:
         while not self._shutdown_event.is_set():
-            await asyncio.sleep(LOOK_SECONDS)
-            self.policies.watch.look(self.stage_pools, self.clock())
-            await self.liveness.look(self.stage_pools, self.clock())
-            self.hangs.look(self.clock())
-            self.last_resort.look(self.clock())
-            self.repair.tick()
-            self.moves.tick()
-            self.policies.tick(self.clock())
+            await asyncio.sleep(CHECK_SECONDS)
+            self.driver.monitor.check(self.stage_pools, self.clock())
+            await self.liveness.check(self.stage_pools, self.clock())
+            self.hang_detector.check(self.clock())
+            self.stall_guard.check(self.clock())
+            self.recovery.tick()
+            self.migrator.tick()
+            self.driver.tick(self.clock())
             if self.layout is not None:
-                self.layout.look(self.stage_pools, self.clock())
-            if self.policies.foresight is not None:
-                self.policies.foresight.look(self.clock(), self._prepare)
+                self.layout.check(self.stage_pools, self.clock())
+            if self.driver.forecaster is not None:
+                self.driver.forecaster.check(self.clock(), self._prepare_for_load)
             await self.release()
 
-    def _prepare(self, rates: Mapping[int, float], tested: bool) -> None:
-        self.policies.prepare(rates, tested, self.moves, self.clock())
+    def _prepare_for_load(self, rates: Mapping[int, float], tested: bool) -> None:
+        self.driver.prepare(rates, tested, self.migrator, self.clock())
 
     async def _shutdown_extensions(self) -> None:
-        self.moves.close()
+        self.migrator.close()
         for task in self._spawned:
             task.cancel()
         await super()._shutdown_extensions()
@@ -299,10 +303,10 @@ class ScheduledOrchestrator(Orchestrator):
         """Run a coroutine beside the event loop; its errors are logged."""
         task = asyncio.get_running_loop().create_task(work)
         self._spawned.add(task)
-        task.add_done_callback(self._over)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _over(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._spawned.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a background task of the orchestrator failed", exc_info=error)

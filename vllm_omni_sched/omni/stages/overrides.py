@@ -8,7 +8,7 @@ from types import FunctionType
 from vllm_omni_sched.config.errors import MissingSymbolError
 
 
-def extended(ours: type) -> list[str]:
+def overridden_methods(ours: type) -> list[str]:
     """Return the methods of a class that extend the method of the same name in the base: those that call super().
 
     They are read from the code, so that no list of them can be out of date.
@@ -20,14 +20,14 @@ def extended(ours: type) -> list[str]:
     ]
 
 
-def refuse_lost(ours: type) -> None:
+def check_overrides(ours: type) -> None:
     """Refuse a version whose base lacks a method that we extend: ours would never be called, and its decisions lost.
 
     Raises:
         MissingSymbolError: a method is missing; the message names it, and the version of vLLM-Omni.
     """
     base = ours.__mro__[1]
-    lost = [name for name in extended(ours) if not callable(getattr(base, name, None))]
+    lost = [name for name in overridden_methods(ours) if not callable(getattr(base, name, None))]
     if lost:
         listed = ", ".join(f"{base.__name__}.{name}" for name in lost)
         raise MissingSymbolError(

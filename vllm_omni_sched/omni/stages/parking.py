@@ -9,16 +9,16 @@ from typing import Any
 from vllm_omni_sched.monitor.recovery.events import FailReason
 from vllm_omni_sched.monitor.recovery.policy import Recovery
 
-Again = Callable[[], Coroutine[Any, Any, None]]
+Resume = Callable[[], Coroutine[Any, Any, None]]
 Fail = Callable[[str, int, str, FailReason], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
 class Parked:
-    """A request, and the function that resumes it."""
+    """Holds a request that waits, and the function that resumes it."""
 
     request_id: str
-    again: Again
+    resume: Resume
     since: float
 
 
@@ -33,28 +33,28 @@ class Parking:
 
     def __init__(self, orchestrator: Any, policy: Recovery | None, fail: Fail) -> None:
         self._orchestrator, self._policy, self._fail = orchestrator, policy, fail
-        self.kept: dict[int, list[Parked]] = {}  # by stage
+        self.parked: dict[int, list[Parked]] = {}  # by stage
         self._empty_since: dict[int, float] = {}  # stages without a replica
 
-    def parks(self, stage_id: int, again: Again, request_id: str) -> bool:
+    def park(self, stage_id: int, resume: Resume, request_id: str) -> bool:
         """Keep the request if the stage has no replica but will have one, and return whether it is kept."""
         pool = self._orchestrator.stage_pools[stage_id]
         if self._policy is None or pool.live_replica_ids() or not self._policy.coming(stage_id):
             return False
-        self.kept.setdefault(stage_id, []).append(Parked(request_id, again, self._orchestrator.clock()))
+        self.parked.setdefault(stage_id, []).append(Parked(request_id, resume, self._orchestrator.clock()))
         return True
 
     def unpark(self, stage_id: int) -> None:
         """Resume the requests of a stage that has a replica again."""
-        for one in self.kept.pop(stage_id, []):
-            self._orchestrator.spawn(one.again())
+        for one in self.parked.pop(stage_id, []):
+            self._orchestrator.spawn(one.resume())
 
     def forget(self, request_id: str) -> bool:
-        """Drop a request that has left or is run again from an earlier stage; return whether it was kept here."""
-        before = sum(map(len, self.kept.values()))
-        for kept in self.kept.values():
+        """Drop a request that has left or is run resume from an earlier stage; return whether it was kept here."""
+        before = sum(map(len, self.parked.values()))
+        for kept in self.parked.values():
             kept[:] = [one for one in kept if one.request_id != request_id]
-        return sum(map(len, self.kept.values())) < before
+        return sum(map(len, self.parked.values())) < before
 
     def tick(self, now: float) -> None:
         """Fail requests that have waited too long, or whose stage will have no replica."""
@@ -74,7 +74,7 @@ class Parking:
         """Fail the requests that came to the stage by then."""
         waiting = [name for name, work in pool.queue.waiting.items() if work.arrived <= until]
         names = [receiver for name in waiting for receiver in pool.queue.receivers(name)]
-        kept = self.kept.pop(pool.stage_id, [])
-        self.kept[pool.stage_id] = [one for one in kept if one.since > until]
+        kept = self.parked.pop(pool.stage_id, [])
+        self.parked[pool.stage_id] = [one for one in kept if one.since > until]
         for request_id in [*names, *(one.request_id for one in kept if one.since <= until)]:
             self._orchestrator.spawn(self._fail(request_id, pool.stage_id, why, reason))

@@ -8,11 +8,11 @@ import zmq
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.engine.stage_pool import StagePool
 
-from vllm_omni_sched.omni.stages.processes import let_go
+from vllm_omni_sched.omni.stages.processes import release_client
 
 if TYPE_CHECKING:
-    from vllm_omni_sched.omni.stages.names import Names
     from vllm_omni_sched.omni.stages.queue import StageQueue
+    from vllm_omni_sched.omni.stages.run_names import RunNames
     from vllm_omni_sched.omni.stages.work import Work
 
 SEND_SECONDS = 1.0  # for a client to send a request to the process of a diffusion replica
@@ -23,10 +23,10 @@ class ScheduledPool(StagePool):
 
     queue: StageQueue
     starting: set[str]  # still owned by the pool if their submission fails
-    at_once: int  # requests that a replica runs at once
+    max_num_seqs: int  # requests that a replica runs at once
     draining: set[int]  # replicas that get no new work because they are being drained
     suspected: set[int]  # replicas that get no new work because they hang
-    names: Names | None = None  # of runs, if requests run again under new names
+    names: RunNames | None = None  # of runs, if requests run again under new names
 
     async def submit_initial(
         self,
@@ -44,7 +44,7 @@ class ScheduledPool(StagePool):
         Returns:
             Its replica, or `UNPLACED`.
         """
-        how = {
+        submit_args = {
             "prompt_text": prompt_text,
             "affinity_request_id": affinity_request_id,
             "submit_kwargs": submit_kwargs,
@@ -52,15 +52,15 @@ class ScheduledPool(StagePool):
         }
         if affinity_request_id is not None or req_state.streaming.enabled or req_state.session_owned:
             # a session stays on its replica, and a companion on that of its parent: nothing to decide
-            return await super().submit_initial(request_id, req_state, request, **how)
-        return await self.queue.submit(request_id, req_state, request, how)
+            return await super().submit_initial(request_id, req_state, request, **submit_args)
+        return await self.queue.submit(request_id, req_state, request, submit_args)
 
     async def run(self, work: Work) -> int:
         """Submit a work to the chosen replica."""
         self._request_bindings[work.request_id] = work.replica_id
         self.starting.add(work.request_id)
         try:
-            return await super().submit_initial(work.request_id, work.state, work.request, **work.how)
+            return await super().submit_initial(work.request_id, work.state, work.request, **work.submit_args)
         except zmq.Again as error:
             raise EngineDeadError("it did not accept a request in time") from error
         finally:
@@ -111,7 +111,7 @@ class ScheduledPool(StagePool):
         finally:
             self.queue.replica_down(replica_id)
             self.bound_sends()
-            let_go(client)
+            release_client(client)
 
     def add_client(self, input_addr: str, client: Any, *, replica_id: int | None = None) -> int:
         added: int = super().add_client(input_addr, client, replica_id=replica_id)
@@ -149,7 +149,7 @@ class ScheduledPool(StagePool):
     def attach(self, replica_id: int, client: Any) -> None:
         """Add the client of a replica that was restarted or is new."""
         if self.names is not None:
-            self.names.put_on(client)
+            self.names.wrap_client(client)
         gone = [address for address, one in self._addr_to_replica_id.items() if self.clients[one] is None]
         for address in gone:  # an address may be reused by any replica
             del self._addr_to_replica_id[address]

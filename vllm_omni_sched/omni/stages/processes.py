@@ -13,10 +13,10 @@ import psutil
 
 def pids_of(client: Any) -> list[int]:
     """Return the process ids of a replica's engine from its client; empty if it runs on another host."""
-    return [process.pid for process in started_by(client) if getattr(process, "pid", None) is not None]
+    return [process.pid for process in processes_of(client) if getattr(process, "pid", None) is not None]
 
 
-def started_by(client: Any) -> Iterator[Any]:
+def processes_of(client: Any) -> Iterator[Any]:
     """Yield the processes of an engine core, or of a diffusion engine, that this process has started."""
     manager = getattr(getattr(client, "resources", None), "engine_manager", None)
     yield from getattr(manager, "processes", None) or ()
@@ -25,7 +25,7 @@ def started_by(client: Any) -> Iterator[Any]:
         yield diffusion
 
 
-def let_go(client: Any) -> None:
+def release_client(client: Any) -> None:
     """Free what this process holds of an engine that has ended, after its client was shut down.
 
     vLLM's client closes its sockets then, but keeps their context (two descriptors for each of its threads) and the
@@ -42,7 +42,7 @@ def let_go(client: Any) -> None:
             context.term()  # waits until the event loop that owns the sockets has closed them
         resources.engine_manager = None
 
-    threading.Thread(target=give_back, name="omni-sched-let-go", daemon=True).start()
+    threading.Thread(target=give_back, name="omni-sched-release-client", daemon=True).start()
 
 
 def with_children(pids: list[int]) -> list[psutil.Process]:

@@ -11,13 +11,15 @@ from vllm_omni_sched.graph.merging import Merger
 from vllm_omni_sched.omni.stages.work import UNPLACED, Work
 
 if TYPE_CHECKING:
-    from vllm_omni_sched.omni.stages.policies import Policies
+    from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
 
 
 class QueueHooks(Protocol):
-    """What else has to happen with the requests of a stage."""
+    """Receives what the queue of a stage leaves to others; the orchestrator implements it."""
 
-    def describe(self, pool: Any, request_id: str, state: Any, request: Any, how: dict[str, Any], now: float) -> Work:
+    def describe(
+        self, pool: Any, request_id: str, state: Any, request: Any, submit_args: dict[str, Any], now: float
+    ) -> Work:
         """Describe a submission by vLLM-Omni."""
 
     def joined(self, work: Work) -> None:
@@ -37,27 +39,32 @@ class QueueHooks(Protocol):
 
 
 class StageQueue:
-    """The driver of one stage: calls of vLLM-Omni become events, and actions become submissions and metrics.
+    """Passes calls of vLLM-Omni for one stage to the core as events, and turns actions into submissions and metrics.
 
     The rules are those of `StageScheduler`.
 
     Args:
         pool: pool of the stage.
-        policies: what all stages share.
-        together: all stages of a request run under one name (async-chunk mode); no other request can take its place.
+        driver: the driver of the pipeline, which all stages share.
+        async_chunk: all stages of a request run under one name (async-chunk mode); no other request can take its place.
     """
 
     def __init__(
-        self, pool: Any, policies: Policies, hooks: QueueHooks, clock: Callable[[], float], together: bool = False
+        self,
+        pool: Any,
+        driver: PipelineDriver,
+        hooks: QueueHooks,
+        clock: Callable[[], float],
+        async_chunk: bool = False,
     ) -> None:
-        self.pool, self._policies, self._hooks, self._clock = pool, policies, hooks, clock
+        self.pool, self._driver, self._hooks, self._clock = pool, driver, hooks, clock
         self._stage_id: int = pool.stage_id
-        self.stage = policies.core.add_stage(pool.stage_id, pool.at_once, pool.available_replica_ids(), together)
-        policies.queues[pool.stage_id] = self
+        self.stage = driver.core.add_stage(pool.stage_id, pool.max_num_seqs, pool.available_replica_ids(), async_chunk)
+        driver.queues[pool.stage_id] = self
         self._starts: deque[tuple[Work, int]] = deque()  # works to send, and the numbers of their runs
         self._sending = False
 
-    # ---- what is here
+    # ---- present requests
 
     @property
     def waiting(self) -> Mapping[str, Work]:
@@ -74,7 +81,7 @@ class StageQueue:
         """Return the groups of requests that share work."""
         return self.stage.merger
 
-    def has(self, request_id: str) -> bool:
+    def has_work(self, request_id: str) -> bool:
         """Return whether a work that was begun for the request waits or runs here."""
         return request_id in self.stage.waiting or request_id in self.stage.running
 
@@ -92,21 +99,21 @@ class StageQueue:
 
     # ---- events
 
-    def tell(self, event: e.Event) -> list[e.Action]:
+    def handle(self, event: e.Event) -> list[e.Action]:
         """Pass an event to the core; what can be done at once is done. Works that start are sent by `send`."""
-        actions = self._policies.handle(event, now := self._clock())
+        actions = self._driver.handle(event, now := self._clock())
         for action in actions:
             self.do(action, now)
         return actions
 
     def do(self, action: e.Action, now: float) -> None:
         """Carry out an action, except for sending."""
-        policies, board, stage_id = self._policies, self._policies.board, self._stage_id
+        driver, board, stage_id = self._driver, self._driver.board, self._stage_id
         match action:
             case e.Start(Work() as work, _, warm):
                 self._starts.append((work, work.runs))
                 load = self.stage.replicas[work.replica_id].load
-                policies.watch.began(work, now)
+                driver.monitor.began(work, now)
                 board.submitted(stage_id, work.replica_id, work.request_id, work.arrived)
                 board.started(stage_id, work.replica_id, work.request_id, now)
                 board.batch(stage_id, work.replica_id, len(load))
@@ -118,28 +125,28 @@ class StageQueue:
                 self._hooks.joined(work)
             case e.Ended(Work() as work, _, True):
                 board.finished(stage_id, work.replica_id, work.request_id, now)
-                self._over(work, now, well=True)
+                self._record_end(work, now, succeeded=True)
                 self._hooks.ended(work)
             case e.Ended(Work() as work):
                 board.aborted(stage_id, work.replica_id, work.request_id)
-                self._over(work, now, well=False)
+                self._record_end(work, now, succeeded=False)
                 self._hooks.ended(work)
             case e.Gone(Work() as work):
                 board.aborted(stage_id, work.replica_id, work.request_id)
-                self._over(work, now, well=False)
+                self._record_end(work, now, succeeded=False)
             case e.Lost(Work() as work, replica_id):
-                policies.watch.ended(work, now, well=False)
+                driver.monitor.ended(work, now, succeeded=False)
                 board.redispatched(stage_id, replica_id)
             case e.Inherited(owner, Work() as heir):
                 self._hooks.inherited(owner, heir)
             case _:
                 pass  # `Wake`: all stages are asked often enough; the others are answers to questions
 
-    def _over(self, work: Work, now: float, well: bool) -> None:
-        self._policies.watch.ended(work, now, well=well)
-        credits = self._policies.context.credits
+    def _record_end(self, work: Work, now: float, succeeded: bool) -> None:
+        self._driver.monitor.ended(work, now, succeeded=succeeded)
+        credits = self._driver.context.credits
         if credits is not None:
-            self._policies.board.credits(self._stage_id, credits.free(str(self._stage_id)))
+            self._driver.board.credits(self._stage_id, credits.free(str(self._stage_id)))
 
     async def send(self) -> None:
         """Send the works that start, in order; one that was lost meanwhile is not sent."""
@@ -156,14 +163,14 @@ class StageQueue:
 
     async def release(self) -> None:
         """Start all works that can start now."""
-        self.tell(e.Tick(self._stage_id))
+        self.handle(e.Tick(self._stage_id))
         await self.send()
 
-    async def submit(self, request_id: str, state: Any, request: Any, how: dict[str, Any]) -> int:
+    async def submit(self, request_id: str, state: Any, request: Any, submit_args: dict[str, Any]) -> int:
         """Submit a request that has come to the stage; return its replica, or `UNPLACED`."""
-        work = self._hooks.describe(self.pool, request_id, state, request, how, self._clock())
+        work = self._hooks.describe(self.pool, request_id, state, request, submit_args, self._clock())
         work.bound = self.pool.get_bound_replica_id(request_id)
-        for action in self.tell(e.Submitted(work, work.known.features[self._stage_id])):
+        for action in self.handle(e.Submitted(work, work.known.features[self._stage_id])):
             if isinstance(action, e.Lead):
                 if not action.again:
                     self._hooks.leads(self.pool, work)
@@ -173,46 +180,46 @@ class StageQueue:
     async def wait(self, work: Work) -> None:
         """Queue a work, and start the works that can start."""
         work.bound = self.pool.get_bound_replica_id(work.request_id)
-        self.tell(e.Waits(work))
+        self.handle(e.Waits(work))
         await self.send()
 
     async def place(self, work: Work, replica_id: int) -> None:
         """Start a work on a replica that recovery has chosen; it has waited before."""
-        self.tell(e.Placed(work, replica_id))
+        self.handle(e.Placed(work, replica_id))
         await self._hooks.start(self.pool, work)
 
     def take_out(self, request_id: str) -> Work | None:
         """Remove the waiting work of a request and return it; None if there is none."""
         work = self.waiting.get(request_id)
-        self.tell(e.TakenOut(self._stage_id, request_id))
+        self.handle(e.TakenOut(self._stage_id, request_id))
         return work
 
     def hold(self, request_id: str) -> None:
-        """Keep a request in the queue until `let_go`."""
-        self.tell(e.Held(self._stage_id, request_id))
+        """Keep a request in the queue until `resume`."""
+        self.handle(e.Held(self._stage_id, request_id))
 
-    def let_go(self, request_id: str) -> None:
+    def resume(self, request_id: str) -> None:
         """Allow a held request to be released; others are ignored."""
-        self.tell(e.Resumed(self._stage_id, request_id))
+        self.handle(e.Resumed(self._stage_id, request_id))
 
     def regroup(self, request_id: str, receivers: Sequence[str]) -> None:
         """Form a group again for a work that has ended here and is to run again, for all receivers of its output."""
-        self.tell(e.Regrouped(self._stage_id, request_id, tuple(receivers)))
+        self.handle(e.Regrouped(self._stage_id, request_id, tuple(receivers)))
 
     def withdraw(self, work: Work) -> bool:
         """Stop a running work so that it can run again with its followers; return whether it was running here."""
         if self.stage.running.get(work.request_id) is not work:
             return False
-        self.tell(e.Withdrawn(self._stage_id, work.request_id))
+        self.handle(e.Withdrawn(self._stage_id, work.request_id))
         return True
 
     def rename(self, request_id: str) -> None:
         """Record that the work begun for a request no longer runs: its present leader will run under its own name."""
-        self.tell(e.Renamed(self._stage_id, request_id))
+        self.handle(e.Renamed(self._stage_id, request_id))
 
     def choose_now(self, request_id: str) -> int | None:
         """Choose a replica for a request that does not come through the queue; vLLM-Omni may call from any thread."""
-        for action in self._policies.handle(e.Asked(self._stage_id, request_id), self._clock()):
+        for action in self._driver.handle(e.Asked(self._stage_id, request_id), self._clock()):
             if isinstance(action, e.Chosen):
                 return action.replica_id
         return None
@@ -222,14 +229,14 @@ class StageQueue:
         work = self.stage.running.get(request_id)
         if work is None or work.has_output:
             return False
-        self._policies.measure_memory(self._clock())
-        self.tell(e.FirstOutput(self._stage_id, request_id))
+        self._driver.measure_memory(self._clock())
+        self.handle(e.FirstOutput(self._stage_id, request_id))
         return bool(self.stage.waiting)
 
-    def finished(self, request_id: str, well: bool = True) -> None:
-        """Record that a work has ended; ``well``: without an error."""
-        self._policies.measure_memory(self._clock())
-        self.tell(e.Finished(self._stage_id, request_id, well))
+    def finished(self, request_id: str, succeeded: bool = True) -> None:
+        """Record that a work has ended; ``succeeded``: without an error."""
+        self._driver.measure_memory(self._clock())
+        self.handle(e.Finished(self._stage_id, request_id, succeeded))
 
     def detach(self, request_id: str) -> Work | None:
         """Remove a request that is aborted or failed; call it before its work is aborted.
@@ -237,34 +244,34 @@ class StageQueue:
         Returns:
             A running work that was begun for a request that has left, and that no request needs any more.
         """
-        found = self.tell(e.Detached(self._stage_id, request_id))
+        found = self.handle(e.Detached(self._stage_id, request_id))
         return next((one.work for one in found if isinstance(one, e.Stop) and isinstance(one.work, Work)), None)
 
     def drop(self, request_id: str) -> None:
         """Remove a request that has left this stage; work begun for it goes on only for others."""
-        self.tell(e.Dropped(self._stage_id, request_id))
+        self.handle(e.Dropped(self._stage_id, request_id))
 
     def lost(self, replica_id: int) -> list[Work]:
         """Return the works that a dead replica had; works that it never got wait again."""
-        found = self.tell(e.ReplicaDied(self._stage_id, replica_id))
-        self._policies.board.lost(self._stage_id, replica_id)
+        found = self.handle(e.ReplicaDied(self._stage_id, replica_id))
+        self._driver.board.lost(self._stage_id, replica_id)
         return [one.work for one in found if isinstance(one, e.Lost) and not one.waits and isinstance(one.work, Work)]
 
     # ---- replicas
 
     def replica_up(self, replica_id: int) -> None:
         """Record that a replica is new or was restarted."""
-        self.tell(e.ReplicaUp(self._stage_id, replica_id))
+        self.handle(e.ReplicaUp(self._stage_id, replica_id))
 
     def replica_down(self, replica_id: int) -> None:
         """Record that a replica takes no requests any more."""
-        self.tell(e.ReplicaDown(self._stage_id, replica_id))
+        self.handle(e.ReplicaDown(self._stage_id, replica_id))
 
     def replica_draining(self, replica_id: int, on: bool) -> None:
         """Record that a replica is being drained, or no longer."""
-        self.tell(e.ReplicaDraining(self._stage_id, replica_id, on))
+        self.handle(e.ReplicaDraining(self._stage_id, replica_id, on))
 
     def replicas_suspected(self, replica_ids: Iterable[int], on: bool) -> None:
         """Record that replicas seem to hang, or answer again."""
         for replica_id in replica_ids:
-            self.tell(e.ReplicaSuspected(self._stage_id, replica_id, on))
+            self.handle(e.ReplicaSuspected(self._stage_id, replica_id, on))

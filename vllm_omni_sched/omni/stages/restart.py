@@ -1,4 +1,4 @@
-"""Start a replica of a stage, again in its own place or in another one."""
+"""Start a replica of a stage, again on its own devices or on others."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import copy
 from typing import Any
 
 from vllm_omni_sched.monitor.recovery.events import Replica
-from vllm_omni_sched.omni.stages.places import Places
+from vllm_omni_sched.omni.stages.device_assignment import DeviceAssignment
 
 
-def start_replica(runtime: Any, stage_id: int, replica_id: int, places: Places | None = None) -> Any:
+def start_replica(runtime: Any, stage_id: int, replica_id: int, devices: DeviceAssignment | None = None) -> Any:
     """Start a replica as vLLM-Omni does at first, which takes as long.
 
     Args:
         runtime: vLLM-Omni's `StageRuntime`.
-        places: holds the devices of replicas that were moved from those of the deploy YAML.
+        devices: holds the devices of replicas that were moved from those of the deploy YAML.
 
     Returns:
         The replica's client.
@@ -26,14 +26,14 @@ def start_replica(runtime: Any, stage_id: int, replica_id: int, places: Places |
     replicas = plans[stage_id].replicas
     plan = next((plan for plan in replicas if plan.replica_id == replica_id), None)
     replica = Replica(stage_id, replica_id)
-    if plan is None or (places is not None and places.moved(replica)):
-        if places is None:
-            raise ValueError(f"stage {stage_id} has no replica {replica_id}, and no place is given for it")
-        plan = _elsewhere(plan or replicas[0], replica_id, places.of(replica))
+    if plan is None or (devices is not None and devices.was_moved(replica)):
+        if devices is None:
+            raise ValueError(f"stage {stage_id} has no replica {replica_id}, and no devices are given for it")
+        plan = _plan_on_devices(plan or replicas[0], replica_id, devices.devices_of(replica))
     return runtime._initialize_replica(plan, runtime._stage_init_timeout)
 
 
-def _elsewhere(plan: Any, replica_id: int, devices: str | None) -> Any:
+def _plan_on_devices(plan: Any, replica_id: int, devices: str | None) -> Any:
     """Return the plan changed to this replica number and these devices; configurations of others stay as they are."""
     plan.replica_id, plan.metadata.replica_id = replica_id, replica_id
     config = plan.metadata.runtime_cfg = copy.deepcopy(plan.metadata.runtime_cfg)

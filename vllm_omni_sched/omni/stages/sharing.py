@@ -44,7 +44,7 @@ class Sharing:
        follows another, and might have had to run by itself until then; or one that leaves while it waits. The new
        leader in its place gets the payload.
     5. Requests that part wait until the payload is there, however long the stage takes to send it. If its replica dies
-       first, they run again (`Repair`) and wait no longer.
+       first, they run again (`RecoveryDriver`) and wait no longer.
 
     Args:
         orchestrator: our orchestrator.
@@ -58,10 +58,12 @@ class Sharing:
         self._shares: dict[tuple[int, str], str] = {}  # by stage and request: the request that got the payload for it
         self._sendings: dict[tuple[int, str], _Sending] = {}  # by stage and waiting request
 
-    def describe(self, pool: Any, request_id: str, state: Any, request: Any, how: dict[str, Any], now: float) -> Work:
+    def describe(
+        self, pool: Any, request_id: str, state: Any, request: Any, submit_args: dict[str, Any], now: float
+    ) -> Work:
         """Describe a submission as a `Work`, with its key."""
-        work: Work = self._orchestrator.policies.describe(pool, request_id, state, request, how, now)
-        if self._orchestrator.policies.merges and not sends_caches(self._orchestrator.stage_pools):
+        work: Work = self._orchestrator.driver.describe(pool, request_id, state, request, submit_args, now)
+        if self._orchestrator.driver.merges and not sends_caches(self._orchestrator.stage_pools):
             drawn = pool.stage_type == "diffusion" and not seeded(state.sampling_params_list[pool.stage_id])
             work.key = None if drawn else self._key(pool.stage_id, request_id, state, request)
             self._keys.setdefault(request_id, {})[pool.stage_id] = work.key
@@ -83,15 +85,15 @@ class Sharing:
         if kind is RequestOutputKind.DELTA:
             self._seal(receivers[0])
 
-    def lies(self, request_id: str, stage_id: int) -> None:
+    def payload_sent(self, request_id: str, stage_id: int) -> None:
         """Record that a payload for the request is, or will be, at the stage."""
         self._unread.setdefault(request_id, set()).add(stage_id)
 
-    def lost(self, request_id: str, stage_id: int) -> None:
+    def payload_lost(self, request_id: str, stage_id: int) -> None:
         """Record that no payload will be there unless it is made again."""
         self._unread.get(request_id, set()).discard(stage_id)
 
-    def reads(self, work: Work) -> None:
+    def payload_read(self, work: Work) -> None:
         """Record that a replica has a work, and receives its payload."""
         self._unread.get(work.request_id, set()).discard(work.stage_id)
 
@@ -102,12 +104,12 @@ class Sharing:
         if heir.stage_id in own or self._orchestrator.async_chunk or not self._payloads.arrive_at(pool):
             return
         if heir.stage_id not in stages:  # lost with a replica, or being made again for the request that left
-            self._orchestrator.repair.lacks_input(pool, name)
+            self._orchestrator.recovery.remake_input(pool, name)
         else:
             stages.discard(heir.stage_id)
             own.add(heir.stage_id)
             sending = self._sendings.pop((pool.stage_id, owner), None)
-            pool.queue.let_go(owner)
+            pool.queue.resume(owner)
             if sending is None or sending.taken:
                 self._begin(pool, self._payloads.external(owner), [name])
             else:
@@ -127,7 +129,7 @@ class Sharing:
         if pool.stage_id in self._unread.get(other, ()) and pool.queue.leader_of(other) != other:
             self.inherits(other, work)
         else:  # the other request needs the payload, or has it
-            self._orchestrator.repair.lacks_input(pool, name)
+            self._orchestrator.recovery.remake_input(pool, name)
 
     def ended(self, stage_id: int, request_id: str, receivers: Sequence[str]) -> None:
         """Record the end of the work begun for ``request_id``, and deliver the payload to all receivers that part."""
@@ -145,14 +147,14 @@ class Sharing:
         for name in names:
             state = self._orchestrator.request_states.get(name)
             if state is not None and state.final_stage_id > stage_id:
-                self.lies(name, pool.stage_id)
+                self.payload_sent(name, pool.stage_id)
         if names and names != [request_id]:
             self._begin(pool, self._payloads.external(request_id), names)
 
     def _begin(self, pool: Any, sent_as: str, names: Sequence[str]) -> None:
         sending = _Sending(sent_as, list(names))
         for name in names:
-            self.wait_no_more(pool, name)
+            self.stop_waiting(pool, name)
             self._sendings[pool.stage_id, name] = sending
             pool.queue.hold(name)
         self._orchestrator.spawn(self._send_on(pool, sending))
@@ -171,17 +173,17 @@ class Sharing:
         finally:
             for name in list(sending.names):
                 if self._sendings.get((pool.stage_id, name)) is sending:
-                    self.wait_no_more(pool, name)
+                    self.stop_waiting(pool, name)
             await pool.queue.release()
 
-    def wait_no_more(self, pool: Any, request_id: str) -> bool:
+    def stop_waiting(self, pool: Any, request_id: str) -> bool:
         """End the wait of a request for its payload; return whether it waited for one sent to another request."""
         sending = self._sendings.pop((pool.stage_id, request_id), None)
         if sending is None:
             return False
         if not sending.taken:
             sending.names.remove(request_id)
-        pool.queue.let_go(request_id)
+        pool.queue.resume(request_id)
         return True
 
     async def _when_there(self, take: Callable[[], bool]) -> None:
@@ -225,7 +227,7 @@ class Sharing:
             self._shares.pop((pool.stage_id, request_id), None)
         for pool in self._orchestrator.stage_pools:
             sending = self._sendings.get((pool.stage_id, request_id))
-            if self.wait_no_more(pool, request_id) and sending is not None and not (sending.taken or sending.names):
+            if self.stop_waiting(pool, request_id) and sending is not None and not (sending.taken or sending.names):
                 self._orchestrator.spawn(self._when_there(partial(self._payloads.copy, pool, sending.sent_as, ())))
                 self._unread.get(request_id, set()).discard(pool.stage_id)
         for stage_id in self._unread.pop(request_id, ()):

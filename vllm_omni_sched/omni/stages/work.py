@@ -19,8 +19,8 @@ class Work(StageWork):
 
     state: Any  # OrchestratorRequestState
     request: Any  # the request as sent to the engine
-    how: dict[str, Any]  # the other arguments
-    again: bool = False  # recovery has placed it
+    submit_args: dict[str, Any]  # the other arguments
+    redispatched: bool = False  # recovery has placed it
 
     @property
     def runs_as(self) -> str:

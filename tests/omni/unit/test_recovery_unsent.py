@@ -232,7 +232,7 @@ async def test_both_ends_of_an_edge_may_die() -> None:
 async def test_a_session_whose_input_is_lost_fails() -> None:
     async with Rig(TWICE, LAST) as rig:
         await rig.ask("s", resumable=True)
-        rig.omni.repair.handovers.finished(0, 0, "s", ["s"])
+        rig.omni.recovery.handovers.finished(0, 0, "s", ["s"])
         rig.omni.request_states["s"].finished_stage_ids.add(0)
         await rig.kill(0, 0)
         assert rig.error("s")

@@ -17,8 +17,8 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 from tests.support.omni_stages import FINAL, Rig, StageSpec
 from vllm_omni_sched.engine.metrics_files import EngineDirectory
 from vllm_omni_sched.logs import LOGGER
-from vllm_omni_sched.omni.stages import reports
-from vllm_omni_sched.omni.stages.watch import MEMORY_SECONDS
+from vllm_omni_sched.omni.stages import report_reader
+from vllm_omni_sched.omni.stages.stage_monitor import MEMORY_SECONDS
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -30,7 +30,7 @@ def anomaly(**how: Any) -> dict[str, Any]:
 
 
 def counted(rig: Rig, stage_id: int = 0) -> dict[str, int]:
-    return {kind: count for kind, count in rig.policies.board.stages[stage_id].anomalies.items() if count}
+    return {kind: count for kind, count in rig.driver.board.stages[stage_id].anomalies.items() if count}
 
 
 async def test_a_request_that_hangs_is_told_once_while_it_does(caplog: pytest.LogCaptureFixture) -> None:
@@ -98,17 +98,17 @@ async def test_it_looks_no_more_often_than_it_should() -> None:
     async with Rig(FINAL, **anomaly(interval_seconds=5.0)) as rig:
         pools = rig.omni.stage_pools
         await rig.ask("a")
-        rig.policies.watch.look(pools, 1000.0)
-        assert rig.policies.watch.look(pools, 1004.0) == ()
-        rig.policies.watch.look(pools, 1005.0)
-        assert rig.policies.watch.look(pools, 1009.0) == ()
-        assert rig.policies.watch.look(pools, 1030.0)
+        rig.driver.monitor.check(pools, 1000.0)
+        assert rig.driver.monitor.check(pools, 1004.0) == ()
+        rig.driver.monitor.check(pools, 1005.0)
+        assert rig.driver.monitor.check(pools, 1009.0) == ()
+        assert rig.driver.monitor.check(pools, 1030.0)
 
 
 @pytest.fixture
 def base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where reports of stages lie."""
-    monkeypatch.setattr(reports, "reports_base", lambda: tmp_path / "base")
+    monkeypatch.setattr(report_reader, "reports_base", lambda: tmp_path / "base")
     return tmp_path / "base"
 
 
@@ -200,10 +200,10 @@ async def test_what_is_sent_on_is_noted_and_says_nothing_of_the_edge() -> None:
     async with Rig(StageSpec(), FINAL, **anomaly()) as rig:
         await rig.ask("a")
         await rig.finish(0, "a")
-        noted = rig.policies.board.edges[0, 1].transfer_seconds
+        noted = rig.driver.board.edges[0, 1].transfer_seconds
         assert sum(noted.counts) == 1
         for i in range(200):
-            rig.policies.watch.sent(0, 1, 0.001 if i < 100 else 10.0)
+            rig.driver.monitor.sent(0, 1, 0.001 if i < 100 else 10.0)
         await rig.tick(2.0)
         assert sum(noted.counts) == 201
         assert noted.total > 1000.0
@@ -215,6 +215,6 @@ async def test_the_memory_of_a_replica_is_that_of_its_processes() -> None:
         processes = [SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=NOBODY), SimpleNamespace(pid=None)]
         rig.replica(0).resources = SimpleNamespace(engine_manager=SimpleNamespace(processes=processes))
         await rig.tick(1.0)
-        held = rig.policies.board.replicas[0, 0].host_bytes
+        held = rig.driver.board.replicas[0, 0].host_bytes
         assert held is not None
         assert held > 1 << 20

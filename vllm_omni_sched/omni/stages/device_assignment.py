@@ -7,10 +7,10 @@ from typing import Any
 from vllm_omni_sched.monitor.recovery.events import Replica
 
 
-class Places:
-    """The devices of replicas, initially from the deploy YAML, and then as changed by moves.
+class DeviceAssignment:
+    """Tracks the devices of replicas, initially those of the deploy YAML, and then as changed by moves.
 
-    A place is a string of devices as in vLLM-Omni (``"2,3"``), or None if none is named.
+    Devices are a string of devices as in vLLM-Omni (``"2,3"``), or None if none is named.
 
     Args:
         runtime: vLLM-Omni's `StageRuntime`.
@@ -25,32 +25,32 @@ class Places:
     def __contains__(self, replica: Replica) -> bool:
         return replica in self._all()
 
-    def of(self, replica: Replica) -> str | None:
-        """Return the place of a replica.
+    def devices_of(self, replica: Replica) -> str | None:
+        """Return the devices of a replica.
 
         Raises:
             KeyError: there is no such replica.
         """
         return self._all()[replica]
 
-    def moved(self, replica: Replica) -> bool:
-        """Return whether the replica was moved from its place in the deploy YAML; cheap before anything was moved."""
+    def was_moved(self, replica: Replica) -> bool:
+        """Return whether the replica was moved from its devices in the deploy YAML; cheap before anything was moved."""
         return replica in self._moved
 
     def replicas(self, stage_id: int) -> list[Replica]:
         """Return the replicas of one stage, including those that are to be restarted."""
         return sorted(replica for replica in self._all() if replica.stage == stage_id)
 
-    def put(self, replica: Replica, devices: str | None) -> None:
+    def assign(self, replica: Replica, devices: str | None) -> None:
         self._all()[replica] = devices
         self._moved.add(replica)
 
-    def clear(self, replica: Replica) -> str | None:
-        """Remove a replica that no longer exists, and return its place."""
+    def remove(self, replica: Replica) -> str | None:
+        """Remove a replica that no longer exists, and return its devices."""
         self._moved.discard(replica)
         return self._all().pop(replica)
 
-    def vacant(self, stage_id: int) -> Replica:
+    def next_free(self, stage_id: int) -> Replica:
         """Return the first free replica number of the stage."""
         taken, index = self._all(), 0
         while Replica(stage_id, index) in taken:

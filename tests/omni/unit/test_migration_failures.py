@@ -8,7 +8,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_moves import MovingRig, at, result
 from tests.support.omni_stages import StageSpec
-from vllm_omni_sched.omni.stages.moves import Outcome
+from vllm_omni_sched.omni.stages.replica_migrator import MigrationOutcome
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -21,10 +21,10 @@ async def test_what_is_not_empty_in_time_stays_and_gets_work_again() -> None:
         await rig.ask("a")
         await rig.finish(0, "a")
         leaving = rig.replica_id(1, "a")
-        move = rig.moves.hand_over(at(1, leaving), 0)
+        move = rig.migrator.hand_over(at(1, leaving), 0)
         await rig.tick(6.0)
         await rig.tick()
-        assert result(move) is Outcome.STAYED
+        assert result(move) is MigrationOutcome.STAYED
         assert rig.live() == [[0], [0, 1]]
         assert rig.incidents(1, leaving) == {"draining": 1, "stayed": 1}
         await rig.finish(1, "a")
@@ -38,17 +38,17 @@ async def test_what_is_not_empty_in_time_stays_and_gets_work_again() -> None:
 async def test_what_does_not_start_goes_back() -> None:
     async with MovingRig(ONE, TWO) as rig:
         rig.runtime.fails = 1
-        assert await rig.hand_over(at(1, 1), 0) is Outcome.BACK
+        assert await rig.hand_over(at(1, 1), 0) is MigrationOutcome.BACK
         assert rig.live() == [[0], [0, 1]]
         assert rig.runtime.on == [(1, 1, "2")]
         assert rig.incidents(1, 1) == {"draining": 1, "moved_away": 1, "move_failed": 1, "moved_in": 1}
-        assert await rig.hand_over(at(1, 1), 0) is Outcome.MOVED
+        assert await rig.hand_over(at(1, 1), 0) is MigrationOutcome.MOVED
 
 
 async def test_what_does_not_even_go_back_is_for_recovery() -> None:
     async with MovingRig(ONE, TWO) as rig:
         rig.runtime.fails = 2
-        assert await rig.hand_over(at(1, 1), 0) is Outcome.LOST
+        assert await rig.hand_over(at(1, 1), 0) is MigrationOutcome.LOST
         await rig.settle()
         assert rig.live() == [[0], [0, 1]]
         assert rig.runtime.on == [(1, 1, "2")]
@@ -60,10 +60,10 @@ async def test_one_that_dies_before_it_is_empty_is_not_moved_and_loses_nothing()
         await rig.ask("a")
         await rig.finish(0, "a")
         leaving = rig.replica_id(1, "a")
-        move = rig.moves.hand_over(at(1, leaving), 0)
+        move = rig.migrator.hand_over(at(1, leaving), 0)
         await rig.kill(1, leaving)
         await rig.tick()
-        assert result(move) is Outcome.DIED
+        assert result(move) is MigrationOutcome.DIED
         assert rig.live() == [[0], [0, 1]]
         await through_last(rig, "a")
         assert rig.answer("a") == rig.expected()
@@ -82,19 +82,19 @@ async def test_a_request_of_a_dead_replica_does_not_go_to_one_that_leaves() -> N
             await rig.ask(name, (ord(name),))
             await rig.finish(0, name)
         first, second = rig.replica_id(1, "a"), rig.replica_id(1, "b")
-        move = rig.moves.hand_over(at(1, second), 0)
+        move = rig.migrator.hand_over(at(1, second), 0)
         await rig.kill(1, first)
         assert rig.replica_id(1, "a") not in (first, second)
         await rig.finish(1, "a", "b")
         await rig.tick()
-        assert result(move) is Outcome.MOVED
+        assert result(move) is MigrationOutcome.MOVED
 
 
 async def test_a_stop_is_no_death_even_if_it_looks_like_one() -> None:
     async with MovingRig(ONE, TWO) as rig:
         old = rig.replica(1, 1)
         rig.runtime.go.clear()
-        rig.moves.hand_over(at(1, 1), 0)
+        rig.migrator.hand_over(at(1, 1), 0)
         await rig.tick()
         assert old.down
         await rig.omni._handle_dead_replica(1, 1, RuntimeError("its sockets are closed"))
@@ -106,7 +106,7 @@ async def test_a_stop_is_no_death_even_if_it_looks_like_one() -> None:
 
 async def test_a_moved_replica_that_dies_is_started_where_it_was() -> None:
     async with MovingRig(ONE, TWO) as rig:
-        rig.moves.hand_over(at(1, 1), 0)
+        rig.migrator.hand_over(at(1, 1), 0)
         await rig.tick()
         await rig.kill(0, 1)
         assert rig.runtime.on == [(0, 1, "2"), (0, 1, "2")]
@@ -116,14 +116,14 @@ async def test_a_moved_replica_that_dies_is_started_where_it_was() -> None:
 async def test_the_only_one_stays_if_it_does_not_empty() -> None:
     async with MovingRig(ONE, LAST, runtime={"drain_seconds": 5.0}) as rig:
         await rig.ask("a")
-        move = rig.moves.relocate(at(0, 0), "7")
+        move = rig.migrator.relocate(at(0, 0), "7")
         await rig.settle()
         await rig.tick(6.0)
         await rig.tick()
         await rig.tick()
-        assert result(move) is Outcome.STAYED
+        assert result(move) is MigrationOutcome.STAYED
         assert rig.live() == [[0], [0]]
-        assert rig.moves.places.replicas(0) == [at(0, 0)]
+        assert rig.migrator.devices.replicas(0) == [at(0, 0)]
 
 
 async def test_it_stays_when_the_other_one_dies_before_it_has_left() -> None:
@@ -131,13 +131,13 @@ async def test_it_stays_when_the_other_one_dies_before_it_has_left() -> None:
         await rig.ask("a")
         await rig.finish(0, "a")
         leaving = rig.replica_id(1, "a")
-        move = rig.moves.hand_over(at(1, leaving), 0)
+        move = rig.migrator.hand_over(at(1, leaving), 0)
         await rig.turn()
         rig.runtime.go.clear()
         await rig.kill(1, 1 - leaving)
         await rig.finish(1, "a")
         await rig.tick()
-        assert result(move) is Outcome.STAYED
+        assert result(move) is MigrationOutcome.STAYED
         assert rig.live() == [[0], [leaving]]
         rig.runtime.go.set()
 
@@ -145,7 +145,7 @@ async def test_it_stays_when_the_other_one_dies_before_it_has_left() -> None:
 async def test_one_that_hangs_is_not_counted_on() -> None:
     async with MovingRig(ONE, TWO) as rig:
         rig.omni.stage_pools[1].suspected.add(0)
-        assert rig.moves.hand_over(at(1, 1), 0) is Outcome.LAST
+        assert rig.migrator.hand_over(at(1, 1), 0) is MigrationOutcome.LAST
 
 
 async def test_what_was_kept_goes_on_when_a_replica_moves_in() -> None:
@@ -156,9 +156,9 @@ async def test_what_was_kept_goes_on_when_a_replica_moves_in() -> None:
         await rig.finish(0, "a")
         assert rig.live()[1] == []
         rig.runtime.fails = 0
-        move = rig.moves.hand_over(at(0, 1), 1)
+        move = rig.migrator.hand_over(at(0, 1), 1)
         await rig.tick()
         await rig.tick()
-        assert result(move) is Outcome.MOVED
+        assert result(move) is MigrationOutcome.MOVED
         await rig.finish(1, "a")
         assert rig.answer("a") == rig.expected()

@@ -21,9 +21,9 @@ from vllm_omni_sched import __version__
 from vllm_omni_sched.config.errors import ConfigError, MissingSymbolError
 from vllm_omni_sched.config.stage_yaml import VARIABLE
 from vllm_omni_sched.logs import LOGGER
-from vllm_omni_sched.omni.stages import overrides, seam
+from vllm_omni_sched.omni.stages import hooks, overrides
 from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
-from vllm_omni_sched.omni.stages.policies import Policies
+from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
 from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
 pytestmark = pytest.mark.omni
@@ -35,9 +35,9 @@ Make = Callable[[str | None], Any]
 def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
     """The orchestrator that the engine makes with such a deploy YAML; None: there is no YAML."""
     monkeypatch.setattr(AsyncOmniEngine, "_create_orchestrator", AsyncOmniEngine._create_orchestrator)
-    monkeypatch.setattr(Policies, "publish", lambda self: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(PipelineDriver, "publish", lambda self: SimpleNamespace(close=lambda: None))
     monkeypatch.delenv(VARIABLE, raising=False)
-    seam.hook()
+    hooks.hook()
 
     def made(text: str | None) -> Any:
         deploy = tmp_path / "deploy.yaml"
@@ -84,7 +84,7 @@ def test_or_the_environment_gives_the_options(make: Make, monkeypatch: pytest.Mo
     file = tmp_path / "options.yaml"
     file.write_text("batching: {max_batch_size: 2}\n")
     monkeypatch.setenv(VARIABLE, str(file))
-    assert make(None).policies.config.batching.max_batch_size == 2
+    assert make(None).driver.config.batching.max_batch_size == 2
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_an_unknown_stage_is_told_with_the_file(make: Make) -> None:
 def test_every_method_that_vllm_omni_has_too_is_guarded(ours: type, theirs: type) -> None:
     both = {name for name in vars(ours) if callable(getattr(theirs, name, None))} - set(vars(object))
     assert both
-    assert set(overrides.extended(ours)) - {"__init__"} == both
-    overrides.refuse_lost(ours)
+    assert set(overrides.overridden_methods(ours)) - {"__init__"} == both
+    overrides.check_overrides(ours)
 
 
 def test_a_method_that_vllm_omni_has_no_more_is_told(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,12 +140,12 @@ def test_only_what_calls_that_of_its_base_is_guarded() -> None:
         async def renamed(self) -> None:
             super().renamed()  # type: ignore[misc]
 
-    assert overrides.extended(Ours) == ["kept", "renamed"]
+    assert overrides.overridden_methods(Ours) == ["kept", "renamed"]
     with pytest.raises(MissingSymbolError, match=r"extends Base\.renamed, which"):
-        overrides.refuse_lost(Ours)
+        overrides.check_overrides(Ours)
 
 
 def test_hooking_twice_is_hooking_once(make: Make) -> None:
     once = AsyncOmniEngine._create_orchestrator
-    seam.hook()
+    hooks.hook()
     assert AsyncOmniEngine._create_orchestrator is once

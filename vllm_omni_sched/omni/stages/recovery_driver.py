@@ -12,12 +12,12 @@ from vllm_omni.engine.messages import ErrorMessage
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery import events
 from vllm_omni_sched.monitor.recovery.events import FailReason, Replica
+from vllm_omni_sched.omni.stages.async_chunk_recovery import AsyncChunkRecovery, abort_run
 from vllm_omni_sched.omni.stages.caches import sends_caches
 from vllm_omni_sched.omni.stages.handover import Handover, Handovers
-from vllm_omni_sched.omni.stages.names import Names
 from vllm_omni_sched.omni.stages.parking import Parking
 from vllm_omni_sched.omni.stages.payloads import Payloads
-from vllm_omni_sched.omni.stages.together import Together, abort_run
+from vllm_omni_sched.omni.stages.run_names import RunNames
 from vllm_omni_sched.omni.stages.work import Work
 
 logger = get_logger(__name__)
@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 HELD_SECONDS = 0.3  # how long to look for a payload that was not received
 
 
-class Repair:
+class RecoveryDriver:
     """Carries out the actions of the recovery policy.
 
     Args:
@@ -36,41 +36,41 @@ class Repair:
     def __init__(self, orchestrator: Any, runtime: Any, payloads: Payloads) -> None:
         self._orchestrator, self._runtime, self._payloads = orchestrator, runtime, payloads
         self._pools: list[Any] = orchestrator.stage_pools
-        self._policy = orchestrator.policies.recovery(orchestrator.stage_pools)
+        self._policy = orchestrator.driver.recovery_policy(orchestrator.stage_pools)
         self._works: dict[str, dict[int, Work]] = {}  # of present requests, by stage
         self._lost: dict[str, Work] = {}  # works of dead replicas, until they have a place
         self.handovers = Handovers(pieces=orchestrator.async_chunk)
         self._forwarding: dict[str, asyncio.Future[None]] = {}  # requests on their way into the next stage
         self.parking = Parking(orchestrator, self._policy, self.fail)
-        self.names: Names | None = None
-        self._together: Together | None = None
+        self.names: RunNames | None = None
+        self._async_chunk: AsyncChunkRecovery | None = None
         if self._policy is not None:
-            self.names = self._named()
+            self.names = self._wrap_clients()
             payloads.external = self.names.external
             if orchestrator.async_chunk:
-                self._together = Together(orchestrator, payloads, self.names, self.handovers)
+                self._async_chunk = AsyncChunkRecovery(orchestrator, payloads, self.names, self.handovers)
 
-    def _named(self) -> Names:
+    def _wrap_clients(self) -> RunNames:
         """Return names of runs that all clients of all stages use."""
-        names = Names()
+        names = RunNames()
         for pool in self._pools:
             pool.names = names
             for client in pool.clients:
                 if client is not None:
-                    names.put_on(client)
+                    names.wrap_client(client)
         return names
 
     @property
     def on(self) -> bool:
         return self._policy is not None
 
-    # ---- what happens
+    # ---- events
 
     def started(self, work: Work) -> None:
         """Record that a work is sent to its replica."""
         self.handovers.runs_again(work.request_id, work.stage_id)
-        if self._policy is None or work.again:
-            work.again = False
+        if self._policy is None or work.redispatched:
+            work.redispatched = False
             return
         self._works.setdefault(work.request_id, {})[work.stage_id] = work
         self._dispatched(work, work.replica_id)
@@ -78,20 +78,20 @@ class Repair:
     def _dispatched(self, work: Work, replica_id: int) -> None:
         replica = Replica(work.stage_id, replica_id)
         try:
-            self._do(events.Dispatched(self._name(work), replica, work.request_id))
+            self._handle(events.Dispatched(self._flight_name(work), replica, work.request_id))
         except ValueError:
             logger.exception("recovery cannot track request %s", work.request_id)
 
-    def waits(self, request_id: str) -> bool:
+    def is_waiting(self, request_id: str) -> bool:
         """Return whether a request waits for a replica to come back, for which another time limit applies."""
-        parked = any(one.request_id == request_id for kept in self.parking.kept.values() for one in kept)
+        parked = any(one.request_id == request_id for kept in self.parking.parked.values() for one in kept)
         return parked or any(work.request_id == request_id for work in self._lost.values())
 
     def works_of(self, request_id: str) -> dict[int, Work] | None:
         """Return the works of a present request by stage; None if there are none."""
         return self._works.get(request_id)
 
-    def knows(self, work: Work) -> None:
+    def track(self, work: Work) -> None:
         """Record a work that another one does; it may have to run by itself later."""
         if self._policy is not None:
             self._works.setdefault(work.request_id, {})[work.stage_id] = work
@@ -99,10 +99,12 @@ class Repair:
     def ended(self, work: Work) -> None:
         """Record that a work has ended without an error."""
         if self._policy is not None:
-            name = self._name(work)
-            self._do(events.Finished(name, self._policy.attempt(name)))
+            name = self._flight_name(work)
+            self._handle(events.Finished(name, self._policy.attempt(name)))
 
-    def said(self, stage_id: int, replica_id: int, owner: str, receivers: Sequence[str], *, finished: bool) -> None:
+    def on_output(
+        self, stage_id: int, replica_id: int, owner: str, receivers: Sequence[str], *, finished: bool
+    ) -> None:
         """Record an output of a replica for the work begun for ``owner``, and for all its receivers."""
         self.handovers.on_first_output(stage_id, {owner, *receivers}, finished=finished)
         if finished and self._policy is not None and self._sends_on(stage_id):
@@ -137,14 +139,14 @@ class Repair:
             return
         works = self._works.pop(request_id, {})
         for work in works.values():
-            self._do(events.Aborted(self._name(work)))
-            self._lost.pop(self._name(work), None)
+            self._handle(events.Aborted(self._flight_name(work)))
+            self._lost.pop(self._flight_name(work), None)
         self.parking.forget(request_id)
-        if self._together is not None:
-            self._together.forget(request_id, works)
+        if self._async_chunk is not None:
+            self._async_chunk.forget(request_id, works)
         if self.names is not None:
             self.names.forget(request_id)
-        if self._together is not None:
+        if self._async_chunk is not None:
             for name in list(self._works):  # works whose last user this request was, of requests that had left before
                 if name not in self._orchestrator.request_states:
                     self.forget(name)
@@ -159,47 +161,47 @@ class Repair:
             pool.evict_replica(replica_id)
         self._orchestrator._remove_stage_replica_waiting(pool.stage_id, replica_id)
         lost = pool.queue.lost(replica_id)
-        if self._together is not None:
-            for work in self._together.unsent(pool, replica_id, self._works):
+        if self._async_chunk is not None:
+            for work in self._async_chunk.unsent(pool, replica_id, self._works):
                 self._dispatched(work, replica_id)
                 work.reset()
                 lost.append(work)
         for work in lost:
-            self._lost[self._name(work)] = work
+            self._lost[self._flight_name(work)] = work
             pool._request_bindings.pop(work.request_id, None)
             if pool.output_processor is not None:
                 pool.output_processor.remove_request(work.runs_as)
-            if self._together is not None:
-                for taken in self._together.stop(work, self._works[work.request_id]):
-                    self._do(events.Aborted(self._name(taken)))
+            if self._async_chunk is not None:
+                for taken in self._async_chunk.stop(work, self._works[work.request_id]):
+                    self._handle(events.Aborted(self._flight_name(taken)))
         self._fail_sessions(pool, replica_id, error)
-        self._do(events.Suspected(replica, str(error)))  # no request is sent there while payloads are looked for
+        self._handle(events.Suspected(replica, str(error)))  # no request is sent there while payloads are looked for
         self._orchestrator.spawn(self._after(pool, replica, lost, str(error)))
         return True
 
     async def _after(self, pool: Any, replica: Replica, lost: list[Work], cause: str) -> None:
         if pool.stage_id and not self._orchestrator.async_chunk and self._payloads.arrive_at(pool):
             names = [work.request_id for work in lost]
-            look = partial(self._payloads.take_back, pool, names, HELD_SECONDS)
-            held = await asyncio.get_running_loop().run_in_executor(None, look)
+            take_back = partial(self._payloads.take_back, pool, names, HELD_SECONDS)
+            held = await asyncio.get_running_loop().run_in_executor(None, take_back)
             logger.warning("of %d payloads for stage %d, %d are not received yet", len(names), pool.stage_id, len(held))
             for work in lost:
                 if work.request_id in held:
-                    self._orchestrator.sharing.lies(work.request_id, pool.stage_id)
+                    self._orchestrator.sharing.payload_sent(work.request_id, pool.stage_id)
                 else:
                     for stage_id in range(pool.stage_id):
-                        self._do(events.OutputLost(self._name(work), stage_id))
+                        self._handle(events.OutputLost(self._flight_name(work), stage_id))
         if not self._orchestrator.async_chunk:
             await self._recall_unsent(pool, replica)
         if sends_caches(self._pools[: pool.stage_id]):  # the dead replica has received them
             for work in lost:
                 for stage_id in range(pool.stage_id):
-                    self._do(events.OutputLost(self._name(work), stage_id))
+                    self._handle(events.OutputLost(self._flight_name(work), stage_id))
         for work in lost:
-            if self._together is not None and not self._together.may_run_again(work.request_id):
-                self._do(events.Aborted(self._name(work)))
+            if self._async_chunk is not None and not self._async_chunk.may_run_again(work.request_id):
+                self._handle(events.Aborted(self._flight_name(work)))
                 await self._give_up(work, FailReason.COMPANIONS)
-        self._do(events.Died(replica, cause))
+        self._handle(events.Died(replica, cause))
 
     async def _recall_unsent(self, pool: Any, replica: Replica) -> None:
         """Recall requests from the next stage that wait for an output that the dead replica had not sent yet."""
@@ -209,8 +211,8 @@ class Repair:
         if self._payloads.arrive_at(after):
             open_ = self.handovers.of_replica(pool.stage_id, replica.index)
             names = sorted({name for one in open_ for name in (one.request_id, one.owner)})
-            look = partial(self._payloads.take_back, after, names, HELD_SECONDS)
-            held = await asyncio.get_running_loop().run_in_executor(None, look)
+            take_back = partial(self._payloads.take_back, after, names, HELD_SECONDS)
+            held = await asyncio.get_running_loop().run_in_executor(None, take_back)
         while True:
             open_ = self.handovers.of_replica(pool.stage_id, replica.index)
             on_their_way = [self._forwarding[one.request_id] for one in open_ if one.request_id in self._forwarding]
@@ -221,12 +223,12 @@ class Repair:
             if held.isdisjoint((one.request_id, one.owner)):
                 self._recall(one, after)
 
-    def lacks_input(self, pool: Any, request_id: str) -> None:
+    def remake_input(self, pool: Any, request_id: str) -> None:
         """Make the input of a request again that waits in a stage for a payload that will not come."""
         if self._policy is not None:
-            self._orchestrator.spawn(self._remake(request_id, pool))
+            self._orchestrator.spawn(self._remake_input(request_id, pool))
 
-    async def _remake(self, request_id: str, after: Any) -> None:
+    async def _remake_input(self, request_id: str, after: Any) -> None:
         while request_id in self._forwarding:
             await asyncio.wait([self._forwarding[request_id]])
         some = min(self._pools[after.stage_id - 1].live_replica_ids(), default=0)
@@ -249,18 +251,18 @@ class Repair:
         if work is not None:
             self._stop_run(after, work)
         elif (work := after.queue.take_out(name)) is not None:
-            orchestrator.sharing.wait_no_more(after, name)
+            orchestrator.sharing.stop_waiting(after, name)
         elif self.parking.forget(name):
             work = works[stage_id]
         else:
             return  # another request's work serves it there, or it has finished
         logger.warning("request %s waits in stage %d for an input lost with its sender", name, after.stage_id)
         if name in orchestrator.request_states:  # otherwise it runs again in the name of the present leader
-            names.again(name, {each.runs_as for each in works.values()})
+            names.start_new_run(name, {each.runs_as for each in works.values()})
         self.handovers.forget(name)
-        orchestrator.sharing.lost(name, after.stage_id)
+        orchestrator.sharing.payload_lost(name, after.stage_id)
         for receiver in {name, *after.queue.receivers(name)}:
-            orchestrator.policies.waive_credits(receiver, orchestrator.clock())
+            orchestrator.driver.waive_credits(receiver, orchestrator.clock())
             state = orchestrator.request_states.get(receiver)
             if state is not None:
                 state.finished_stage_ids.discard(stage_id)
@@ -268,10 +270,10 @@ class Repair:
         if not policy.attempt(name):  # another request's work has served it so far
             self._dispatched(works[stage_id], one.replica_id)
         for earlier in range(after.stage_id):
-            self._do(events.OutputLost(name, earlier))
+            self._handle(events.OutputLost(name, earlier))
         work.reset()
-        self._lost[self._name(work)] = work
-        self._do(events.Recalled(name))
+        self._lost[self._flight_name(work)] = work
+        self._handle(events.Recalled(name))
 
     def _stop_run(self, pool: Any, work: Work) -> None:
         """Withdraw a work from a live replica."""
@@ -279,7 +281,7 @@ class Repair:
         replica_id, run = work.replica_id, self.names.present(work.runs_as)
         pool.queue.withdraw(work)
         pool._request_bindings.pop(work.request_id, None)
-        self._orchestrator.policies.board.aborted(pool.stage_id, replica_id, work.request_id)
+        self._orchestrator.driver.board.aborted(pool.stage_id, replica_id, work.request_id)
         if pool.output_processor is not None:
             pool.output_processor.abort_requests([work.runs_as], internal=True)
         client = pool.clients[replica_id]
@@ -303,58 +305,58 @@ class Repair:
             if state is not None and direct and pool.stage_id not in state.finished_stage_ids:
                 orchestrator.spawn(self.fail(request_id, pool.stage_id, str(error), FailReason.SESSION))
 
-    # ---- what is asked for
+    # ---- actions of the policy
 
-    def _do(self, event: Any) -> None:
+    def _handle(self, event: Any) -> None:
         orchestrator = self._orchestrator
         for action in self._policy.on_event(event, orchestrator.clock()):
             match action:
                 case events.Restart(replica):
                     orchestrator.spawn(self._restart(replica))
                 case events.Redispatch(name, replica, _, stages):
-                    orchestrator.spawn(self._again(name, replica, stages))
+                    orchestrator.spawn(self._redispatch(name, replica, stages))
                 case events.Fail(name, reason):
                     work = self._lost.pop(name, None)
                     if work is not None:
                         orchestrator.spawn(self._give_up(work, reason))
                 case events.Record(incident):
-                    orchestrator.policies.incident(incident)
+                    orchestrator.driver.incident(incident)
 
     def tick(self) -> None:
         if self._policy is None:
             return
-        self._do(events.Tick())
+        self._handle(events.Tick())
         self.parking.tick(self._orchestrator.clock())
 
-    async def _again(self, name: str, replica: Replica, stages: tuple[int, ...]) -> None:
+    async def _redispatch(self, name: str, replica: Replica, stages: tuple[int, ...]) -> None:
         work = self._lost.pop(name, None)
         if work is None:
             return
-        if self._together is not None:
+        if self._async_chunk is not None:
             if work.request_id in self._works:
-                await self._together.resume(work, replica.index, self._works[work.request_id])
+                await self._async_chunk.resume(work, replica.index, self._works[work.request_id])
             return
         orchestrator = self._orchestrator
         receivers = orchestrator.stage_pools[work.stage_id].queue.receivers(work.request_id)
         for receiver in receivers:
-            orchestrator.outlet.runs_again(receiver, work.stage_id)
+            orchestrator.deduplicator.runs_again(receiver, work.stage_id)
         if stages[0] != work.stage_id:
             for receiver in receivers:
-                orchestrator.policies.waive_credits(receiver, orchestrator.clock())
-            work = self._rewound(work, stages[0], receivers[0])
+                orchestrator.driver.waive_credits(receiver, orchestrator.clock())
+            work = self._rewind(work, stages[0], receivers[0])
             if work.request_id == name:
-                work.again = True
+                work.redispatched = True
             else:
-                self._do(events.Aborted(name))  # its request has left; the present leader runs under its own name
+                self._handle(events.Aborted(name))  # its request has left; the present leader runs under its own name
                 self._works.pop(name, None)
                 self.handovers.forget(name)
                 if self.names is not None:
                     self.names.forget(name)
         else:
-            work.again = True
+            work.redispatched = True
         await orchestrator.stage_pools[replica.stage].queue.place(work, replica.index)
 
-    def _rewound(self, work: Work, stage_id: int, leader: str) -> Work:
+    def _rewind(self, work: Work, stage_id: int, leader: str) -> Work:
         """Return the work at an earlier stage, to be done once more.
 
         It is done in the name of the present leader. From there it comes back to the interrupted stage, where
@@ -369,7 +371,7 @@ class Repair:
                 if later > stage_id:
                     state.stage_submit_ts.pop(later, None)
             if later < work.stage_id:
-                orchestrator.outlet.runs_again(leader, later)
+                orchestrator.deduplicator.runs_again(leader, later)
         earlier = self._works[leader][stage_id]
         earlier.reset()
         return earlier
@@ -381,7 +383,7 @@ class Repair:
     async def fail(self, request_id: str, stage_id: int, why: str, reason: FailReason) -> None:
         """End a request with an error."""
         orchestrator = self._orchestrator
-        orchestrator.policies.board.given_up(stage_id, reason.value)
+        orchestrator.driver.board.given_up(stage_id, reason.value)
         await orchestrator.output_async_queue.put(
             ErrorMessage(error=f"Stage-{stage_id}: {why}", fatal=True, request_id=request_id, stage_id=stage_id)
         )
@@ -395,29 +397,31 @@ class Repair:
         logger.warning("restarting stage %d replica %d", replica.stage, replica.index)
         loop = asyncio.get_running_loop()
         try:
-            start = partial(start_replica, self._runtime, replica.stage, replica.index, self._orchestrator.moves.places)
+            start = partial(
+                start_replica, self._runtime, replica.stage, replica.index, self._orchestrator.migrator.devices
+            )
             client = await loop.run_in_executor(None, start)
         except Exception as error:
             logger.exception("restarting stage %d replica %d failed", replica.stage, replica.index)
-            self._do(events.RestartFailed(replica, str(error)))
+            self._handle(events.RestartFailed(replica, str(error)))
             return
         await self._orchestrator.forget_items(replica.stage)
-        self._orchestrator.policies.board.restarted(replica.stage, replica.index)
+        self._orchestrator.driver.board.restarted(replica.stage, replica.index)
         pool.attach(replica.index, client)
-        self._orchestrator.moves.away.discard(replica)
+        self._orchestrator.migrator.stopped.discard(replica)
         logger.warning("stage %d replica %d was restarted and serves again", replica.stage, replica.index)
-        self._do(events.Restarted(replica))
+        self._handle(events.Restarted(replica))
         self.parking.unpark(replica.stage)
         await self._orchestrator.release()
 
     # ---- replicas that move
 
-    def tell(self, event: events.Event) -> None:
+    def report(self, event: events.Event) -> None:
         """Tell recovery of a planned change of a replica."""
         if self._policy is not None:
-            self._do(event)
+            self._handle(event)
 
-    def well(self, replica: Replica) -> bool:
+    def serves(self, replica: Replica) -> bool:
         """Return whether the replica serves, as far as recovery knows."""
         return self._policy is None or self._policy.serves(replica)
 
@@ -425,18 +429,18 @@ class Repair:
         """Return whether requests are on the replica or on their way to it."""
         return self._policy is not None and bool(self._policy.in_flight(replica))
 
-    def _name(self, work: Work) -> str:
+    def _flight_name(self, work: Work) -> str:
         """Return the name of a request in flight: in async-chunk mode it is in all stages at once."""
         return f"{work.request_id}@{work.stage_id}" if self._orchestrator.async_chunk else work.request_id
 
-    # ---- who may be dead
+    # ---- replicas that do not answer
 
     def suspect(self, pool: Any, replica_id: int, why: str) -> None:
         """Report a replica that does not answer: no request is moved there until `answers` is called or it has died."""
         if self._policy is not None:
-            self._do(events.Suspected(Replica(pool.stage_id, replica_id), why))
+            self._handle(events.Suspected(Replica(pool.stage_id, replica_id), why))
 
-    def answers(self, pool: Any, replica_id: int) -> None:
+    def clear_suspicion(self, pool: Any, replica_id: int) -> None:
         """Report that a suspected replica answers again."""
         if self._policy is not None:
-            self._do(events.Cleared(Replica(pool.stage_id, replica_id)))
+            self._handle(events.Cleared(Replica(pool.stage_id, replica_id)))

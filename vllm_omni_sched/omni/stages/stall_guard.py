@@ -12,10 +12,10 @@ from vllm_omni_sched.monitor.recovery.stalled import StalledRequests
 logger = get_logger(__name__)
 
 OPTION = "runtime.stall_seconds"
-LOOK_SECONDS = 1.0  # between two checks, or a tenth of the deadline if that is less
+CHECK_SECONDS = 1.0  # between two checks, or a tenth of the deadline if that is less
 
 
-class LastResort:
+class StallGuard:
     """Watches all requests of a pipeline, and fails those that stall (`StalledRequests`).
 
     Streaming sessions do not stall: there the client sends the next input. A companion of classifier-free
@@ -29,7 +29,7 @@ class LastResort:
     def __init__(self, orchestrator: Any, deadline_seconds: float | None) -> None:
         self._orchestrator = orchestrator
         self._stalled = StalledRequests(deadline_seconds)
-        self._interval_seconds = min(LOOK_SECONDS, (deadline_seconds or LOOK_SECONDS) / 10)
+        self._interval_seconds = min(CHECK_SECONDS, (deadline_seconds or CHECK_SECONDS) / 10)
         self._next = float("-inf")
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class LastResort:
         """Forget a request that has left."""
         self._stalled.forget(request_id)
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Fail requests that stall."""
         if now < self._next:
             return
@@ -71,12 +71,12 @@ class LastResort:
                     f"{where} has made no progress with it for {seconds:.4g} s, longer than option "
                     f"'{OPTION}' ({self._stalled.deadline_seconds:g}) allows ({FailReason.STALLED.value})"
                 )
-                fail = self._orchestrator.repair.fail(request_id, stage_id, why, FailReason.STALLED)
+                fail = self._orchestrator.recovery.fail(request_id, stage_id, why, FailReason.STALLED)
                 self._orchestrator.spawn(fail)
 
     def _waits(self, request_id: str) -> bool:
         orchestrator = self._orchestrator
-        return orchestrator.repair.waits(request_id) or any(
+        return orchestrator.recovery.is_waiting(request_id) or any(
             pool.queue.leader_of(request_id) in pool.queue.waiting for pool in orchestrator.stage_pools
         )
 
@@ -87,7 +87,7 @@ class LastResort:
             leader = pool.queue.leader_of(request_id)
             work = pool.queue.running.get(leader)
             if work is not None and work.sent:
-                owed = orchestrator.repair.handovers.to_stage(work.request_id, pool.stage_id)
+                owed = orchestrator.recovery.handovers.to_stage(work.request_id, pool.stage_id)
                 lacks = ""
                 if owed is not None:
                     lacks = f" (its input from stage {owed.stage_id} replica {owed.replica_id} may not have arrived)"
@@ -96,6 +96,6 @@ class LastResort:
                 return pool.stage_id, "the queue of the stage"
         state = orchestrator.request_states[request_id]
         stage_id = max(state.stage_submit_ts, default=0)
-        known = orchestrator.policies.known.get(request_id)
+        known = orchestrator.driver.known.get(request_id)
         replica_id = None if known is None else known.replicas.get(stage_id)
         return stage_id, "the stage" if replica_id is None else f"replica {replica_id}"

@@ -1,9 +1,9 @@
 """Report facts of a stage's process to the front end once per second.
 
 These are bytes moved by its connectors, hits of its prefix and encoder caches, and its device memory. The front
-end asks for them with an environment variable (`ask`); otherwise nothing here runs. A report is a file of the
-stage's process that the front end reads (`PagePublisher`), in a directory of its own, so that ``/metrics`` does not
-take it for a page.
+end asks for them with an environment variable (`enable_reports`); otherwise nothing here runs. A report is a file of
+the stage's process that the front end reads (`PagePublisher`), in a directory of its own, so that ``/metrics`` does
+not take it for a page.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def reports_base() -> Path:
     return default_base().with_name(default_base().name + "-stages")
 
 
-def ask(environ: MutableMapping[str, str]) -> None:
+def enable_reports(environ: MutableMapping[str, str]) -> None:
     """Let stages that this process starts from now on report to it."""
     environ[VARIABLE] = str(os.getpid())
 
 
-def ask_not(environ: MutableMapping[str, str]) -> None:
+def disable_reports(environ: MutableMapping[str, str]) -> None:
     """Let stages that this process starts from now on report nothing."""
     environ.pop(VARIABLE, None)
 
 
-class Report:
-    """Sums since this process started; any thread may add to them."""
+class StageReporter:
+    """Sums up what this process has done since its start; any thread may add to the sums."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -107,7 +107,7 @@ def device_bytes() -> int | None:
 
 
 @functools.cache
-def begin() -> Report | None:
+def start_reporting() -> StageReporter | None:
     """Report from this process if the process that started it asks for it; may be called twice."""
     if os.environ.get(VARIABLE) in (None, str(os.getpid())):
         return None
@@ -115,10 +115,10 @@ def begin() -> Report | None:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 
-    report = Report()
-    _wrap(OmniConnectorFactory, "create_connector", functools.partial(_makes_counting, report))
-    _wrap(KVCacheManager, "get_computed_blocks", functools.partial(_counts_prefix, report))
-    _wrap(EncoderCacheManager, "check_and_update_cache", functools.partial(_counts_items, report))
+    report = StageReporter()
+    _wrap(OmniConnectorFactory, "create_connector", functools.partial(_wrap_create_connector, report))
+    _wrap(KVCacheManager, "get_computed_blocks", functools.partial(_wrap_get_computed_blocks, report))
+    _wrap(EncoderCacheManager, "check_and_update_cache", functools.partial(_wrap_check_and_update_cache, report))
     publisher = PagePublisher("report", {}, report.page, base=reports_base())
     publisher.start()
     atexit.register(publisher.close)
@@ -126,18 +126,18 @@ def begin() -> Report | None:
 
 
 def _wrap(owner: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    theirs = owner.__dict__.get(name)
-    method = getattr(theirs, "__func__", theirs)  # of a class method
+    original = owner.__dict__.get(name)
+    method = getattr(original, "__func__", original)  # of a class method
     if method is None or hasattr(method, _MARK):
         return  # a method that this vLLM lacks is not reported
     ours = functools.wraps(method)(wrap(method))
     setattr(ours, _MARK, True)
-    setattr(owner, name, classmethod(ours) if isinstance(theirs, classmethod) else ours)
+    setattr(owner, name, classmethod(ours) if isinstance(original, classmethod) else ours)
 
 
-def _makes_counting(report: Report, theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_create_connector(report: StageReporter, original: Callable[..., Any]) -> Callable[..., Any]:
     def create_connector(cls: Any, spec: Any) -> Any:
-        connector = theirs(cls, spec)
+        connector = original(cls, spec)
         kind: Any = type(connector)
         connector.__class__ = counting(kind, report)
         return connector
@@ -146,7 +146,7 @@ def _makes_counting(report: Report, theirs: Callable[..., Any]) -> Callable[...,
 
 
 @functools.cache
-def counting(kind: type, report: Report) -> type:
+def counting(kind: type, report: StageReporter) -> type:
     """Return a subclass of a connector class that counts messages, their bytes and failures.
 
     A `put` that raises or returns False fails, and so does a `get` that raises or reaches its deadline. A
@@ -190,9 +190,9 @@ def counting(kind: type, report: Report) -> type:
     return Counting
 
 
-def _counts_prefix(report: Report, theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_get_computed_blocks(report: StageReporter, original: Callable[..., Any]) -> Callable[..., Any]:
     def get_computed_blocks(self: Any, request: Any) -> Any:
-        found = theirs(self, request)
+        found = original(self, request)
         if getattr(self, "prefix_cache_lookup_enabled", lambda _: True)(request):
             report.looked_up("prefix", request.request_id, int(found[1]), int(request.num_tokens))
         return found
@@ -200,9 +200,9 @@ def _counts_prefix(report: Report, theirs: Callable[..., Any]) -> Callable[..., 
     return get_computed_blocks
 
 
-def _counts_items(report: Report, theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_check_and_update_cache(report: StageReporter, original: Callable[..., Any]) -> Callable[..., Any]:
     def check_and_update_cache(self: Any, request: Any, input_id: int) -> bool:
-        hit: bool = theirs(self, request, input_id)
+        hit: bool = original(self, request, input_id)
         report.looked_up("encoder", (request.request_id, input_id), int(hit), 1)
         return hit
 

@@ -23,7 +23,7 @@ class _Runs:
     stale: set[str] = field(default_factory=set)  # names of earlier runs in the engines
 
 
-class Names:
+class RunNames:
     """Maps the name of a request to its name in the engines; everything else uses its first name.
 
     1. The first run of a request has the names that vLLM-Omni gives it.
@@ -43,18 +43,18 @@ class Names:
         """Return the number of requests that ran more than once."""
         return len(self._runs)
 
-    def put_on(self, client: Any) -> Any:
+    def wrap_client(self, client: Any) -> Any:
         """Make the client of a stage rename its inputs and outputs."""
-        theirs = type(client)
-        if not issubclass(theirs, _Renaming):
-            if theirs not in self._classes:
+        original = type(client)
+        if not issubclass(original, _Renaming):
+            if original not in self._classes:
                 kind = _RenamingDiffusion if client.stage_type == "diffusion" else _RenamingLLM
-                self._classes[theirs] = type(theirs.__name__, (kind, theirs), {})
-            client.__class__ = self._classes[theirs]
+                self._classes[original] = type(original.__name__, (kind, original), {})
+            client.__class__ = self._classes[original]
         client.run_names = self
         return client
 
-    def again(self, request_id: str, given: Iterable[str]) -> None:
+    def start_new_run(self, request_id: str, given: Iterable[str]) -> None:
         """End the present run of a request, and begin the next one.
 
         Args:
@@ -69,7 +69,7 @@ class Names:
         self._stale |= runs.stale
         runs.suffix = f"~{next(self._count)}"
 
-    def begins(self, request_id: str, name: str) -> str | None:
+    def suffix_for(self, request_id: str, name: str) -> str | None:
         """Return the suffix for a request that an engine is given as ``name``; None in its first run."""
         runs = self._runs.get(request_id)
         if runs is None:
@@ -79,7 +79,7 @@ class Names:
         self._given[name + runs.suffix] = name
         return runs.suffix
 
-    def runs(self, request_id: str) -> list[str]:
+    def all_names(self, request_id: str) -> list[str]:
         """Return the external names of all runs of a request, the present one last; empty if there was only one."""
         runs = self._runs.get(request_id)
         return [*runs.over, request_id + runs.suffix] if runs is not None else []
@@ -109,7 +109,7 @@ class Names:
 class _Renaming:
     """Base class put before the class of a client."""
 
-    run_names: Names
+    run_names: RunNames
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         await self.abort_as_named([self.run_names.present(name) for name in request_ids])
@@ -120,13 +120,13 @@ class _Renaming:
 
 
 class _RenamingLLM(_Renaming):
-    async def add_request_async(self, request: Any, **how: Any) -> None:
+    async def add_request_async(self, request: Any, **more: Any) -> None:
         external = request.external_req_id or request.request_id
-        suffix = self.run_names.begins(external, request.request_id)
+        suffix = self.run_names.suffix_for(external, request.request_id)
         if suffix is not None:
             request = copy.copy(request)
             request.request_id, request.external_req_id = request.request_id + suffix, external + suffix
-        await super().add_request_async(request, **how)  # type: ignore[misc]
+        await super().add_request_async(request, **more)  # type: ignore[misc]
 
     async def get_output_async(self) -> Any:
         outputs = await super().get_output_async()  # type: ignore[misc]
@@ -144,9 +144,9 @@ class _RenamingLLM(_Renaming):
 
 
 class _RenamingDiffusion(_Renaming):
-    async def add_request_async(self, request_id: str, *what: Any, **how: Any) -> None:
-        suffix = self.run_names.begins(request_id, request_id) or ""
-        await super().add_request_async(request_id + suffix, *what, **how)  # type: ignore[misc]
+    async def add_request_async(self, request_id: str, *arguments: Any, **more: Any) -> None:
+        suffix = self.run_names.suffix_for(request_id, request_id) or ""
+        await super().add_request_async(request_id + suffix, *arguments, **more)  # type: ignore[misc]
 
     def get_diffusion_output_nowait(self) -> Any | None:
         while (output := super().get_diffusion_output_nowait()) is not None:  # type: ignore[misc]

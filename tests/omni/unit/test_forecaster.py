@@ -11,7 +11,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_moves import MovingRig, at
 from tests.support.omni_stages import StageSpec
-from vllm_omni_sched.omni.stages.foresight import TESTED, Foresight, Ways
+from vllm_omni_sched.omni.stages.forecaster import TESTED, Forecaster, StageShares
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -36,7 +36,7 @@ class Loaded(MovingRig):
 
     async def forecast(self, requests_per_second: float, tested: bool = True) -> None:
         """So many for both stages."""
-        self.omni._prepare(dict.fromkeys((0, 1), requests_per_second), tested)
+        self.omni._prepare_for_load(dict.fromkeys((0, 1), requests_per_second), tested)
         await self.tick()
         await self.tick()
 
@@ -79,18 +79,18 @@ async def test_what_is_spare_is_stopped_and_comes_back_with_the_load() -> None:
         rig.now += 301.0
         await rig.forecast(0.01)
         assert rig.live() == [[0], [0]]
-        assert rig.moves.places.spare == ["2"]
+        assert rig.migrator.devices.spare == ["2"]
         await rig.forecast(0.15)
         assert rig.live() == [[0, 1], [0]]
-        assert rig.moves.places.of(at(0, 1)) == "2"
+        assert rig.migrator.devices.devices_of(at(0, 1)) == "2"
 
 
 async def test_a_guarded_or_untested_forecast_is_told_as_such() -> None:
     async with Loaded(ONE, TWO) as rig:
-        foresight = rig.policies.foresight
-        assert isinstance(foresight, Foresight)
+        forecaster = rig.driver.forecaster
+        assert isinstance(forecaster, Forecaster)
         told: list[tuple[Mapping[int, float], bool]] = []
-        await foresight._forecast(dict.fromkeys(foresight._counts, 1), rig.now, lambda *how: told.append(how))
+        await forecaster._forecast(dict.fromkeys(forecaster._counts, 1), rig.now, lambda *how: told.append(how))
         assert [tested for _, tested in told] == [False]  # one bin is no history
         assert {reason.value for reason in TESTED} == {"best", "quiet"}
 
@@ -112,11 +112,11 @@ class Arriving(MovingRig):
                 self.now += seconds[stage_id]
                 await self.finish(stage_id, name)
         self.now = began + 1.0
-        foresight = self.policies.foresight
-        assert isinstance(foresight, Foresight)
-        foresight.look(self.now, self.omni._prepare)
-        if foresight._fitting is not None:
-            await foresight._fitting
+        forecaster = self.driver.forecaster
+        assert isinstance(forecaster, Forecaster)
+        forecaster.check(self.now, self.omni._prepare_for_load)
+        if forecaster._fitting is not None:
+            await forecaster._fitting
         await self.tick(0.0)
 
 
@@ -136,7 +136,7 @@ async def test_what_ends_before_a_stage_is_no_load_of_it(caplog: pytest.LogCaptu
     """From arrivals to limits: that of the stage that they go through rises, and only that one's."""
     async with Arriving(LAST, LAST) as rig:
         limits = [pool.queue.stage.replicas[0].load.limit for pool in rig.omni.stage_pools]
-        rig.policies.memory.used = lambda now: 0.0  # type: ignore[method-assign]
+        rig.driver.memory.used = lambda now: 0.0  # type: ignore[method-assign]
         await rig.second(0, 1, 2, (0.25, 0.25))
         for limit in limits:
             limit.limit = 2
@@ -148,7 +148,7 @@ async def test_what_ends_before_a_stage_is_no_load_of_it(caplog: pytest.LogCaptu
 
 
 async def test_ways_are_those_of_late() -> None:
-    ways = Ways()
+    ways = StageShares()
     for _ in range(100):
         ways.left("text", [0, 1])
     ways.left("image", [0])
@@ -162,4 +162,4 @@ async def test_ways_are_those_of_late() -> None:
 
 
 async def test_nobody_has_come_yet() -> None:
-    assert Ways().rates({"text": 1.0}) == {}
+    assert StageShares().rates({"text": 1.0}) == {}

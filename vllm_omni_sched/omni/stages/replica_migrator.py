@@ -10,15 +10,15 @@ from typing import Any
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery import events
 from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Replica
-from vllm_omni_sched.omni.stages.places import Places
-from vllm_omni_sched.omni.stages.processes import let_go
+from vllm_omni_sched.omni.stages.device_assignment import DeviceAssignment
+from vllm_omni_sched.omni.stages.processes import release_client
 from vllm_omni_sched.omni.stages.restart import start_replica
 
 logger = get_logger(__name__)
 
 
-class Outcome(str, Enum):
-    """Outcome of a move."""
+class MigrationOutcome(str, Enum):
+    """Names the outcome of moving a replica, or the reason for refusing to."""
 
     MOVED = "moved"
     BUSY = "busy"  # refused: another move is in progress
@@ -32,14 +32,14 @@ class Outcome(str, Enum):
     LOST = "lost"  # the new replica did not start, and neither did the old one
 
 
-class Moves:
-    """Stops replicas and starts others in their places, one move at a time.
+class ReplicaMigrator:
+    """Stops replicas and starts others on their devices, one move at a time.
 
     1. A replica that is to leave gets no new work. It is stopped when none of the requests that it had are in the
        pipeline any more; that is later than necessary for itself, but later stages may still fetch data from it. A
        replica that is not empty within ``drain_seconds`` stays.
     2. The last replica of a stage is never stopped.
-    3. If the new replica does not start, the old one is started again in its place; if that fails too, it counts as
+    3. If the new replica does not start, the old one is started again on its devices; if that fails too, it counts as
        dead, and recovery takes over.
     4. Recovery is told of each step, and does not treat a stop as a death.
 
@@ -54,52 +54,52 @@ class Moves:
     def __init__(self, orchestrator: Any, runtime: Any, drain_seconds: float) -> None:
         self._orchestrator, self._runtime, self._drain_seconds = orchestrator, runtime, drain_seconds
         self._pools: list[Any] = orchestrator.stage_pools
-        self.places = Places(runtime)
-        self.away: set[Replica] = set()  # stopped, or being stopped, by us
-        self._draining: tuple[Replica, Any, float, asyncio.Future[Outcome]] | None = None
-        self._task: asyncio.Task[Outcome] | None = None
+        self.devices = DeviceAssignment(runtime)
+        self.stopped: set[Replica] = set()  # stopped, or being stopped, by us
+        self._draining: tuple[Replica, Any, float, asyncio.Future[MigrationOutcome]] | None = None
+        self._task: asyncio.Task[MigrationOutcome] | None = None
 
     @property
     def busy(self) -> bool:
         return self._task is not None
 
     @property
-    def waits(self) -> bool:
+    def is_draining(self) -> bool:
         """Return whether a replica is being drained."""
         return self._draining is not None
 
-    # ---- what is asked for
+    # ---- requests for moves
 
-    def hand_over(self, replica: Replica, stage_id: int) -> Outcome | asyncio.Task[Outcome]:
-        """Give the replica's place to another stage: return the task that does it, or the reason for refusing."""
+    def hand_over(self, replica: Replica, stage_id: int) -> MigrationOutcome | asyncio.Task[MigrationOutcome]:
+        """Give the devices of a replica to another stage; return the task that does it, or the reason for refusing."""
         if (why := self._refused(replica)) is not None:
             return why
-        place = self.places.of(replica)
-        if not self.places.fits(stage_id, place):
-            return Outcome.MISFIT
-        return self._begin(self._replace(replica, self.places.vacant(stage_id), place))
+        devices = self.devices.devices_of(replica)
+        if not self.devices.fits(stage_id, devices):
+            return MigrationOutcome.MISFIT
+        return self._begin(self._replace(replica, self.devices.next_free(stage_id), devices))
 
-    def relocate(self, replica: Replica, devices: str) -> Outcome | asyncio.Task[Outcome]:
+    def relocate(self, replica: Replica, devices: str) -> MigrationOutcome | asyncio.Task[MigrationOutcome]:
         """Move the replica to other devices. The last one of its stage stops only after the new one has started."""
         why = self._refused(replica)
-        if not self.places.fits(replica.stage, devices):
-            why = Outcome.MISFIT
+        if not self.devices.fits(replica.stage, devices):
+            why = MigrationOutcome.MISFIT
         if why is None:
             return self._begin(self._replace(replica, replica, devices))
-        return self._begin(self._ahead(replica, devices)) if why is Outcome.LAST else why
+        return self._begin(self._start_before_stop(replica, devices)) if why is MigrationOutcome.LAST else why
 
-    def give_up(self, replica: Replica) -> Outcome | asyncio.Task[Outcome]:
-        """Stop the replica, and make its place spare."""
+    def give_up(self, replica: Replica) -> MigrationOutcome | asyncio.Task[MigrationOutcome]:
+        """Stop the replica, and keep its devices as spare ones."""
         return self._refused(replica) or self._begin(self._stop(replica, spare=True))
 
-    def take_spare(self, stage_id: int) -> Outcome | asyncio.Task[Outcome]:
-        """Start one more replica in a spare place."""
-        place = next((one for one in self.places.spare if self.places.fits(stage_id, one)), None)
+    def take_spare(self, stage_id: int) -> MigrationOutcome | asyncio.Task[MigrationOutcome]:
+        """Start one more replica on spare devices."""
+        devices = next((one for one in self.devices.spare if self.devices.fits(stage_id, one)), None)
         if self.busy:
-            return Outcome.BUSY
-        if not self.places.spare or (place is None and None not in self.places.spare):
-            return Outcome.GONE
-        return self._begin(self._add(stage_id, place))
+            return MigrationOutcome.BUSY
+        if not self.devices.spare or (devices is None and None not in self.devices.spare):
+            return MigrationOutcome.GONE
+        return self._begin(self._add(stage_id, devices))
 
     def idlest(self, stage_id: int) -> Replica | None:
         """Return the replica with the least in flight; None if the stage has none."""
@@ -110,9 +110,9 @@ class Moves:
 
     def count(self, stage_id: int) -> int:
         """Return the number of replicas of a stage, including those that are to be restarted."""
-        return len(self.places.replicas(stage_id))
+        return len(self.devices.replicas(stage_id))
 
-    # ---- what happens meanwhile
+    # ---- progress of a move
 
     def tick(self) -> None:
         """Check whether the replica that is being drained is empty, dead or overdue."""
@@ -121,15 +121,15 @@ class Moves:
         replica, client, until, found = self._draining
         pool = self._pools[replica.stage]
         if pool.clients[replica.index] is not client:
-            outcome = Outcome.DIED
-        elif not self._well(pool) - {replica.index}:
-            outcome = Outcome.STAYED  # the others have died, or hang, meanwhile
+            outcome = MigrationOutcome.DIED
+        elif not self._healthy(pool) - {replica.index}:
+            outcome = MigrationOutcome.STAYED  # the others have died, or hang, meanwhile
         elif self._empty(replica):
-            outcome = Outcome.MOVED
+            outcome = MigrationOutcome.MOVED
             pool.detach(replica.index)
-            self.away.add(replica)
+            self.stopped.add(replica)
         elif self._orchestrator.clock() >= until:
-            outcome = Outcome.STAYED
+            outcome = MigrationOutcome.STAYED
         else:
             return
         self._draining = None
@@ -140,104 +140,104 @@ class Moves:
         if self._task is not None:
             self._task.cancel()
 
-    # ---- how
+    # ---- steps of a move
 
-    def _refused(self, replica: Replica) -> Outcome | None:
+    def _refused(self, replica: Replica) -> MigrationOutcome | None:
         pool = self._pools[replica.stage]
         if self.busy:
-            return Outcome.BUSY
+            return MigrationOutcome.BUSY
         if pool.is_distributed:
-            return Outcome.DISTRIBUTED
-        well = self._orchestrator.repair.well(replica)
-        if not well or replica.index not in pool.available_replica_ids() or replica not in self.places:
-            return Outcome.GONE
-        return None if self._well(pool) - {replica.index} else Outcome.LAST
+            return MigrationOutcome.DISTRIBUTED
+        serves = self._orchestrator.recovery.serves(replica)
+        if not serves or replica.index not in pool.available_replica_ids() or replica not in self.devices:
+            return MigrationOutcome.GONE
+        return None if self._healthy(pool) - {replica.index} else MigrationOutcome.LAST
 
     @staticmethod
-    def _well(pool: Any) -> set[int]:
+    def _healthy(pool: Any) -> set[int]:
         """Return the replicas that serve and do not hang."""
         return set(pool.available_replica_ids()) - pool.suspected
 
-    def _begin(self, work: Any) -> asyncio.Task[Outcome]:
+    def _begin(self, work: Any) -> asyncio.Task[MigrationOutcome]:
         self._task = asyncio.get_running_loop().create_task(work)
-        self._task.add_done_callback(self._over)
+        self._task.add_done_callback(self._on_done)
         return self._task
 
-    def _over(self, task: asyncio.Task[Outcome]) -> None:
+    def _on_done(self, task: asyncio.Task[MigrationOutcome]) -> None:
         self._task = self._draining = None
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
             logger.error("moving a replica failed with an error", exc_info=error)
-        elif task.result() is not Outcome.MOVED:
+        elif task.result() is not MigrationOutcome.MOVED:
             logger.warning("moving a replica was not completed: %s", task.result().value)
 
-    async def _replace(self, replica: Replica, heir: Replica, place: str | None) -> Outcome:
-        """Stop ``replica`` and start ``heir`` on those devices; they may be the same replica."""
+    async def _replace(self, replica: Replica, successor: Replica, devices: str | None) -> MigrationOutcome:
+        """Stop ``replica`` and start ``successor`` on those devices; they may be the same replica."""
         outcome = await self._stop(replica)
-        if outcome is not Outcome.MOVED:
+        if outcome is not MigrationOutcome.MOVED:
             return outcome
-        before = self.places.of(replica)
-        error = await self._start(heir, place)
+        old_devices = self.devices.devices_of(replica)
+        error = await self._start(successor, devices)
         if error is None:
-            if heir != replica:
-                self.places.clear(replica)
-            return Outcome.MOVED
-        self._record(replica, IncidentKind.MOVE_FAILED, f"stage {heir.stage} on {place}: {error}")
-        again = await self._start(replica, before)
+            if successor != replica:
+                self.devices.remove(replica)
+            return MigrationOutcome.MOVED
+        self._record(replica, IncidentKind.MOVE_FAILED, f"stage {successor.stage} on {devices}: {error}")
+        again = await self._start(replica, old_devices)
         if again is None:
-            return Outcome.BACK
-        self.away.discard(replica)
-        self._tell(events.Joined(replica), IncidentKind.MOVED_IN)
-        self._tell(events.Died(replica, f"it did not start again: {again}"), IncidentKind.DIED)
-        return Outcome.LOST
+            return MigrationOutcome.BACK
+        self.stopped.discard(replica)
+        self._report(events.Joined(replica), IncidentKind.MOVED_IN)
+        self._report(events.Died(replica, f"it did not start again: {again}"), IncidentKind.DIED)
+        return MigrationOutcome.LOST
 
-    async def _ahead(self, replica: Replica, place: str) -> Outcome:
+    async def _start_before_stop(self, replica: Replica, devices: str) -> MigrationOutcome:
         """Start the new replica before the old one is stopped; if that fails, the old one stays."""
-        heir = self.places.vacant(replica.stage)
-        error = await self._start(heir, place)
+        successor = self.devices.next_free(replica.stage)
+        error = await self._start(successor, devices)
         if error is not None:
-            self._record(replica, IncidentKind.MOVE_FAILED, f"stage {heir.stage} on {place}: {error}")
-            return Outcome.BACK
+            self._record(replica, IncidentKind.MOVE_FAILED, f"stage {successor.stage} on {devices}: {error}")
+            return MigrationOutcome.BACK
         outcome = await self._stop(replica)
-        if outcome is Outcome.MOVED:
-            self.places.clear(replica)
-        elif outcome is Outcome.STAYED:
-            await self._stop(heir, forget=True)
+        if outcome is MigrationOutcome.MOVED:
+            self.devices.remove(replica)
+        elif outcome is MigrationOutcome.STAYED:
+            await self._stop(successor, forget=True)
         return outcome
 
-    async def _add(self, stage_id: int, place: str | None) -> Outcome:
-        self.places.spare.remove(place)
-        replica = self.places.vacant(stage_id)
-        error = await self._start(replica, place)
+    async def _add(self, stage_id: int, devices: str | None) -> MigrationOutcome:
+        self.devices.spare.remove(devices)
+        replica = self.devices.next_free(stage_id)
+        error = await self._start(replica, devices)
         if error is None:
-            return Outcome.MOVED
+            return MigrationOutcome.MOVED
         self._record(replica, IncidentKind.MOVE_FAILED, error)
-        self.places.spare.append(place)
-        return Outcome.BACK
+        self.devices.spare.append(devices)
+        return MigrationOutcome.BACK
 
-    async def _stop(self, replica: Replica, spare: bool = False, forget: bool = False) -> Outcome:
+    async def _stop(self, replica: Replica, spare: bool = False, forget: bool = False) -> MigrationOutcome:
         """Wait until the replica is empty, and stop its processes."""
         pool, loop = self._pools[replica.stage], asyncio.get_running_loop()
         client, found = pool.clients[replica.index], loop.create_future()
         if client is None:
-            return Outcome.DIED  # recovery handles it
+            return MigrationOutcome.DIED  # recovery handles it
         pool.drain(replica.index)
-        self._tell(events.Draining(replica), IncidentKind.DRAINING)
+        self._report(events.Draining(replica), IncidentKind.DRAINING)
         self._draining = (replica, client, self._orchestrator.clock() + self._drain_seconds, found)
-        outcome: Outcome = await found
+        outcome: MigrationOutcome = await found
         pool.drain(replica.index, on=False)
-        if outcome is Outcome.DIED:
+        if outcome is MigrationOutcome.DIED:
             self._record(replica, IncidentKind.STAYED, "it died")
             return outcome
-        if outcome is not Outcome.MOVED:
+        if outcome is not MigrationOutcome.MOVED:
             held = sum(bound == replica.index for bound in list(pool._request_bindings.values()))
-            self._tell(events.Stays(replica, f"{outcome.value}, {held} requests"), IncidentKind.STAYED)
+            self._report(events.Stays(replica, f"{outcome.value}, {held} requests"), IncidentKind.STAYED)
             if replica.index in pool.suspected:
-                self._orchestrator.repair.suspect(pool, replica.index, "it hangs")
+                self._orchestrator.recovery.suspect(pool, replica.index, "it hangs")
             await self._orchestrator.release()
             return outcome
-        self._tell(events.Left(replica), IncidentKind.MOVED_AWAY)
+        self._report(events.Left(replica), IncidentKind.MOVED_AWAY)
         pool.queue.lost(replica.index)
         self._orchestrator._remove_stage_replica_waiting(replica.stage, replica.index)
         try:
@@ -247,36 +247,36 @@ class Moves:
                 await loop.run_in_executor(None, client.shutdown)
         except Exception:
             logger.exception("stage %d replica %d raised an error while it was stopped", replica.stage, replica.index)
-        let_go(client)
-        self._orchestrator.policies.board.memory(replica.stage, replica.index, None, 0)
+        release_client(client)
+        self._orchestrator.driver.board.memory(replica.stage, replica.index, None, 0)
         if spare:
-            self.places.spare.append(self.places.of(replica))
+            self.devices.spare.append(self.devices.devices_of(replica))
         if spare or forget:
-            self.places.clear(replica)
+            self.devices.remove(replica)
         return outcome
 
-    async def _start(self, replica: Replica, place: str | None) -> str | None:
+    async def _start(self, replica: Replica, devices: str | None) -> str | None:
         """Start a replica and put it into service; return the error, or None."""
         pool, orchestrator = self._pools[replica.stage], self._orchestrator
-        was = self.places.of(replica) if replica in self.places else None
-        known = replica in self.places
-        self.places.put(replica, place)
-        start = partial(start_replica, self._runtime, replica.stage, replica.index, self.places)
+        was = self.devices.devices_of(replica) if replica in self.devices else None
+        known = replica in self.devices
+        self.devices.assign(replica, devices)
+        start = partial(start_replica, self._runtime, replica.stage, replica.index, self.devices)
         try:
             client = await asyncio.get_running_loop().run_in_executor(None, start)
         except Exception as error:
-            logger.exception("stage %d replica %d did not start on %s", replica.stage, replica.index, place)
+            logger.exception("stage %d replica %d did not start on %s", replica.stage, replica.index, devices)
             if known:
-                self.places.put(replica, was)
+                self.devices.assign(replica, was)
             else:
-                self.places.clear(replica)
+                self.devices.remove(replica)
             return str(error) or type(error).__name__
         await orchestrator.forget_items(replica.stage)
         pool.attach(replica.index, client)
-        self.away.discard(replica)
+        self.stopped.discard(replica)
         orchestrator._orch_monitor.register_replica(replica.stage, replica.index)
-        self._tell(events.Joined(replica, f"on {place}"), IncidentKind.MOVED_IN)
-        orchestrator.repair.parking.unpark(replica.stage)
+        self._report(events.Joined(replica, f"on {devices}"), IncidentKind.MOVED_IN)
+        orchestrator.recovery.parking.unpark(replica.stage)
         await orchestrator.release()
         return None
 
@@ -285,15 +285,15 @@ class Moves:
         return (
             replica.index not in list(pool._request_bindings.values())
             and all(work.replica_id != replica.index for work in pool.queue.running.values())
-            and not self._orchestrator.repair.in_flight(replica)
+            and not self._orchestrator.recovery.in_flight(replica)
         )
 
-    def _tell(self, event: Any, kind: IncidentKind) -> None:
+    def _report(self, event: Any, kind: IncidentKind) -> None:
         """Tell recovery, which records the event; without recovery, record it here."""
-        if self._orchestrator.repair.on:
-            self._orchestrator.repair.tell(event)
+        if self._orchestrator.recovery.on:
+            self._orchestrator.recovery.report(event)
         else:
             self._record(event.replica, kind, getattr(event, "cause", ""))
 
     def _record(self, replica: Replica, kind: IncidentKind, cause: str) -> None:
-        self._orchestrator.policies.incident(Incident(self._orchestrator.clock(), replica, kind, cause))
+        self._orchestrator.driver.incident(Incident(self._orchestrator.clock(), replica, kind, cause))

@@ -9,7 +9,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 from tests.support.omni_stages import DIFFUSION, Rig, StageSpec, params
-from vllm_omni_sched.omni.stages import repair
+from vllm_omni_sched.omni.stages import recovery_driver
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -86,7 +86,7 @@ async def test_equal_requests_of_which_an_earlier_stage_runs_again_are_both_answ
 
 async def test_what_is_sent_on_right_after_a_death_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Rig(FIRST, SECOND) as rig:
-        monkeypatch.setattr(repair, "HELD_SECONDS", 0.3)
+        monkeypatch.setattr(recovery_driver, "HELD_SECONDS", 0.3)
         await rig.ask("a", (1,))
         await rig.ask("b", (2,))
         await rig.finish(0, "a")

@@ -13,7 +13,7 @@ from vllm_omni_sched.logs import get_logger
 logger = get_logger(__name__)
 
 
-def place(options: PartitionOptions, stage_configs: Sequence[Any]) -> None:
+def assign_initial_devices(options: PartitionOptions, stage_configs: Sequence[Any]) -> None:
     """Assign devices by the best plan to stages with one replica on one device that the options name.
 
     If such a stage has no profile, all stages start as in the deploy YAML, and are measured.

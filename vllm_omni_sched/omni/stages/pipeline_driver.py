@@ -27,14 +27,13 @@ from vllm_omni_sched.monitor.recovery.options import recovery_options
 from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.monitor.stage_metrics import StageCollector
-from vllm_omni_sched.omni.stages.foresight import Foresight
-from vllm_omni_sched.omni.stages.layout import Layout
+from vllm_omni_sched.omni.stages.forecaster import Forecaster
+from vllm_omni_sched.omni.stages.layout import StageLayout
 from vllm_omni_sched.omni.stages.memory import HostMemory
-from vllm_omni_sched.omni.stages.moves import Moves, Outcome
 from vllm_omni_sched.omni.stages.queue import StageQueue
+from vllm_omni_sched.omni.stages.replica_migrator import MigrationOutcome, ReplicaMigrator
 from vllm_omni_sched.omni.stages.requests import Classes, bytes_of, features_of, keys_of, modality_of
-from vllm_omni_sched.omni.stages.unwatched import Unwatched
-from vllm_omni_sched.omni.stages.watch import Watch
+from vllm_omni_sched.omni.stages.stage_monitor import NullMonitor, StageMonitor
 from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.resource.modality_pools import ShareReason
 
@@ -43,8 +42,8 @@ logger = get_logger(__name__)
 SHARES_SECONDS = 5.0  # between two checks of the modalities' demand: three in a row must differ before shares move
 
 
-class Policies:
-    """The pipeline core, with what vLLM-Omni adds to it: metrics, anomaly detection, forecasts.
+class PipelineDriver:
+    """Drives the pipeline core for all stages, and adds metrics, anomaly detection and forecasts to it.
 
     Args:
         config: the options.
@@ -54,7 +53,7 @@ class Policies:
     """
 
     def __init__(self, config: StageSchedConfig, graph: StageGraph, async_chunk: bool, rng: Random) -> None:
-        self.config, self.graph, self._rng, self._together = config, graph, rng, async_chunk
+        self.config, self.graph, self._rng, self._async_chunk = config, graph, rng, async_chunk
         self.memory = HostMemory()
         self.classes = Classes(config.graph.priority)
         self.context = PipelineContext(config, graph, rng, credits=not async_chunk)
@@ -68,10 +67,10 @@ class Policies:
             reasons=[reason.value for reason in FailReason],
         )
         forecast = config.monitoring.forecast
-        self.foresight = Foresight(forecast, self.board, config.batching.max_batch_size) if forecast.enabled else None
+        self.forecaster = Forecaster(forecast, self.board, config.batching.max_batch_size) if forecast.enabled else None
         self._shares_due = -math.inf
-        watch = Watch if config.monitoring.enabled else Unwatched
-        self.watch = watch(config.monitoring.anomaly, graph, self.board)
+        monitor = StageMonitor if config.monitoring.enabled else NullMonitor
+        self.monitor = monitor(config.monitoring.anomaly, graph, self.board)
         self.merges = config.graph.merging.enabled
 
     def handle(self, event: e.Event, now: float) -> list[e.Action]:
@@ -98,7 +97,7 @@ class Policies:
         if used != self.context.memory_used:
             self.handle(e.MemoryMeasured(used), now)
 
-    def recovery(self, pools: Any) -> Recovery | None:
+    def recovery_policy(self, pools: Any) -> Recovery | None:
         options = self.config.runtime.recovery
         if not options.enabled:
             return None
@@ -106,7 +105,7 @@ class Policies:
         return Recovery(
             replicas,
             # if all stages run at once, none waits for the output of another
-            {} if self._together else {stage.stage_id: stage.sources for stage in self.graph.stages},
+            {} if self._async_chunk else {stage.stage_id: stage.sources for stage in self.graph.stages},
             recovery_options(options),
             self._rng,
         )
@@ -132,21 +131,23 @@ class Policies:
             prompt = message.prompt if stage.stage_id in self.graph.entries else None
             known.features[stage.stage_id] = features_of(prompt, params[stage.stage_id])
         self.handle(e.Arrived(known), now)
-        if self.foresight is not None:
-            self.foresight.arrived(modality)
+        if self.forecaster is not None:
+            self.forecaster.arrived(modality)
 
     def left(self, request_id: str, now: float) -> None:
         """Forget a request that has left the pipeline, and free what it held."""
         known = self.known.get(request_id)
-        if self.foresight is not None and known is not None:
-            self.foresight.ways.left(known.modality, known.replicas)
+        if self.forecaster is not None and known is not None:
+            self.forecaster.shares.left(known.modality, known.replicas)
         self.handle(e.Left(request_id), now)
 
     def waive_credits(self, request_id: str, now: float) -> None:
         """Give back the credits of a request that returns to an earlier stage; it needs none from then on."""
         self.handle(e.CreditsWaived(request_id), now)
 
-    def describe(self, pool: Any, request_id: str, state: Any, request: Any, how: dict[str, Any], now: float) -> Work:
+    def describe(
+        self, pool: Any, request_id: str, state: Any, request: Any, submit_args: dict[str, Any], now: float
+    ) -> Work:
         """Describe a submission to a stage as a `Work`."""
         stage_id = pool.stage_id
         known = self.known.get(request_id)
@@ -161,7 +162,7 @@ class Policies:
             stage_id=stage_id,
             state=state,
             request=request,
-            how=how,
+            submit_args=submit_args,
             known=known,
             arrived=now,
         )
@@ -187,19 +188,19 @@ class Policies:
         )
         self.board.incident(incident.replica.stage, incident.replica.index, incident.kind.value)
 
-    def prepare(self, rates: Mapping[int, float], tested: bool, moves: Moves, now: float) -> None:
+    def prepare(self, rates: Mapping[int, float], tested: bool, migrator: ReplicaMigrator, now: float) -> None:
         """Raise batch limits for the forecast requests per second by stage, and move replicas or report missing ones.
 
         Replicas move only if the options allow it, the forecast was ``tested``, and no move is in progress.
         """
-        assert self.foresight is not None
-        may_move = self.config.monitoring.forecast.move_replicas and tested and not moves.busy
+        assert self.forecaster is not None
+        may_move = self.config.monitoring.forecast.move_replicas and tested and not migrator.busy
         states = {}
         for stage_id in self.core.stages:
             state = self._pool_state(stage_id, rates.get(stage_id, 0.0))
             if state is not None:
-                states[str(stage_id)] = self._with_replicas(state, stage_id, moves) if may_move else state
-        plans, wanted = self.foresight.plan(states, len(moves.places.spare) if may_move else 0, now)
+                states[str(stage_id)] = self._with_replicas(state, stage_id, migrator) if may_move else state
+        plans, wanted = self.forecaster.plan(states, len(migrator.devices.spare) if may_move else 0, now)
         for name, plan in plans.items():
             self.handle(e.LimitsRaised(int(name), plan.batch_limit), now)
             if plan.reason is MoveReason.SHORT:
@@ -210,7 +211,7 @@ class Policies:
                     plan.replicas,
                 )
         if may_move:  # one; the next ones are planned once it is done
-            any(self._begins(move, moves) for move in wanted)
+            any(self._begin_move(move, migrator) for move in wanted)
 
     def _pool_state(self, stage_id: int, requests_per_second: float) -> PoolState | None:
         """Return the stage's state for the planner of replicas; None before anything has run here."""
@@ -224,32 +225,36 @@ class Policies:
             batch_limit=stage.batch_limit,
         )
 
-    def _with_replicas(self, state: PoolState, stage_id: int, moves: Moves) -> PoolState:
+    def _with_replicas(self, state: PoolState, stage_id: int, migrator: ReplicaMigrator) -> PoolState:
         """Return the state with the actual number of replicas, even those that have not run anything."""
         most = self.config.monitoring.forecast.max_replicas
-        return replace(state, replicas=moves.count(stage_id), maximum=most)
+        return replace(state, replicas=migrator.count(stage_id), maximum=most)
 
-    def _begins(self, move: Move, moves: Moves) -> bool:
+    def _begin_move(self, move: Move, migrator: ReplicaMigrator) -> bool:
         """Begin a move, and return whether it could begin."""
-        source = None if move.source is None else moves.idlest(int(move.source))
+        source = None if move.source is None else migrator.idlest(int(move.source))
         if move.source is None:
             assert move.target is not None
-            how = moves.take_spare(int(move.target))
+            begun = migrator.take_spare(int(move.target))
         elif source is None:
             return False
         elif move.target is None:
-            how = moves.give_up(source)
+            begun = migrator.give_up(source)
         else:
-            how = moves.hand_over(source, int(move.target))
+            begun = migrator.hand_over(source, int(move.target))
         names = move.source or "none", move.target or "none"
-        logger.info("replica from stage %s to %s: %s", *names, how.value if isinstance(how, Outcome) else "move begins")
-        return not isinstance(how, Outcome)
+        logger.info(
+            "replica from stage %s to %s: %s",
+            *names,
+            begun.value if isinstance(begun, MigrationOutcome) else "move begins",
+        )
+        return not isinstance(begun, MigrationOutcome)
 
-    def layout(self, moves: Moves) -> Layout | None:
+    def layout(self, migrator: ReplicaMigrator) -> StageLayout | None:
         """Return the layout that places stages on devices, None if that is off."""
         options = self.config.graph.partition
         names = {stage.stage_id: stage.name for stage in self.graph.stages}
-        return Layout(options, moves, self.board, self._seconds, names) if options.enabled else None
+        return StageLayout(options, migrator, self.board, self._seconds, names) if options.enabled else None
 
     def _seconds(self, stage_id: int) -> float | None:
         stage = self.core.stages.get(stage_id)

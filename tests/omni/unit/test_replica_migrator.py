@@ -10,7 +10,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_moves import MovingRig, at, result
 from tests.support.omni_stages import StageSpec
-from vllm_omni_sched.omni.stages.moves import Outcome
+from vllm_omni_sched.omni.stages.replica_migrator import MigrationOutcome
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -27,7 +27,7 @@ async def through(rig: MovingRig, name: str) -> None:
 async def test_a_replica_goes_to_another_stage_with_its_device() -> None:
     async with MovingRig(ONE, TWO) as rig:
         old = rig.replica(1, 1)
-        assert await rig.hand_over(at(1, 1), 0) is Outcome.MOVED
+        assert await rig.hand_over(at(1, 1), 0) is MigrationOutcome.MOVED
         assert old.down
         assert rig.live() == [[0, 1], [0]]
         assert rig.runtime.on == [(0, 1, "2")]
@@ -45,7 +45,7 @@ async def test_a_replica_goes_to_another_stage_with_its_device() -> None:
 async def test_and_back() -> None:
     async with MovingRig(ONE, TWO) as rig:
         for replica, stage_id in ((at(1, 1), 0), (at(0, 1), 1)):
-            assert await rig.hand_over(replica, stage_id) is Outcome.MOVED
+            assert await rig.hand_over(replica, stage_id) is MigrationOutcome.MOVED
         assert rig.live() == [[0], [0, 1]]
         assert rig.runtime.on == [(0, 1, "2"), (1, 1, "2")]
 
@@ -56,7 +56,7 @@ async def test_it_ends_what_it_has_and_gets_nothing_new() -> None:
             await rig.ask(name, (ord(name),))
             await rig.finish(0, name)
         leaving = rig.replica_id(1, "b")
-        move = rig.moves.hand_over(at(1, leaving), 0)
+        move = rig.migrator.hand_over(at(1, leaving), 0)
         for name in "cd":
             await rig.ask(name, (ord(name),))
             await rig.finish(0, name)
@@ -66,7 +66,7 @@ async def test_it_ends_what_it_has_and_gets_nothing_new() -> None:
         assert rig.live() == [[0], [0, 1]]
         await rig.finish(1, "b")
         await rig.tick()
-        assert result(move) is Outcome.MOVED
+        assert result(move) is MigrationOutcome.MOVED
         await rig.finish(1, "a", "c", "d")
         for name in "abcd":
             assert rig.answer(name) == rig.expected((ord(name),))
@@ -78,27 +78,27 @@ async def test_a_replica_of_the_first_stage_waits_until_later_ones_are_through_t
     async with MovingRig(StageSpec(replicas=2), LAST) as rig:
         await rig.ask("a")
         where = rig.replica_id(0, "a")
-        move = rig.moves.hand_over(at(0, where), 1)
+        move = rig.migrator.hand_over(at(0, where), 1)
         await rig.finish(0, "a")
         await rig.tick()
         assert not move.done()
         await rig.finish(1, "a")
         await rig.tick()
-        assert result(move) is Outcome.MOVED
+        assert result(move) is MigrationOutcome.MOVED
         assert rig.answer("a") == rig.expected()
 
 
 async def test_a_stage_keeps_its_last_replica() -> None:
     async with MovingRig(ONE, TWO) as rig:
-        assert rig.moves.hand_over(at(0, 0), 1) is Outcome.LAST
-        assert rig.moves.give_up(at(0, 0)) is Outcome.LAST
+        assert rig.migrator.hand_over(at(0, 0), 1) is MigrationOutcome.LAST
+        assert rig.migrator.give_up(at(0, 0)) is MigrationOutcome.LAST
 
 
 async def test_one_move_at_a_time_and_only_of_what_is_there() -> None:
     async with MovingRig(ONE, TWO) as rig:
-        assert rig.moves.hand_over(at(1, 7), 0) is Outcome.GONE
-        rig.moves.hand_over(at(1, 1), 0)
-        assert rig.moves.hand_over(at(1, 0), 0) is Outcome.BUSY
+        assert rig.migrator.hand_over(at(1, 7), 0) is MigrationOutcome.GONE
+        rig.migrator.hand_over(at(1, 1), 0)
+        assert rig.migrator.hand_over(at(1, 0), 0) is MigrationOutcome.BUSY
         await rig.tick()
 
 
@@ -107,12 +107,12 @@ async def test_a_stage_that_needs_more_devices_does_not_get_the_place() -> None:
         widths = {0: 2}  # noqa: RUF012
 
     async with Wide(ONE, TWO) as rig:
-        assert rig.moves.hand_over(at(1, 1), 0) is Outcome.MISFIT
+        assert rig.migrator.hand_over(at(1, 1), 0) is MigrationOutcome.MISFIT
 
 
 async def test_other_devices_of_one_among_several() -> None:
     async with MovingRig(ONE, TWO) as rig:
-        assert await rig.relocate(at(1, 1), "7") is Outcome.MOVED
+        assert await rig.relocate(at(1, 1), "7") is MigrationOutcome.MOVED
         assert rig.runtime.on == [(1, 1, "7")]
         assert rig.live() == [[0], [0, 1]]
 
@@ -120,14 +120,14 @@ async def test_other_devices_of_one_among_several() -> None:
 async def test_the_only_one_leaves_when_another_is_there() -> None:
     async with MovingRig(ONE, LAST) as rig:
         await rig.ask("a")
-        move = rig.moves.relocate(at(0, 0), "7")
+        move = rig.migrator.relocate(at(0, 0), "7")
         await rig.settle()
         assert rig.live() == [[0, 1], [0]]
         await rig.ask("b", (2,))
         assert rig.replica_id(0, "b") == 1
         await through(rig, "a")
         await rig.tick()
-        assert result(move) is Outcome.MOVED
+        assert result(move) is MigrationOutcome.MOVED
         assert rig.live() == [[1], [0]]
         await through(rig, "b")
         assert (rig.answer("a"), rig.answer("b")) == (rig.expected(), rig.expected((2,)))
@@ -136,15 +136,15 @@ async def test_the_only_one_leaves_when_another_is_there() -> None:
 
 async def test_a_spare_place_can_be_taken() -> None:
     async with MovingRig(ONE, TWO) as rig:
-        assert rig.moves.take_spare(0) is Outcome.GONE
-        rig.moves.give_up(at(1, 0))
+        assert rig.migrator.take_spare(0) is MigrationOutcome.GONE
+        rig.migrator.give_up(at(1, 0))
         await rig.tick()
-        assert rig.moves.places.spare == ["1"]
-        move = rig.moves.take_spare(0)
+        assert rig.migrator.devices.spare == ["1"]
+        move = rig.migrator.take_spare(0)
         await rig.settle()
-        assert result(move) is Outcome.MOVED
+        assert result(move) is MigrationOutcome.MOVED
         assert rig.runtime.on == [(0, 1, "1")]
-        assert rig.moves.places.spare == []
+        assert rig.migrator.devices.spare == []
 
 
 @pytest.mark.parametrize("stage_id", [0, 1])
@@ -161,10 +161,10 @@ async def test_senders_of_items_forget_what_an_old_replica_had(stage_id: int) ->
             rig.omni.first_input_processor = processor
         else:
             rig.omni._stage_input_processors[1] = processor
-        rig.moves.hand_over(at(1, 1), 0)
+        rig.migrator.hand_over(at(1, 1), 0)
         await rig.tick()
         assert len(cleared) == (stage_id == 0)
-        rig.moves.hand_over(at(0, 1), 1)
+        rig.migrator.hand_over(at(0, 1), 1)
         await rig.tick()
         assert len(cleared) == 1
         await rig.kill(stage_id, 0)
@@ -173,6 +173,6 @@ async def test_senders_of_items_forget_what_an_old_replica_had(stage_id: int) ->
 
 async def test_without_recovery_moves_are_told_too() -> None:
     async with MovingRig(ONE, TWO, runtime={"recovery": {"enabled": False}}) as rig:
-        assert await rig.hand_over(at(1, 1), 0) is Outcome.MOVED
+        assert await rig.hand_over(at(1, 1), 0) is MigrationOutcome.MOVED
         assert rig.incidents(1, 1) == {"draining": 1, "moved_away": 1}
         assert rig.incidents(0, 1) == {"moved_in": 1}

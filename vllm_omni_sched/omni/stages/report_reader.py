@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vllm_omni_sched.engine.metrics_files import live_pages
 from vllm_omni_sched.monitor.stage_board import StageBoard
-from vllm_omni_sched.omni.stages.report import reports_base
+from vllm_omni_sched.omni.stages.stage_reporter import reports_base
 
 
 class Moved(NamedTuple):
@@ -25,7 +25,7 @@ class Moved(NamedTuple):
     failed: int
 
 
-class Reports:
+class ReportReader:
     """Adds the changes in each report to the board.
 
     Args:

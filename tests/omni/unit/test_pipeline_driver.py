@@ -11,7 +11,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import FINAL, GENERATION, Rig, StageSpec, of
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
-from vllm_omni_sched.omni.stages.policies import SHARES_SECONDS
+from vllm_omni_sched.omni.stages.pipeline_driver import SHARES_SECONDS
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -147,7 +147,7 @@ async def test_one_that_never_fits_is_not_held_back_for_ever() -> None:
 async def test_parts_of_the_memory_go_where_the_demand_is_and_add_up_to_the_same() -> None:
     given = {"text": 0.2, "image": 0.3, "audio": 0.2, "video": 0.3}
     async with Rig(FINAL, pools={"total_bytes": 1000, "shares": given}, batching={"adjust_interval_ms": 1.0}) as rig:
-        pools = rig.policies.context.pools
+        pools = rig.driver.context.pools
         assert pools is not None
         seen = []
         for i in range(20):
@@ -196,7 +196,7 @@ async def test_slow_batches_make_the_limit_smaller() -> None:
                 await rig.finish(0, *running)
         load = rig.omni.stage_pools[0].queue.stage.replicas[0].load
         assert load.limit.limit < 8
-        assert rig.policies.board.replicas[0, 0].batch_limit < 8
+        assert rig.driver.board.replicas[0, 0].batch_limit < 8
         assert not rig.left_over()
 
 
@@ -218,7 +218,7 @@ async def test_what_happens_is_on_the_board() -> None:
         await rig.ask("d", (9,))
         await rig.finish(0, "a")
         await rig.abort("d")
-        board = rig.policies.board
+        board = rig.driver.board
         assert board.stages[0].merged == 2
         facts = board.replicas[0, 0]
         assert (facts.ended["finished"], facts.ended["aborted"], facts.running) == (1, 1, 0)
@@ -230,7 +230,7 @@ async def test_a_page_of_metrics_is_published(monkeypatch: pytest.MonkeyPatch, t
     async with Rig(FINAL) as rig:
         await rig.ask("a")
         await rig.finish(0, "a")
-        publisher = type(rig.policies).publish(rig.policies)
+        publisher = type(rig.driver).publish(rig.driver)
         try:
             pages = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
             assert any("omni_sched_stage" in page for page in pages)

@@ -21,7 +21,7 @@ COMPUTES = 0.05  # fraction of a processor above which a replica counts as compu
 NOTICED_SECONDS = 5.0  # in which vLLM-Omni detects that a process has ended
 
 
-class Hangs:
+class HangDetector:
     """Reports replicas that have work but send and compute nothing to recovery.
 
     1. The work of a replica counts once the earlier stages are done with it: in async-chunk mode, a stage that is
@@ -41,18 +41,18 @@ class Hangs:
         self._silence = Silence(
             floor_seconds=self._options.min_stage_seconds, cap_seconds=self._options.max_stage_seconds
         )
-        self._names = {stage.stage_id: str(stage) for stage in orchestrator.policies.graph.stages}
+        self._names = {stage.stage_id: str(stage) for stage in orchestrator.driver.graph.stages}
         self._clients: dict[tuple[int, int], Any] = {}
         self._used: dict[tuple[int, int], tuple[float, float]] = {}  # time and processor time of the last check
         self._since: dict[tuple[int, int], float] = {}  # of replicas that hang
         self._killed: set[tuple[int, int]] = set()
         self._next = 0.0
 
-    def heard(self, stage_id: int, replica_id: int) -> None:
+    def on_output(self, stage_id: int, replica_id: int) -> None:
         """Record that a replica has sent a message."""
         self._silence.heard(self._names[stage_id], replica_id, self._orchestrator.clock())
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Check all replicas, and act on those that hang or no longer do."""
         if not self._on or now < self._next:
             return
@@ -72,10 +72,10 @@ class Hangs:
             for one in self._silence.check(now)
         }
         for key in [key for key in self._since if key not in found]:
-            self._answers(key, live[key])
+            self._recovered(key, live[key])
         for key, one in found.items():
             if key in live and key not in self._killed:
-                self._hangs(key, live[key], one, now)
+                self._on_hang(key, live[key], one, now)
 
     def _observe(self, pool: Any, replica_id: int, now: float) -> None:
         key, name = (pool.stage_id, replica_id), self._names[pool.stage_id]
@@ -104,17 +104,17 @@ class Hangs:
         self._used[key] = now, used
         return before is None or used - before[1] > COMPUTES * (now - before[0])
 
-    def _hangs(self, key: tuple[int, int], pool: Any, anomaly: Anomaly, now: float) -> None:
-        repair, (stage_id, replica_id) = self._orchestrator.repair, key
-        hang_seconds = self._hang_seconds if repair.on else None
+    def _on_hang(self, key: tuple[int, int], pool: Any, anomaly: Anomaly, now: float) -> None:
+        recovery, (stage_id, replica_id) = self._orchestrator.recovery, key
+        hang_seconds = self._hang_seconds if recovery.on else None
         if key not in self._since:
             self._since[key] = now
             why = f"it has work but has sent and computed nothing for {anomaly.evidence['seconds']:.3g} s"
             logger.warning("%s hangs: %s", anomaly.subject, why)
-            self._orchestrator.policies.board.anomaly(stage_id, anomaly.kind.value)
+            self._orchestrator.driver.board.anomaly(stage_id, anomaly.kind.value)
             if hang_seconds is not None:
                 pool.suspect(replica_id)
-                repair.suspect(pool, replica_id, why)
+                recovery.suspect(pool, replica_id, why)
         if hang_seconds is not None and now - self._since[key] >= hang_seconds:
             logger.error("%s still hangs after %g s; killing its processes", anomaly.subject, hang_seconds)
             self._killed.add(key)
@@ -132,14 +132,14 @@ class Hangs:
                 return
             await asyncio.sleep(0.01)
 
-    def _answers(self, key: tuple[int, int], pool: Any) -> None:
+    def _recovered(self, key: tuple[int, int], pool: Any) -> None:
         """Resume sending work to a replica that no longer hangs."""
         del self._since[key]
         if key in self._killed or key[1] not in pool.suspected:
             return
         logger.warning("%s replica %d no longer hangs", self._names[key[0]], key[1])
         pool.suspect(key[1], on=False)
-        self._orchestrator.repair.answers(pool, key[1])
+        self._orchestrator.recovery.clear_suspicion(pool, key[1])
         self._orchestrator.spawn(self._orchestrator.release())
 
     def _forget(self, key: tuple[int, int]) -> None:

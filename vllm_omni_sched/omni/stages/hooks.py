@@ -7,13 +7,13 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from random import Random  # noqa: TID251 (made here, where the policies are put together)
+from random import Random  # noqa: TID251 (made here, where the driver are put together)
 from typing import Any
 
 from vllm_omni_sched import __version__
 from vllm_omni_sched.config.stage_yaml import check_against, file_named, load_stage_config
 from vllm_omni_sched.logs import get_logger
-from vllm_omni_sched.omni.stages.report import ask, ask_not
+from vllm_omni_sched.omni.stages.stage_reporter import disable_reports, enable_reports
 
 logger = get_logger(__name__)
 
@@ -25,71 +25,71 @@ def hook() -> None:
     from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
     from vllm_omni.engine.stage_runtime import StageRuntime
 
-    _wrap(AsyncOmniEngine, "_initialize_stages", _places)
-    _wrap(AsyncOmniEngine, "_create_orchestrator", _asks_first)
-    _wrap(StageRuntime, "_build_logical_stage_init_plans", _connects)
+    _wrap(AsyncOmniEngine, "_initialize_stages", _initialize_stages)
+    _wrap(AsyncOmniEngine, "_create_orchestrator", _create_orchestrator)
+    _wrap(StageRuntime, "_build_logical_stage_init_plans", _build_init_plans)
 
 
 def _wrap(owner: type, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    theirs = getattr(owner, name)
-    if not hasattr(theirs, _MARK):
-        ours = functools.wraps(theirs)(wrapper(theirs))
+    original = getattr(owner, name)
+    if not hasattr(original, _MARK):
+        ours = functools.wraps(original)(wrapper(original))
         setattr(ours, _MARK, True)
         setattr(owner, name, ours)
 
 
-def _places(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _initialize_stages(original: Callable[..., Any]) -> Callable[..., Any]:
     def initialize_stages(self: Any, *arguments: Any, **more: Any) -> Any:
         config = load_stage_config(Path(self._deploy_config_source) if self._deploy_config_source else None, os.environ)
         if config is not None and config.graph.partition.enabled:
-            from vllm_omni_sched.omni.stages.first_places import place
+            from vllm_omni_sched.omni.stages.initial_placement import assign_initial_devices
 
-            place(config.graph.partition, self.stage_configs)
+            assign_initial_devices(config.graph.partition, self.stage_configs)
         if config is not None and config.monitoring.enabled:
-            ask(os.environ)
+            enable_reports(os.environ)
         else:
-            ask_not(os.environ)
-        return theirs(self, *arguments, **more)
+            disable_reports(os.environ)
+        return original(self, *arguments, **more)
 
     return initialize_stages
 
 
-def _connects(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _build_init_plans(original: Callable[..., Any]) -> Callable[..., Any]:
     def build_logical_stage_init_plans(self: Any, omni_transfer_config: Any, *others: Any) -> Any:
         at = Path(self._config_path) if self._config_path else None, os.environ
         config = load_stage_config(*at)
         if config is not None:
-            from vllm_omni_sched.omni.stages.edges import connected, metadata
+            from vllm_omni_sched.omni.stages.edges import metadata, with_our_connectors
             from vllm_omni_sched.omni.stages.graph import graph_of_metadata
 
             graph = graph_of_metadata(metadata(self))  # before a stage has loaded its model
             with file_named(*at):
                 check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
-                omni_transfer_config = connected(config.runtime, self, omni_transfer_config)
-        return theirs(self, omni_transfer_config, *others)
+                omni_transfer_config = with_our_connectors(config.runtime, self, omni_transfer_config)
+        return original(self, omni_transfer_config, *others)
 
     return build_logical_stage_init_plans
 
 
-def _asks_first(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _create_orchestrator(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_orchestrator(self: Any, **arguments: Any) -> Any:
         at = Path(self._deploy_config_source) if self._deploy_config_source else None, os.environ
         config = load_stage_config(*at)
         if config is None:
-            return theirs(self, **arguments)
+            return original(self, **arguments)
         from vllm_omni_sched.omni.stages.front_end import check_requests
         from vllm_omni_sched.omni.stages.graph import graph_of
         from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
-        from vllm_omni_sched.omni.stages.overrides import refuse_lost
-        from vllm_omni_sched.omni.stages.policies import Policies
+        from vllm_omni_sched.omni.stages.overrides import check_overrides
+        from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
         from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
-        refuse_lost(ScheduledOrchestrator)
-        refuse_lost(ScheduledPool)
+        check_overrides(ScheduledOrchestrator)
+        check_overrides(ScheduledPool)
         graph = graph_of(arguments["stage_pools"])
         with file_named(*at):
             check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
-        policies = Policies(config, graph, bool(arguments["async_chunk"]), Random())
+        driver = PipelineDriver(config, graph, bool(arguments["async_chunk"]), Random())
         logger.info(
             "vllm-omni-sched %s schedules the stages %s of a pipeline, %s. Options given: %s.",
             __version__,
@@ -97,7 +97,7 @@ def _asks_first(theirs: Callable[..., Any]) -> Callable[..., Any]:
             "all stages of a request at once" if arguments["async_chunk"] else "one after the other",
             json.dumps(config.model_dump(mode="json", exclude_unset=True)),
         )
-        made = ScheduledOrchestrator(policies=policies, runtime=self._runtime, **arguments)
+        made = ScheduledOrchestrator(driver=driver, runtime=self._runtime, **arguments)
         check_requests(self, config.graph.priority)
         made.first_input_processor = getattr(self, "input_processor", None)
         return made

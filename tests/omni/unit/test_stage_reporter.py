@@ -21,10 +21,10 @@ from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
 
 from vllm_omni_sched.engine.metrics_files import EngineDirectory
 from vllm_omni_sched.monitor.stage_board import StageBoard
-from vllm_omni_sched.omni.stages import report as stage
-from vllm_omni_sched.omni.stages import seam
-from vllm_omni_sched.omni.stages.report import Report
-from vllm_omni_sched.omni.stages.reports import Moved, Reports
+from vllm_omni_sched.omni.stages import hooks
+from vllm_omni_sched.omni.stages import stage_reporter as stage
+from vllm_omni_sched.omni.stages.report_reader import Moved, ReportReader
+from vllm_omni_sched.omni.stages.stage_reporter import StageReporter
 
 pytestmark = pytest.mark.omni
 
@@ -61,13 +61,13 @@ class Broken(Kept):
         raise RuntimeError("corrupt")
 
 
-def page(report: Report) -> dict[str, Any]:
+def page(report: StageReporter) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(report.page())
     return found
 
 
 def test_a_connector_counts_what_it_moves_and_is_what_it_was() -> None:
-    report, connector = Report(), Kept()
+    report, connector = StageReporter(), Kept()
     connector.__class__ = stage.counting(Kept, report)
     assert isinstance(connector, Kept)
     assert type(connector).__name__ == "Kept"
@@ -81,12 +81,12 @@ def test_a_connector_counts_what_it_moves_and_is_what_it_was() -> None:
     assert all(sums[2] > 0 for sums in edges.values())
 
 
-def failures(report: Report) -> dict[str, float]:
+def failures(report: StageReporter) -> dict[str, float]:
     return {name: sums[3] for name, sums in page(report)["edges"].items()}
 
 
 def test_a_put_that_is_refused_has_failed_and_a_look_that_finds_nothing_has_not() -> None:
-    report, connector = Report(), Kept()
+    report, connector = StageReporter(), Kept()
     connector.__class__ = stage.counting(Kept, report)
     connector.put("0", "1", "a", b"12")
     for _ in range(2):
@@ -97,7 +97,7 @@ def test_a_put_that_is_refused_has_failed_and_a_look_that_finds_nothing_has_not(
 
 
 def test_a_get_whose_deadline_has_passed_has_failed_once() -> None:
-    report, connector = Report(), Kept()
+    report, connector = StageReporter(), Kept()
     connector.__class__ = stage.counting(Kept, report)
     connector.put("0", "1", "a", b"12")
     never, past = stage.monotonic_seconds() + 3600, stage.monotonic_seconds()
@@ -111,7 +111,7 @@ def test_a_get_whose_deadline_has_passed_has_failed_once() -> None:
 
 
 def test_what_raises_has_failed_and_raises_still() -> None:
-    report, connector = Report(), Broken()
+    report, connector = StageReporter(), Broken()
     connector.__class__ = stage.counting(Broken, report)
     for key in ("a", "a", "b"):
         with pytest.raises(RuntimeError, match="closed"):
@@ -124,7 +124,7 @@ def test_what_raises_has_failed_and_raises_still() -> None:
 
 
 def test_only_the_first_look_into_a_cache_counts() -> None:
-    report = Report()
+    report = StageReporter()
     report.looked_up("prefix", "a", 30, 40)
     report.looked_up("prefix", "a", 40, 40)
     report.looked_up("encoder", "a", 0, 1)
@@ -135,7 +135,7 @@ def test_only_the_first_look_into_a_cache_counts() -> None:
 
 
 def test_a_report_names_its_process_and_those_it_descends_from() -> None:
-    found = page(Report())
+    found = page(StageReporter())
     assert found["processes"][0].startswith(f"{os.getpid()}@")
     assert len(found["processes"]) > 1
 
@@ -161,16 +161,16 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (AsyncOmniEngine, "_initialize_stages"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name) if name == "_initialize_stages" else owner.__dict__[name])
-    stage.begin.cache_clear()
+    stage.start_reporting.cache_clear()
     yield
-    stage.begin.cache_clear()
+    stage.start_reporting.cache_clear()
 
 
-def begun(monkeypatch: pytest.MonkeyPatch, base: Path) -> Report:
+def begun(monkeypatch: pytest.MonkeyPatch, base: Path) -> StageReporter:
     monkeypatch.setenv(stage.VARIABLE, "1")
     monkeypatch.setattr(stage, "reports_base", lambda: base)
     monkeypatch.setattr(stage.PagePublisher, "start", lambda self: None)
-    report = stage.begin()
+    report = stage.start_reporting()
     assert report is not None
     return report
 
@@ -214,7 +214,7 @@ def test_a_process_that_nobody_else_has_asked_does_nothing(
     if asked_itself:
         monkeypatch.setenv(stage.VARIABLE, str(os.getpid()))
     before = KVCacheManager.__dict__["get_computed_blocks"]
-    assert stage.begin() is None
+    assert stage.start_reporting() is None
     assert KVCacheManager.__dict__["get_computed_blocks"] is before
 
 
@@ -232,14 +232,14 @@ def test_stages_are_asked_where_there_are_options(
     monkeypatch.setattr(stage.os, "environ", {stage.VARIABLE: "7"})
     (deploy := tmp_path / "deploy.yaml").write_text(f"stages: []\n{options}\n")
     seen: list[str | None] = []
-    start = seam._places(lambda engine, timeout: seen.append(stage.os.environ.get(stage.VARIABLE)))
+    start = hooks._initialize_stages(lambda engine, timeout: seen.append(stage.os.environ.get(stage.VARIABLE)))
     start(SimpleNamespace(_deploy_config_source=str(deploy)), 5)
     assert seen == [str(os.getpid()) if asks else None]
 
 
 def told(base: Path, board: StageBoard, *rounds: dict[str, Any], owner: int | None = None) -> list[list[Moved]]:
     """A process of replica 1 of stage 0 reports so."""
-    reader, moved = Reports(board, base), []
+    reader, moved = ReportReader(board, base), []
     directory = EngineDirectory.create("report", {}, base)
     try:
         for one in rounds:

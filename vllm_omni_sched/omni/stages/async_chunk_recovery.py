@@ -9,8 +9,8 @@ from typing import Any
 
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.stages.handover import Handovers
-from vllm_omni_sched.omni.stages.names import Names
 from vllm_omni_sched.omni.stages.payloads import Payloads
+from vllm_omni_sched.omni.stages.run_names import RunNames
 from vllm_omni_sched.omni.stages.work import Work
 
 logger = get_logger(__name__)
@@ -19,7 +19,7 @@ PIECES = 4096  # most pieces of a stage without an output limit
 STEPS = 64  # pieces beyond the tokens: of the prompt, and the last one
 
 
-class Together:
+class AsyncChunkRecovery:
     """Withdraws the remains of a request after a death, and restarts it from its first stage.
 
     1. The stages have exchanged pieces, each of which is received once: the pieces that a dead replica received are
@@ -31,7 +31,7 @@ class Together:
         orchestrator: our orchestrator.
     """
 
-    def __init__(self, orchestrator: Any, payloads: Payloads, names: Names, handovers: Handovers) -> None:
+    def __init__(self, orchestrator: Any, payloads: Payloads, names: RunNames, handovers: Handovers) -> None:
         self._orchestrator, self._payloads = orchestrator, payloads
         self._names, self._handovers = names, handovers
 
@@ -48,7 +48,7 @@ class Together:
         return [
             works[name][pool.stage_id]
             for name in names
-            if pool.stage_id in works.get(name, ()) and not pool.queue.has(name) and after.has(name)
+            if pool.stage_id in works.get(name, ()) and not pool.queue.has_work(name) and after.has_work(name)
         ]
 
     def stop(self, lost: Work, works: dict[int, Work]) -> list[Work]:
@@ -75,16 +75,16 @@ class Together:
             if pool.stage_id in works:
                 pool.queue.regroup(name, everybody)
         present = {stage_id: self._names.present(work.runs_as) for stage_id, work in works.items()}
-        self._names.again(name, {work.runs_as for work in works.values()})
+        self._names.start_new_run(name, {work.runs_as for work in works.values()})
         self._handovers.forget(name)
         for stage_id, work in works.items():
             pool = orchestrator.stage_pools[stage_id]
-            self._is_told_again(pool, name)
+            self._reset_output(pool, name)
             replica_id = work.replica_id
             if work is lost or not pool.queue.withdraw(work):
                 continue
             taken.append(work)
-            orchestrator.policies.board.aborted(stage_id, replica_id, name)  # it may run elsewhere, or never again
+            orchestrator.driver.board.aborted(stage_id, replica_id, name)  # it may run elsewhere, or never again
             if pool.output_processor is not None:
                 pool.output_processor.abort_requests([work.runs_as], internal=True)
             client = pool.clients[replica_id]
@@ -92,10 +92,10 @@ class Together:
                 orchestrator.spawn(abort_run(client, present[stage_id]))
         return taken
 
-    def _is_told_again(self, pool: Any, name: str) -> None:
+    def _reset_output(self, pool: Any, name: str) -> None:
         orchestrator, stage_id = self._orchestrator, pool.stage_id
         for receiver in pool.queue.receivers(name):
-            orchestrator.outlet.runs_again(receiver, stage_id)
+            orchestrator.deduplicator.runs_again(receiver, stage_id)
             state = orchestrator.request_states.get(receiver)
             if state is not None:
                 state.finished_stage_ids.discard(stage_id)
@@ -107,21 +107,21 @@ class Together:
         """Run a request again: on this replica in the stage that lost it, in the others as they have room."""
         for stage_id in sorted(works):
             work, queue = works[stage_id], self._orchestrator.stage_pools[stage_id].queue
-            if self._orchestrator.repair.works_of(work.request_id) is not works:
+            if self._orchestrator.recovery.works_of(work.request_id) is not works:
                 return  # it has left meanwhile
             if getattr(work.request, "payload_sender_info", None) is not None:
                 work.request.payload_sender_info = self._orchestrator._build_payload_sender_info(
                     stage_id - 1, request_id=work.request_id
                 )
             if work is lost:
-                work.again = True
+                work.redispatched = True
                 await queue.place(work, replica_id)
-            elif not queue.has(work.request_id):
+            elif not queue.has_work(work.request_id):
                 await queue.wait(work)
 
     def forget(self, request_id: str, works: Mapping[int, Work]) -> None:
         """Forget a request that has left, and remove its pieces from the connectors."""
-        names = self._names.runs(request_id)
+        names = self._names.all_names(request_id)
         for pool in self._orchestrator.stage_pools:
             if names and self._payloads.arrive_at(pool) and pool.stage_id - 1 in works:
                 most = _pieces(works[pool.stage_id - 1])

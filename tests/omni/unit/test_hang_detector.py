@@ -46,14 +46,14 @@ def hanging(rig: Rig, stage_id: int, replica_id: int, process: Any) -> None:
 async def seconds(rig: Rig, count: int, each: float = 1.0) -> None:
     for _ in range(count):
         rig.now += each
-        rig.omni.hangs.look(rig.now)
+        rig.omni.hang_detector.check(rig.now)
         await rig.omni.release()
         await rig.turn()
 
 
 async def learned(rig: Rig, stage_id: int = 0) -> None:
     """A stage that has spoken often enough for its silences to be known."""
-    rig.omni.hangs._silence.least_samples = 4
+    rig.omni.hang_detector._silence.least_samples = 4
     for i in range(6):
         await rig.ask(f"before {i}", (i,))
         await seconds(rig, 1)
@@ -62,11 +62,11 @@ async def learned(rig: Rig, stage_id: int = 0) -> None:
 
 
 def counted(rig: Rig, stage_id: int = 0) -> int:
-    return rig.policies.board.stages[stage_id].anomalies["silent_replica"]
+    return rig.driver.board.stages[stage_id].anomalies["silent_replica"]
 
 
 def incidents(rig: Rig, replica: tuple[int, int]) -> dict[str, int]:
-    return {kind: count for kind, count in rig.policies.board.replicas[replica].incidents.items() if count}
+    return {kind: count for kind, count in rig.driver.board.replicas[replica].incidents.items() if count}
 
 
 def hang_after(hang: float | None, **recovery: Any) -> dict[str, Any]:
@@ -186,7 +186,7 @@ async def test_a_stage_that_waits_for_the_one_before_does_not_hang(sleeping: Any
     async with Rig(StageSpec(), TWO, async_chunk=True, **hang_after(1e6)) as rig:
         for stage_id, replica_id in ((0, 0), (1, 0), (1, 1)):
             hanging(rig, stage_id, replica_id, sleeping)
-        rig.omni.hangs._silence.least_samples = 1
+        rig.omni.hang_detector._silence.least_samples = 1
         await rig.ask("a", LONG)
         await seconds(rig, 1)
         await rig.step(0, "a")
@@ -204,7 +204,7 @@ async def test_a_stage_that_waits_for_the_one_before_does_not_hang(sleeping: Any
 async def test_vllm_omni_is_told_if_it_does_not_notice(
     sleeping: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vllm_omni_sched.omni.stages.hangs.NOTICED_SECONDS", 0.0)
+    monkeypatch.setattr("vllm_omni_sched.omni.stages.hang_detector.NOTICED_SECONDS", 0.0)
     async with Rig(TWO, **hang_after(1.0)) as rig:
         hangs = await suspected(rig, sleeping)
         await rig.settle()
@@ -217,7 +217,7 @@ async def test_vllm_omni_is_told_if_it_does_not_notice(
 async def test_a_replica_that_is_back_can_hang_again(
     sleeping: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vllm_omni_sched.omni.stages.hangs.NOTICED_SECONDS", 0.0)
+    monkeypatch.setattr("vllm_omni_sched.omni.stages.hang_detector.NOTICED_SECONDS", 0.0)
     async with Rig(TWO, **hang_after(1.0)) as rig:
         hangs = await suspected(rig, sleeping)
         for _ in range(8):

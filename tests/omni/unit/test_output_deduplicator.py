@@ -16,7 +16,7 @@ from vllm_omni.metrics.stats import StageRequestStats, StageStats
 from vllm_omni.outputs.mm_outputs import MultimodalPayload
 
 from tests.support.omni_stages import CUMULATIVE, DELTA, FINAL, FINAL_ONLY, Rig
-from vllm_omni_sched.omni.stages.outlet import Outlet
+from vllm_omni_sched.omni.stages.output_deduplicator import OutputDeduplicator
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -27,7 +27,7 @@ class Client:
     def __init__(self, kind: Any) -> None:
         self.kind = kind
         self.queue: asyncio.Queue[Any] = asyncio.Queue()
-        self.outlet = Outlet(self.queue, lambda request_id, stage_id: kind)
+        self.deduplicator = OutputDeduplicator(self.queue, lambda request_id, stage_id: kind)
 
     async def told(
         self, tokens: list[int], text: str, *, stage: int = 0, last: bool = False, ends: bool = False
@@ -36,7 +36,7 @@ class Client:
         completion = CompletionOutput(0, text, tokens, None, None, finish_reason="stop" if last else None)
         output = RequestOutput("r", None, [1], None, [completion], finished=last)
         before = self.queue.qsize()
-        await self.outlet.put(OutputMessage(request_id="r", stage_id=stage, engine_outputs=output, finished=ends))
+        await self.deduplicator.put(OutputMessage(request_id="r", stage_id=stage, engine_outputs=output, finished=ends))
         assert (completion.token_ids, completion.text) == (tokens, text), "the next stage reads this one too"
         return self.queue.qsize() > before
 
@@ -65,10 +65,10 @@ async def test_a_run_that_is_repeated_says_only_what_is_new(kind: Any, died_afte
     client = Client(kind)
     await client.says(SCRIPT, died_after)
     before = client.queue.qsize()
-    client.outlet.runs_again("r", 0)
+    client.deduplicator.runs_again("r", 0)
     await client.says(SCRIPT, died_after)
     assert client.queue.qsize() == before
-    client.outlet.runs_again("r", 0)  # and once more
+    client.deduplicator.runs_again("r", 0)  # and once more
     await client.says(SCRIPT, len(SCRIPT))
     assert client.put_together() == (list(range(1, len(SCRIPT) + 1)), SCRIPT)
     assert [one.finished for one in client.queue._queue].count(True) == 1
@@ -77,7 +77,7 @@ async def test_a_run_that_is_repeated_says_only_what_is_new(kind: Any, died_afte
 async def test_a_delta_that_is_half_old_is_cut_in_the_middle() -> None:
     client = Client(DELTA)
     await client.told([1, 2, 3], "abc")
-    client.outlet.runs_again("r", 0)
+    client.deduplicator.runs_again("r", 0)
     assert not await client.told([1, 2], "ab")
     assert await client.told([3, 4, 5], "cde")
     assert client.put_together() == ([1, 2, 3, 4, 5], "abcde")
@@ -87,7 +87,7 @@ async def test_tokens_and_text_are_cut_each_for_itself() -> None:
     """A detokenizer holds text back until a character is whole."""
     client = Client(DELTA)
     await client.told([1, 2], "a")
-    client.outlet.runs_again("r", 0)
+    client.deduplicator.runs_again("r", 0)
     await client.told([1], "")
     await client.told([2, 3], "ab")
     assert client.put_together() == ([1, 2, 3], "ab")
@@ -97,14 +97,14 @@ async def test_what_comes_after_the_end_is_dropped() -> None:
     client = Client(CUMULATIVE)
     assert await client.told([1], "a", last=True, ends=True)
     assert not await client.told([1], "a", last=True, ends=True)
-    await client.outlet.put(ErrorMessage(request_id="r", error="late"))
-    assert (client.queue.qsize(), client.outlet.dropped) == (1, 2)
+    await client.deduplicator.put(ErrorMessage(request_id="r", error="late"))
+    assert (client.queue.qsize(), client.deduplicator.dropped) == (1, 2)
 
 
 async def test_what_comes_after_an_error_is_dropped() -> None:
     client = Client(CUMULATIVE)
     for _ in range(2):
-        await client.outlet.put(ErrorMessage(request_id="r", error="it failed"))
+        await client.deduplicator.put(ErrorMessage(request_id="r", error="it failed"))
     assert not await client.told([1], "a", last=True, ends=True)
     assert client.queue.qsize() == 1
 
@@ -112,7 +112,7 @@ async def test_what_comes_after_an_error_is_dropped() -> None:
 async def test_stages_are_told_apart() -> None:
     client = Client(CUMULATIVE)
     await client.told([1, 2], "ab", stage=0)
-    client.outlet.runs_again("r", 0)
+    client.deduplicator.runs_again("r", 0)
     assert await client.told([1], "a", stage=1)
     assert not await client.told([1], "a", stage=0)
 
@@ -120,7 +120,7 @@ async def test_stages_are_told_apart() -> None:
 async def test_a_stage_that_was_whole_says_nothing_when_it_runs_again() -> None:
     client = Client(CUMULATIVE)
     assert await client.told([1], "a", stage=0, last=True)
-    client.outlet.runs_again("r", 0)
+    client.deduplicator.runs_again("r", 0)
     assert not await client.told([1], "a", stage=0, last=True)
     assert await client.told([2], "b", stage=1, last=True, ends=True)
 
@@ -129,7 +129,7 @@ async def test_a_stage_that_was_whole_and_ends_the_request_when_it_runs_again_sa
     """In async-chunk mode the stages of a second run may end in another order than those of the first."""
     client = Client(DELTA)
     assert await client.told([1, 2], "ab", stage=1, last=True)
-    client.outlet.runs_again("r", 1)
+    client.deduplicator.runs_again("r", 1)
     assert not await client.told([1], "a", stage=1)
     assert await client.told([2], "b", stage=1, last=True, ends=True)
     assert client.put_together() == ([1, 2], "ab")
@@ -141,7 +141,7 @@ async def test_a_stage_says_once_that_it_is_done_though_it_ends_the_request_in_a
     client = Client(kind)
     await client.told([1, 2], "ab", stage=0, last=True)
     for stage in (0, 1):
-        client.outlet.runs_again("r", stage)
+        client.deduplicator.runs_again("r", stage)
     assert await client.told([3], "c", stage=1, last=True)
     assert await client.told([1, 2], "ab", stage=0, last=True, ends=True)
     done = [one.stage_id for one in client.queue._queue if one.engine_outputs.finished]
@@ -154,7 +154,7 @@ async def test_what_a_stage_says_after_it_was_done_is_dropped_but_for_a_session(
     assert await client.told([1], "a", last=True)
     assert not await client.told([1], "a", last=True)
     session = Client(CUMULATIVE)
-    session.outlet._streams = lambda request_id: True
+    session.deduplicator._streams = lambda request_id: True
     assert await session.told([1], "a", last=True)
     assert await session.told([2], "b", last=True)
 
@@ -162,32 +162,32 @@ async def test_what_a_stage_says_after_it_was_done_is_dropped_but_for_a_session(
 async def test_a_name_is_free_again_when_its_request_has_left() -> None:
     client = Client(CUMULATIVE)
     await client.told([1], "a", last=True, ends=True)
-    client.outlet.forget("r")
+    client.deduplicator.forget("r")
     assert await client.told([1], "a", last=True, ends=True)
 
 
 async def test_what_is_of_no_request_passes() -> None:
     client = Client(CUMULATIVE)
     await client.told([1], "a", last=True, ends=True)
-    await client.outlet.put(ErrorMessage(error="all is lost", fatal=True))
-    await client.outlet.put(ErrorMessage(request_id="r", event_id="e", error="no such interaction"))
+    await client.deduplicator.put(ErrorMessage(error="all is lost", fatal=True))
+    await client.deduplicator.put(ErrorMessage(request_id="r", event_id="e", error="no such interaction"))
     metrics = StageRequestStats(
         batch_id=0, batch_size=1, num_tokens_in=0, num_tokens_out=0, stage_gen_time_ms=0.0, rx_transfer_bytes=0,
         rx_decode_time_ms=0.0, rx_in_flight_time_ms=0.0, stage_stats=StageStats(0, 0.0),
     )  # fmt: skip
-    await client.outlet.put(StageMetricsMessage(request_id="r", stage_id=0, metrics=metrics))
+    await client.deduplicator.put(StageMetricsMessage(request_id="r", stage_id=0, metrics=metrics))
     assert client.queue.qsize() == 4
 
 
 async def test_it_is_the_queue_otherwise() -> None:
     client = Client(CUMULATIVE)
     await client.told([1], "a")
-    assert client.outlet.qsize() == 1
+    assert client.deduplicator.qsize() == 1
 
 
 async def test_a_repeated_stream_of_audio_goes_on_where_it_stopped() -> None:
     queue: asyncio.Queue[Any] = asyncio.Queue()
-    outlet = Outlet(queue, lambda request_id, stage_id: DELTA)
+    outlet = OutputDeduplicator(queue, lambda request_id, stage_id: DELTA)
 
     async def chunk(i: int) -> None:
         completion = CompletionOutput(0, "", [], None, None, finish_reason="stop" if i == 3 else None)
@@ -206,7 +206,7 @@ async def test_a_repeated_stream_of_audio_goes_on_where_it_stopped() -> None:
 @pytest.mark.parametrize("carrier", [dict, lambda given: MultimodalPayload.from_dict(given)], ids=["dict", "payload"])
 async def test_sound_that_comes_in_other_portions_is_cut_in_the_middle(carrier: Any) -> None:
     queue: asyncio.Queue[Any] = asyncio.Queue()
-    outlet = Outlet(queue, lambda request_id, stage_id: DELTA)
+    outlet = OutputDeduplicator(queue, lambda request_id, stage_id: DELTA)
 
     async def portion(first: int, last: int) -> None:
         ends = last == 12

@@ -219,6 +219,6 @@ async def test_incidents_are_counted() -> None:
     async with Rig(TWO) as rig:
         await rig.ask("a", each=[params()])
         await rig.kill(0, 0)
-        facts = rig.policies.board.replicas[0, 0]
+        facts = rig.driver.board.replicas[0, 0]
         assert (facts.restarts, facts.redispatched) == (1, 1)
         assert {"died", "restarting", "back"} <= {kind for kind, count in facts.incidents.items() if count}

@@ -144,7 +144,7 @@ async def test_requests_wait_for_the_only_replica() -> None:
 async def test_what_was_taken_back_is_no_more_counted_where_it_ran() -> None:
     async with Rig(FIRST, SECOND, async_chunk=True) as rig:
         await rig.ask("a")
-        board = rig.policies.board
+        board = rig.driver.board
         rig.runtime.go.clear()
         await rig.kill(1)
         assert not rig.at(0)

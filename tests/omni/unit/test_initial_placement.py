@@ -15,7 +15,7 @@ from vllm_omni.engine.stage_runtime import StageRuntime
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_yaml import VARIABLE, check_against, read_stage_options
-from vllm_omni_sched.omni.stages import first_places, report, seam
+from vllm_omni_sched.omni.stages import hooks, initial_placement, stage_reporter
 
 pytestmark = pytest.mark.omni
 
@@ -34,7 +34,7 @@ def stages(*devices: str, replicas: int = 1) -> list[Any]:
 
 def placed(configs: list[Any], **partition: Any) -> list[str]:
     options = read_stage_options({"graph": {"partition": {"enabled": True, **partition}}}, "the test")
-    first_places.place(options.graph.partition, configs)
+    initial_placement.assign_initial_devices(options.graph.partition, configs)
     return [config.runtime_config.devices for config in configs]
 
 
@@ -86,9 +86,9 @@ def test_the_engine_asks_before_it_starts_stages(monkeypatch: pytest.MonkeyPatch
     for owner, name in ((AsyncOmniEngine, "_create_orchestrator"), (StageRuntime, "_build_logical_stage_init_plans")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # to be as they were, afterwards
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv(report.VARIABLE, "")
+    monkeypatch.setenv(stage_reporter.VARIABLE, "")
     for _ in range(2):
-        seam.hook()
+        hooks.hook()
     profile = "{memory_bytes: 40, seconds: 1.0}"
     devices = "devices: {0: {memory_bytes: 100}, 1: {memory_bytes: 100}}"
     deploy = tmp_path / "deploy.yaml"
@@ -99,4 +99,4 @@ def test_the_engine_asks_before_it_starts_stages(monkeypatch: pytest.MonkeyPatch
     engine = SimpleNamespace(_deploy_config_source=str(deploy), stage_configs=stages("0", "0"))
     AsyncOmniEngine._initialize_stages(engine, 1)
     assert [sorted(each) for each in started] == [["0", "1"] if on else ["0", "0"]]
-    assert os.environ[report.VARIABLE] == str(os.getpid()), "stages are to report"
+    assert os.environ[stage_reporter.VARIABLE] == str(os.getpid()), "stages are to report"

@@ -10,7 +10,7 @@ from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly import Anomaly, MemoryLeak, SickEdge, StageTimeout, StuckQueue
 from vllm_omni_sched.monitor.stage_board import Side, StageBoard
 from vllm_omni_sched.omni.stages.processes import host_bytes, pids_of, with_children
-from vllm_omni_sched.omni.stages.reports import Moved, Reports
+from vllm_omni_sched.omni.stages.report_reader import Moved, ReportReader
 from vllm_omni_sched.omni.stages.work import Work
 
 logger = get_logger(__name__)
@@ -18,8 +18,8 @@ logger = get_logger(__name__)
 MEMORY_SECONDS = 5.0  # between two checks of the stages' processes and reports
 
 
-class Watch:
-    """Feeds the detectors, and logs and counts their findings.
+class StageMonitor:
+    """Feeds the detectors of anomalies, and logs and counts their findings.
 
     Args:
         options: options of the detectors.
@@ -36,7 +36,7 @@ class Watch:
         self._leak = MemoryLeak(alpha=options.leak_significance, horizon_seconds=options.leak_horizon_seconds)
         self._edge = SickEdge(least_error_rate=options.edge_error_rate)
         self._next = self._next_memory = 0.0
-        self._reports = Reports(board)
+        self._reports = ReportReader(board)
         self._started: dict[tuple[int, int], list[int]] = {}  # processes of each replica
         self._ends: dict[str, tuple[tuple[int, int], int]] = {}  # by edge: replica that reports, stage at the other end
         self._told: set[tuple[str, str, str]] = set()
@@ -44,17 +44,17 @@ class Watch:
     def began(self, work: Work, now: float) -> None:
         self._stay.enter(self._names[work.stage_id], work.request_id, now)
 
-    def ended(self, work: Work, now: float, well: bool) -> None:
+    def ended(self, work: Work, now: float, succeeded: bool) -> None:
         name = self._names[work.stage_id]
-        self._stay.observe(name, work.request_id, now, finished=well)
-        if well and work.started is not None:
+        self._stay.observe(name, work.request_id, now, finished=succeeded)
+        if succeeded and work.started is not None:
             self._queue.finished(name, now, max(now - work.started, 0.0))
 
     def sent(self, from_stage: int, to_stage: int, seconds: float) -> None:
         """Record that the front end has handed a request over; the stages report the transfer of its payload."""
         self._board.edge(from_stage, to_stage, seconds)
 
-    def look(self, pools: list[Any], now: float) -> tuple[Anomaly, ...]:
+    def check(self, pools: list[Any], now: float) -> tuple[Anomaly, ...]:
         """Return the present anomalies; each is logged and counted when it begins."""
         if now < self._next:
             return ()
@@ -132,6 +132,22 @@ class Watch:
             if replica == key or other_stage == stage_id:
                 self._edge.forget(edge)
                 del self._ends[edge]
+
+
+class NullMonitor(StageMonitor):
+    """Replaces `StageMonitor` where `monitoring.enabled` is false: it checks and keeps nothing."""
+
+    def began(self, work: Work, now: float) -> None:
+        pass
+
+    def ended(self, work: Work, now: float, succeeded: bool) -> None:
+        pass
+
+    def sent(self, from_stage: int, to_stage: int, seconds: float) -> None:
+        pass
+
+    def check(self, pools: list[Any], now: float) -> tuple[Anomaly, ...]:
+        return ()
 
 
 def _of(request_id: str) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 from vllm.sampling_params import RequestOutputKind
 from vllm_omni.engine.messages import ErrorMessage, OutputMessage
 
-from vllm_omni_sched.omni.stages.sound import samples, without_first
+from vllm_omni_sched.omni.stages.audio import num_samples, without_first_samples
 
 
 @dataclass
-class _Said:
-    """Output that one stage has sent to a client, and how much of it a later run has repeated."""
+class Emitted:
+    """Counts the output that one stage has sent to a client, and how much of it a later run has repeated."""
 
     tokens: int = 0
     characters: int = 0
@@ -29,8 +29,8 @@ class _Said:
     chunks_again: int = 0
 
 
-class Outlet:
-    """Filter before vLLM-Omni's queue of outputs.
+class OutputDeduplicator:
+    """Drops repeated outputs before they reach vLLM-Omni's queue of outputs.
 
     1. A request ends once: messages after its last one, or after its error, are dropped.
     2. A stage that runs again does not repeat outputs; at temperature 0 its output is the same.
@@ -50,15 +50,15 @@ class Outlet:
         streams: Callable[[str], bool] = lambda request_id: False,
     ) -> None:
         self._queue, self._kind, self._streams = queue, kind, streams
-        self._said: dict[str, dict[int, _Said]] = {}
+        self._emitted: dict[str, dict[int, Emitted]] = {}
         self._ended: set[str] = set()
         self.dropped = 0
 
     async def put(self, message: Any) -> None:
         if isinstance(message, OutputMessage):
-            kept = self._unsaid(message)
+            kept = self._new_part(message)
         elif isinstance(message, ErrorMessage) and message.request_id is not None and message.event_id is None:
-            kept = message if self._ends(message.request_id) else None
+            kept = message if self._mark_ended(message.request_id) else None
         else:
             kept = message
         if kept is None:
@@ -71,96 +71,99 @@ class Outlet:
 
     def runs_again(self, request_id: str, stage_id: int) -> None:
         """Record that the stage repeats its output from the beginning."""
-        said = self._said.get(request_id, {}).get(stage_id)
-        if said is not None:
-            said.again, said.tokens_again, said.characters_again = True, 0, 0
-            said.samples_again = said.chunks_again = 0
+        emitted = self._emitted.get(request_id, {}).get(stage_id)
+        if emitted is not None:
+            emitted.again, emitted.tokens_again, emitted.characters_again = True, 0, 0
+            emitted.samples_again = emitted.chunks_again = 0
 
     def forget(self, request_id: str) -> None:
         """Forget a request that has left the orchestrator."""
-        self._said.pop(request_id, None)
+        self._emitted.pop(request_id, None)
         self._ended.discard(request_id)
 
-    def _ends(self, request_id: str) -> bool:
+    def _mark_ended(self, request_id: str) -> bool:
         if request_id in self._ended:
             return False
         self._ended.add(request_id)
         return True
 
-    def _unsaid(self, message: OutputMessage) -> OutputMessage | None:
+    def _new_part(self, message: OutputMessage) -> OutputMessage | None:
         request_id, stage_id = message.request_id, message.stage_id
         if request_id in self._ended:
             return None
-        said = self._said.setdefault(request_id, {}).setdefault(stage_id, _Said())
+        emitted = self._emitted.setdefault(request_id, {}).setdefault(stage_id, Emitted())
         output = message.engine_outputs
         completions = getattr(output, "outputs", None) or []
         finished = bool(getattr(output, "finished", False))
-        if said.whole and not self._streams(request_id):
+        if emitted.whole and not self._streams(request_id):
             if not message.finished:
                 return None
             self._ended.add(request_id)
             return _only_ends(message, self._kind(request_id, stage_id))
-        if said.again and completions:
-            output = self._rest(output, said, self._kind(request_id, stage_id), finished)
+        if emitted.again and completions:
+            output = self._rest(output, emitted, self._kind(request_id, stage_id), finished)
             if output is None and not message.finished:
                 return None
             if output is not None and output is not message.engine_outputs:
                 message = copy.copy(message)
                 message.engine_outputs = output
         elif completions:
-            self._note(said, completions[0], self._kind(request_id, stage_id))
-        said.whole = said.whole or finished
+            self._note(emitted, completions[0], self._kind(request_id, stage_id))
+        emitted.whole = emitted.whole or finished
         if message.finished:
             self._ended.add(request_id)
         return message
 
     @staticmethod
-    def _note(said: _Said, completion: Any, kind: RequestOutputKind | None) -> None:
+    def _note(emitted: Emitted, completion: Any, kind: RequestOutputKind | None) -> None:
         tokens, characters = len(completion.token_ids or ()), len(completion.text or "")
         if kind is RequestOutputKind.DELTA:
             if not tokens and not characters:
-                count = samples(completion)
-                said.chunks += count is None
-                said.samples += count or 0
-            said.tokens += tokens
-            said.characters += characters
+                count = num_samples(completion)
+                emitted.chunks += count is None
+                emitted.samples += count or 0
+            emitted.tokens += tokens
+            emitted.characters += characters
         else:
-            said.tokens, said.characters = max(said.tokens, tokens), max(said.characters, characters)
+            emitted.tokens, emitted.characters = max(emitted.tokens, tokens), max(emitted.characters, characters)
 
-    def _rest(self, output: Any, said: _Said, kind: RequestOutputKind | None, finished: bool) -> Any | None:
+    def _rest(self, output: Any, emitted: Emitted, kind: RequestOutputKind | None, finished: bool) -> Any | None:
         """Return the new part of an output of a later run; None if there is none."""
         completion = output.outputs[0]
         if kind is not RequestOutputKind.DELTA:
-            if not finished and len(completion.token_ids or ()) <= said.tokens:
+            if not finished and len(completion.token_ids or ()) <= emitted.tokens:
                 return None
-            self._note(said, completion, kind)
+            self._note(emitted, completion, kind)
             return output
         tokens, text = list(completion.token_ids or ()), completion.text or ""
-        if not tokens and not text and (count := samples(completion)) is not None:
-            old = min(max(said.samples - said.samples_again, 0), count)
-            said.samples_again += count
+        if not tokens and not text and (count := num_samples(completion)) is not None:
+            old = min(max(emitted.samples - emitted.samples_again, 0), count)
+            emitted.samples_again += count
             if old == count and not finished:
                 return None
-            said.samples = max(said.samples, said.samples_again)
+            emitted.samples = max(emitted.samples, emitted.samples_again)
             rest = copy.copy(output)
-            rest.outputs = [without_first(completion, old), *output.outputs[1:]]
+            rest.outputs = [without_first_samples(completion, old), *output.outputs[1:]]
             return rest
         if not tokens and not text:
-            said.chunks_again += 1
-            if said.chunks_again <= said.chunks and not finished:
+            emitted.chunks_again += 1
+            if emitted.chunks_again <= emitted.chunks and not finished:
                 return None
-            said.chunks = max(said.chunks, said.chunks_again)
+            emitted.chunks = max(emitted.chunks, emitted.chunks_again)
             return output
-        old_tokens = min(max(said.tokens - said.tokens_again, 0), len(tokens))
-        old_characters = min(max(said.characters - said.characters_again, 0), len(text))
-        said.tokens_again += len(tokens)
-        said.characters_again += len(text)
+        old_tokens = min(max(emitted.tokens - emitted.tokens_again, 0), len(tokens))
+        old_characters = min(max(emitted.characters - emitted.characters_again, 0), len(text))
+        emitted.tokens_again += len(tokens)
+        emitted.characters_again += len(text)
         if not finished and old_tokens == len(tokens) and old_characters == len(text):
             return None
         rest = copy.copy(output)
         rest.outputs = [copy.copy(completion), *output.outputs[1:]]
         rest.outputs[0].token_ids, rest.outputs[0].text = tokens[old_tokens:], text[old_characters:]
-        said.tokens, said.characters = max(said.tokens, said.tokens_again), max(said.characters, said.characters_again)
+        emitted.tokens, emitted.characters = (
+            max(emitted.tokens, emitted.tokens_again),
+            max(emitted.characters, emitted.characters_again),
+        )
         return rest
 
 

@@ -18,8 +18,8 @@ KEPT = 0.9  # decay per bin of the counts of visited stages: about the last ten 
 Prepare = Callable[[Mapping[int, float], bool], None]
 
 
-class Ways:
-    """Fraction of a modality's requests that run in each stage, by those that have left the pipeline."""
+class StageShares:
+    """Estimates the fraction of a modality's requests that run in each stage, from those that have recently left."""
 
     def __init__(self) -> None:
         self._left: defaultdict[str, float] = defaultdict(float)
@@ -48,7 +48,7 @@ class Ways:
         return found
 
 
-class Foresight:
+class Forecaster:
     """Forecasts arrivals by modality once per bin, and plans batch limits and replicas before the load arrives.
 
     Fitting models takes long, so it runs beside the event loop; a forecast that is late is used once it is done.
@@ -73,7 +73,7 @@ class Foresight:
         )
         self._planner = ReplicaPlanner(PlanOptions(max_batch_size=max_batch_size))
         self._counts = dict.fromkeys(MODALITIES, 0)
-        self.ways = Ways()
+        self.shares = StageShares()
         self._began: float | None = None
         self._fitting: asyncio.Task[None] | None = None
 
@@ -81,7 +81,7 @@ class Foresight:
         """Count a request that has arrived."""
         self._counts[modality] += 1
 
-    def look(self, now: float, prepare: Prepare) -> None:
+    def check(self, now: float, prepare: Prepare) -> None:
         """Forecast once per bin, and pass `prepare` the most requests per second to expect, by stage.
 
         A stage gets the fraction of a modality's requests that recently ran there: not those that end earlier, or share
@@ -106,8 +106,8 @@ class Foresight:
             self._board.load(modality, forecast=max(forecast.mean[0], 0.0) / self._options.bin_seconds)
         tested = all(forecast.reason in TESTED for forecast in forecasts.values())
         most = {name: max(0.0, *forecast.high) / self._options.bin_seconds for name, forecast in forecasts.items()}
-        rates = self.ways.rates(most)
-        self.ways.fade()
+        rates = self.shares.rates(most)
+        self.shares.fade()
         prepare(rates, tested)
 
     def _fit(self, counts: Mapping[str, int], now: float) -> dict[str, Forecast]:

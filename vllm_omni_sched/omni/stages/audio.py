@@ -9,27 +9,27 @@ from typing import Any
 KEYS = "audio", "model_outputs"  # keys under which stages put audio
 
 
-def samples(completion: Any) -> int | None:
+def num_samples(completion: Any) -> int | None:
     """Return the number of audio samples of a completion; None if it has no audio."""
-    found = _sound(completion)
+    found = _audio(completion)
     return None if found is None else int(found[1].shape[-1])
 
 
-def without_first(completion: Any, count: int) -> Any:
+def without_first_samples(completion: Any, count: int) -> Any:
     """Return the completion without its first ``count`` samples."""
-    found = _sound(completion)
+    found = _audio(completion)
     if found is None or not count:
         return completion
-    key, sound = found
+    key, audio = found
     rest, payload = copy.copy(completion), completion.multimodal_output
     if is_dataclass(payload) and not isinstance(payload, type):
-        rest.multimodal_output = replace(payload, tensors={**payload.tensors, key: sound[..., count:]})  # type: ignore[attr-defined]
+        rest.multimodal_output = replace(payload, tensors={**payload.tensors, key: audio[..., count:]})  # type: ignore[attr-defined]
     else:
-        rest.multimodal_output = {**payload, key: sound[..., count:]}
+        rest.multimodal_output = {**payload, key: audio[..., count:]}
     return rest
 
 
-def _sound(completion: Any) -> tuple[str, Any] | None:
+def _audio(completion: Any) -> tuple[str, Any] | None:
     """Return the key and the tensor of the audio; None if there is none."""
     import torch
 

@@ -17,7 +17,7 @@ LONG = tuple(range(30))
 
 
 def given_up(rig: Rig, stage_id: int) -> dict[str, int]:
-    return {reason: count for reason, count in rig.policies.board.stages[stage_id].given_up.items() if count}
+    return {reason: count for reason, count in rig.driver.board.stages[stage_id].given_up.items() if count}
 
 
 @pytest.mark.parametrize("async_chunk", [False, True])
