@@ -1,7 +1,6 @@
 """Balancing by cost: Graham's bound, and the price of affinity."""
 
 import random
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +17,7 @@ def test_the_last_is_done_within_grahams_bound(sizes, m):
     for size in sizes:
         pick = CostBalancer().pick(size, replicas, rng)
         one = replicas[pick.replica_id]
-        replicas[pick.replica_id] = replace(one, remaining_seconds=one.remaining_seconds + size)
+        replicas[pick.replica_id] = one._replace(remaining_seconds=one.remaining_seconds + size)
     lower_bound = max(max(sizes), sum(sizes) / m)
     assert max(one.remaining_seconds for one in replicas) <= (2 - 1 / m) * lower_bound * (1 + 1e-9)
 
@@ -33,6 +32,8 @@ some = st.builds(
     distance_seconds=st.floats(0, 10),
     warm=st.floats(0, 1),
     healthy=st.booleans(),
+    units=st.just(0),
+    units_limit=st.none(),
 )
 some_replicas = st.lists(some, max_size=6, unique_by=lambda one: one.replica_id)
 

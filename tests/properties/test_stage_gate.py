@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,7 +50,7 @@ def test_random_load(seed, num_replicas, max_passed, min_share, flow):
             assert waiting.pop(one.request_id).request_id not in asked.none_for
             place = replicas[one.replica_id]
             assert place.room > 0
-            replicas[one.replica_id] = replace(place, in_flight=place.in_flight + 1)
+            replicas[one.replica_id] = place._replace(in_flight=place.in_flight + 1)
             running.append(one.replica_id)
             for other in waiting:  # those released later in this plan were passed over, too
                 passed[other] += came[other] < came[one.request_id]
@@ -69,10 +68,10 @@ def test_random_load(seed, num_replicas, max_passed, min_share, flow):
         rng.shuffle(running)
         for _ in range(rng.randint(0, len(running))):
             done = running.pop()
-            replicas[done] = replace(replicas[done], in_flight=replicas[done].in_flight - 1)
+            replicas[done] = replicas[done]._replace(in_flight=replicas[done].in_flight - 1)
     asked.none_for = set()
     for _ in range(len(waiting) + 1):  # with credits and idle replicas all that is left goes
-        idle_now = [replace(one, in_flight=0) for one in replicas]
+        idle_now = [one._replace(in_flight=0) for one in replicas]
         for one in asked.plan(*idle_now, now=now).releases:
             del waiting[one.request_id]
     assert not waiting

@@ -1,5 +1,7 @@
 """Measure the time from one step's tokens to the next one's, and learn what work costs from measured times."""
 
+from collections.abc import Iterable
+
 from vllm_omni_sched.resource.prefill_budget import LineFit
 from vllm_omni_sched.resource.rate import EncodeCost, Rate
 
@@ -39,6 +41,28 @@ class ItlMeter:
             self.seconds += weight * (interval - self.seconds)
         return interval
 
+    def steps(self, ends: Iterable[float], num_decoding: int) -> list[float]:
+        """Record steps that put out tokens for the same requests, as `step` for each; return the intervals that count.
+
+        Only the first one may not count.
+        """
+        last, seconds, rise, fall = self._last, self.seconds, self.rise, self.fall
+        if not num_decoding:
+            self._last = None
+            return []
+        intervals = []
+        for now in ends:
+            if last is not None:
+                interval = now - last if now > last else 0.0
+                intervals.append(interval)
+                if seconds is None:
+                    seconds = interval
+                else:
+                    seconds += (rise if interval > seconds else fall) * (interval - seconds)
+            last = now
+        self._last, self.seconds = last, seconds
+        return intervals
+
 
 class StepMeter:
     """Times from one step's tokens to the next one's, with a line fitted to them by prompt tokens.
@@ -65,6 +89,15 @@ class StepMeter:
             return None
         seconds = interval - rest_seconds if interval > rest_seconds else 0.0
         self._fit.add(prompt_tokens, seconds)
+        return seconds
+
+    def decode_steps(self, ends: Iterable[float], num_running: int) -> list[float]:
+        """Record steps in which so many requests decoded, and nothing else happened, as `step` for each, in order.
+
+        Return the seconds of those that count, which are all but the first, or all.
+        """
+        seconds = self.itl.steps(ends, num_running)
+        self._fit.add_at_zero(seconds)
         return seconds
 
     def predict(self, prompt_tokens: int) -> float:

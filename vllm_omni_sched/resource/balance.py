@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
-from typing import ClassVar, Protocol, overload
+from operator import attrgetter
+from typing import ClassVar, NamedTuple, Protocol, overload
 
 from vllm_omni_sched.config.errors import ConfigError
 
@@ -24,6 +25,10 @@ class Dice(Protocol):
         """Return the next number in [0, 1)."""
 
 
+_INF = math.inf
+_new_tuple = tuple.__new__
+
+
 class PickReason(str, Enum):
     """Reason for picking a replica."""
 
@@ -36,9 +41,21 @@ class PickReason(str, Enum):
     NONE_HEALTHY = "none_healthy"  # no pick: every replica is unhealthy, or there is none
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaState:
-    """State of a replica as a balancer sees it.
+class _ReplicaFields(NamedTuple):
+    replica_id: int
+    remaining_seconds: float
+    in_flight: int
+    limit: int
+    speed: float
+    distance_seconds: float
+    warm: float
+    healthy: bool
+    units: int
+    units_limit: int | None
+
+
+class ReplicaState(_ReplicaFields):
+    """State of a replica as a balancer sees it; a tuple, since many are made.
 
     ``remaining_seconds``: estimated time of its unfinished work at speed 1.
     ``in_flight``: its requests, queued and running; ``limit``: most requests that it should have.
@@ -51,33 +68,57 @@ class ReplicaState:
         ValueError: a number is out of its range or not finite.
     """
 
-    replica_id: int
-    remaining_seconds: float = 0.0
-    in_flight: int = 0
-    limit: int = 32
-    speed: float = 1.0
-    distance_seconds: float = 0.0
-    warm: float = 0.0
-    healthy: bool = True
-    units: int = 0
-    units_limit: int | None = None  # no limit
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
+    def __new__(
+        cls,
+        replica_id: int,
+        remaining_seconds: float = 0.0,
+        in_flight: int = 0,
+        limit: int = 32,
+        speed: float = 1.0,
+        distance_seconds: float = 0.0,
+        warm: float = 0.0,
+        healthy: bool = True,
+        units: int = 0,
+        units_limit: int | None = None,  # no limit
+    ) -> "ReplicaState":
         if not (  # one condition, since many are made
-            0 <= self.remaining_seconds < math.inf
-            and 0 <= self.in_flight < math.inf
-            and 0 <= self.limit < math.inf
-            and 0 <= self.distance_seconds < math.inf
-            and 0 <= self.units < math.inf
+            0 <= remaining_seconds < _INF
+            and 0 <= in_flight < _INF
+            and 0 <= limit < _INF
+            and 0 <= distance_seconds < _INF
+            and 0 <= units < _INF
+            and 0 < speed < _INF
+            and 0 <= warm <= 1
         ):
-            for name in ("remaining_seconds", "in_flight", "limit", "distance_seconds", "units"):
-                value = getattr(self, name)
-                if not 0 <= value < math.inf:
-                    raise ValueError(f"replica {self.replica_id}: {name} must be finite and >= 0, got {value}")
-        if not 0 < self.speed < math.inf:
-            raise ValueError(f"replica {self.replica_id}: speed must be above 0, got {self.speed}")
-        if not 0 <= self.warm <= 1:
-            raise ValueError(f"replica {self.replica_id}: warm must be in [0, 1], got {self.warm}")
+            for name, value in (
+                ("remaining_seconds", remaining_seconds),
+                ("in_flight", in_flight),
+                ("limit", limit),
+                ("distance_seconds", distance_seconds),
+                ("units", units),
+            ):
+                if not 0 <= value < _INF:
+                    raise ValueError(f"replica {replica_id}: {name} must be finite and >= 0, got {value}")
+            if not 0 < speed < _INF:
+                raise ValueError(f"replica {replica_id}: speed must be above 0, got {speed}")
+            raise ValueError(f"replica {replica_id}: warm must be in [0, 1], got {warm}")
+        return _new_tuple(
+            cls,
+            (
+                replica_id,
+                remaining_seconds,
+                in_flight,
+                limit,
+                speed,
+                distance_seconds,
+                warm,
+                healthy,
+                units,
+                units_limit,
+            ),
+        )
 
     @property
     def room(self) -> int:
@@ -118,6 +159,7 @@ class Pick:
     finish_seconds: float
 
 
+_id_of, _warm_of, _distance_of = attrgetter("replica_id"), attrgetter("warm"), attrgetter("distance_seconds")
 NOBODY = Pick(None, PickReason.NONE_HEALTHY, math.inf)
 
 
@@ -149,7 +191,8 @@ class Balancer(ABC):
         seen = _drawn(replicas, rng, near) if self.draws and len(replicas) > LOOK_AT_ALL else list(replicas)
         if len({one.replica_id for one in seen}) < len(seen):
             raise ValueError(f"each replica must have its own id, got {[one.replica_id for one in seen]}")
-        healthy = sorted((one for one in seen if one.healthy), key=lambda one: one.replica_id)
+        healthy = [one for one in seen if one.healthy]
+        healthy.sort(key=_id_of)
         if not healthy:
             return NOBODY
         chosen, reason = self._pick(cost_seconds, healthy, rng)
@@ -202,18 +245,21 @@ class CostBalancer(Balancer):
     def _pick(self, cost_seconds: float, healthy: Sequence[ReplicaState], rng: Dice) -> tuple[ReplicaState, PickReason]:
         if len(healthy) == 1:
             return healthy[0], PickReason.ONLY
-        finish = {one.replica_id: self.finish_seconds(cost_seconds, one) for one in healthy}
-
-        def rank(one: ReplicaState) -> tuple[float, bool, int, int]:
-            return finish[one.replica_id], one.room == 0, one.in_flight, one.replica_id
-
-        first = min(healthy, key=rank)
-        if any(one.warm for one in healthy):
-            latest = finish[first.replica_id] * (1 + self.affinity_slack)
-            near_enough = [one for one in healthy if one.warm > first.warm and finish[one.replica_id] <= latest]
+        finish = [self.finish_seconds(cost_seconds, one) for one in healthy]
+        soonest = min(finish)
+        first = healthy[finish.index(soonest)]
+        if finish.count(soonest) > 1:
+            first = min([one for one, at in zip(healthy, finish, strict=True) if at == soonest], key=_rank_in_tie)
+        if any(map(_warm_of, healthy)):
+            latest = soonest * (1 + self.affinity_slack)
+            near_enough = [
+                (-one.warm, at, *_rank_in_tie(one), one)
+                for one, at in zip(healthy, finish, strict=True)
+                if one.warm > first.warm and at <= latest
+            ]
             if near_enough:
-                return min(near_enough, key=lambda one: (-one.warm, *rank(one))), PickReason.WARM
-        elif not any(one.distance_seconds for one in healthy):
+                return min(near_enough)[-1], PickReason.WARM
+        elif not any(map(_distance_of, healthy)):
             return first, PickReason.LEAST_WORK  # nothing else distinguishes them
         return first, self._reason(cost_seconds, first, healthy)
 
@@ -227,6 +273,11 @@ class CostBalancer(Balancer):
         if any(plain[one.replica_id] - one.distance_seconds < there for one in healthy):
             return PickReason.NEAR
         return PickReason.LEAST_WORK
+
+
+def _rank_in_tie(one: ReplicaState) -> tuple[bool, int, int]:
+    """Return the sort key of replicas that finish a request at the same time (rule 3 of `CostBalancer`)."""
+    return one.in_flight >= one.limit, one.in_flight, one.replica_id
 
 
 class RoundRobin(Balancer):
@@ -253,13 +304,19 @@ class LeastQueue(Balancer):
 
 
 class LazyReplicas(Sequence[ReplicaState]):
-    """A sequence of ``count`` replicas, each described only when it is accessed."""
+    """A sequence of ``count`` replicas, each described only when it is accessed.
+
+    ``described``: returns the replica at an index that is not negative.
+    """
 
     def __init__(self, count: int, describe: Callable[[int], ReplicaState]) -> None:
-        self._indices, self._describe = range(count), describe
+        self._indices, self.described = range(count), describe
 
     def __len__(self) -> int:
         return len(self._indices)
+
+    def __iter__(self) -> Iterator[ReplicaState]:
+        return map(self.described, self._indices)
 
     @overload
     def __getitem__(self, index: int) -> ReplicaState: ...
@@ -267,8 +324,8 @@ class LazyReplicas(Sequence[ReplicaState]):
     def __getitem__(self, index: slice) -> list[ReplicaState]: ...
     def __getitem__(self, index: int | slice) -> ReplicaState | list[ReplicaState]:
         if isinstance(index, slice):
-            return [self._describe(one) for one in self._indices[index]]
-        return self._describe(self._indices[index])
+            return [self.described(one) for one in self._indices[index]]
+        return self.described(self._indices[index])
 
 
 def by_lot(count: int, rng: Dice) -> Iterator[int]:
@@ -282,10 +339,11 @@ def by_lot(count: int, rng: Dice) -> Iterator[int]:
 
 def _drawn(replicas: Sequence[ReplicaState], rng: Dice, near: Iterable[int]) -> list[ReplicaState]:
     """Return the healthy replicas to compare, by rule 2 of `Balancer`."""
-    found = {at: one for at in islice(near, CHOICES) if (one := replicas[at]).healthy}
+    describe = replicas.described if isinstance(replicas, LazyReplicas) else replicas.__getitem__
+    found = {at: one for at in islice(near, CHOICES) if (one := describe(at)).healthy}
     most = CHOICES + len(found)
     for at in by_lot(len(replicas), rng):
-        if at not in found and (one := replicas[at]).healthy:
+        if at not in found and (one := describe(at)).healthy:
             found[at] = one
             if len(found) == most:
                 break

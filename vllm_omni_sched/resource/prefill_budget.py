@@ -5,6 +5,7 @@ In the spirit of vLLM RFC #52906: the best budget depends on the load, so no fix
 """
 
 import math
+from collections.abc import Iterable
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.batch_size import BatchControl, LimitReason
@@ -123,3 +124,17 @@ class LineFit:
             self._far_weight = self._forgetting * self._far_weight + 1
             self._far_x += (x - self._far_x) / self._far_weight
             self._far_y += (y - self._far_y) / self._far_weight
+
+    def add_at_zero(self, ys: Iterable[float]) -> None:
+        """Add points at x = 0, as `add` does one after another."""
+        keeps, weight, x, y, xx, xy = self._forgetting, self._weight, self._x, self._y, self._xx, self._xy
+        for each in ys:
+            weight = keeps * weight + 1
+            part = 1 / weight
+            dx, dy, rest = 0.0 - x, each - y, 1 - part
+            step = part * dx
+            x += step
+            y += part * dy
+            xx = rest * (xx + step * dx)
+            xy = rest * (xy + step * dy)
+        self._weight, self._x, self._y, self._xx, self._xy = weight, x, y, xx, xy

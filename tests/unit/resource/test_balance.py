@@ -2,7 +2,6 @@
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -61,7 +60,7 @@ def test_nobody_is_picked_where_nobody_is_healthy(make):
 def test_round_robin_goes_round_those_that_are_healthy():
     balancer, replicas = RoundRobin(), [at(0), at(1), at(3)]
     assert [balancer.pick(1, replicas, DICE).replica_id for _ in range(4)] == [0, 1, 3, 0]
-    replicas[1] = replace(replicas[1], healthy=False)
+    replicas[1] = replicas[1]._replace(healthy=False)
     assert [balancer.pick(1, replicas, DICE).replica_id for _ in range(2)] == [3, 0]
     assert balancer.pick(1, [at(0), at(1)], DICE).reason is PickReason.TURN
 
@@ -77,7 +76,7 @@ def makespan(balancer, sizes):
     for size in sizes:
         chosen = balancer.pick(size, replicas, rng).replica_id
         one = replicas[chosen]
-        replicas[chosen] = replace(one, remaining_seconds=one.remaining_seconds + size, in_flight=one.in_flight + 1)
+        replicas[chosen] = one._replace(remaining_seconds=one.remaining_seconds + size, in_flight=one.in_flight + 1)
     return max(one.remaining_seconds for one in replicas)
 
 

@@ -1,6 +1,6 @@
 """Every scheduling decision of one engine, in one place."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vllm_omni_sched.config.options import OmniSchedConfig, OrderMode
@@ -175,8 +175,9 @@ class EngineCore:
         which it was held back. ``encodes``: modality -> embeddings, and the seconds that they took, as far as known;
         None if it encoded nothing.
         """
-        for modality, (embeds, seconds) in (encodes or {}).items():
-            self.costs.encoded(modality, embeds, seconds)
+        if encodes:
+            for modality, (embeds, seconds) in encodes.items():
+                self.costs.encoded(modality, embeds, seconds)
         taken = self.steps.step(now, num_running, prompt_tokens, rest_seconds=rest_seconds, encoded=encodes is not None)
         if taken is not None:
             if prompt_tokens:
@@ -185,13 +186,11 @@ class EngineCore:
         if self.ahead is not None:
             self.ahead.step_ended(view, now)
 
-    def decode_steps_ended(self, ends: Iterable[float], num_running: int) -> None:
+    def decode_steps_ended(self, ends: Sequence[float], num_running: int) -> None:
         """Record the ends of steps in which so many requests decoded and nothing else happened, in order."""
-        step, limits = self.steps.step, self.limits
-        controls = limits.batch is not None or limits.prefill is not None
-        for end in ends:
-            seconds = step(end, num_running, 0)
-            if controls and seconds is not None:
+        taken, limits = self.steps.decode_steps(ends, num_running), self.limits
+        if limits.batch is not None or limits.prefill is not None:
+            for end, seconds in zip(ends[len(ends) - len(taken) :], taken, strict=True):
                 limits.step_ended(end, seconds, num_running, 0)
 
     # -- for tests and debugging ---------------------------------------------

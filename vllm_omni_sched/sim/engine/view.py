@@ -79,7 +79,7 @@ class StepView:
     def least_itl(self) -> float | None:
         """Return the least inter-token-latency target of running requests; None if none runs."""
         decodes, prompts = self._decodes.targets.counts, self._prompts.targets.counts
-        return min((*decodes, *prompts), default=None)
+        return min((*decodes, *prompts) if prompts else decodes, default=None)
 
     def decodes(self) -> Decodes:
         """Return the decoding requests."""
@@ -143,10 +143,12 @@ class StepView:
     def measure(self, now: float, decoding: int, rest_seconds: float) -> None:
         """Report the end of a step in which so many requests decoded."""
         prompts, costs = self._prompts, self._costs
-        encodes = {
-            modality: (embeds, costs.encode_seconds(modality, embeds, items))
-            for modality, (items, embeds) in self._encoding.step.items()
-        }
+        encodes = None
+        if encoded := self._encoding.step:
+            encodes = {
+                modality: (embeds, costs.encode_seconds(modality, embeds, items))
+                for modality, (items, embeds) in encoded.items()
+            }
         if self.ahead is not None:
             self._owed += self._short_seconds()
             self._beside = None
@@ -157,5 +159,5 @@ class StepView:
             num_requests=decoding + len(prompts.chunks),
             prompt_tokens=prompts.tokens,
             rest_seconds=rest_seconds,
-            encodes=encodes or None,
+            encodes=encodes,
         )

@@ -47,12 +47,13 @@ class BalancerChooser:
         self._rng = rng
 
     def choose(self, cost_seconds: float, live: Sequence[Replica], now: float) -> Replica:
-        states = LazyReplicas(len(live), lambda at: _state(live[at], now))
-        picked = self.balancer.pick(cost_seconds, states, self._rng).replica_id
+        def state(at: int) -> ReplicaState:
+            one = live[at]
+            seconds = one.pending_seconds if one.load is None else one.load.remaining_seconds(now)
+            return ReplicaState(one.index, seconds if seconds > 0.0 else 0.0, one.in_flight)
+
+        picked = self.balancer.pick(cost_seconds, LazyReplicas(len(live), state), self._rng).replica_id
         assert picked is not None  # there is at least one, and all count as healthy
+        if picked < len(live) and live[picked].index == picked:  # its position while no replica has come or gone
+            return live[picked]
         return live[bisect_left(live, picked, key=index_of)]
-
-
-def _state(one: Replica, now: float) -> ReplicaState:
-    seconds = one.pending_seconds if one.load is None else one.load.remaining_seconds(now)
-    return ReplicaState(one.index, max(seconds, 0.0), one.in_flight)
