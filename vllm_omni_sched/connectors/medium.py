@@ -136,7 +136,8 @@ class MediumTransport(Transport):
         wait = self.first_wait
         while True:
             with self._send_lock:
-                self._check_open("put")
+                if self._closed:
+                    self._check_open("put")
                 outcome = self._send(message)
                 if not isinstance(outcome, Refusal):
                     if self._refusals:
@@ -156,7 +157,8 @@ class MediumTransport(Transport):
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
         with self._receive_lock:
-            self._check_open("get")
+            if self._closed:
+                self._check_open("get")
             return self._receive(edge, key)
 
     def holds(self, edge: Edge, key: str) -> bool:

@@ -69,7 +69,8 @@ class Traffic:
     def got(self, put_at: float, now: float) -> None:
         """Record that a message was received."""
         self.got_at = now
-        self.got_put_at = put_at if self.got_put_at is None else max(put_at, self.got_put_at)
+        if self.got_put_at is None or put_at > self.got_put_at:
+            self.got_put_at = put_at
 
 
 class Transport(ABC):

@@ -71,12 +71,13 @@ class TransportConnector(SharedMemoryConnector):
         """
         started = monotonic_seconds()
         try:
+            carrier = self.path
             message = pack(_edge(from_stage, to_stage), put_key, data)
-            self.path.put(message, started + self._put_timeout)
+            carrier.put(message, started + self._put_timeout)
         except ConnectorError as error:
             logger.error("%s: message %r was not sent: %s", type(self).__name__, put_key[:80], error)
             return False, 0, None
-        path = self.path.carrier()
+        path = carrier.carrier()
         self._took("put", path, monotonic_seconds() - started)
         return True, message.nbytes, {"path": path, "size": message.nbytes}
 
@@ -88,12 +89,12 @@ class TransportConnector(SharedMemoryConnector):
         Raises:
             CorruptMessageError: the message is damaged; it is dropped.
         """
-        started = monotonic_seconds()
-        arrival = self.path.get(_edge(from_stage, to_stage), get_key)
+        started, carrier = monotonic_seconds(), self.path
+        arrival = carrier.get(_edge(from_stage, to_stage), get_key)
         if arrival is None:
             return None
         payload = unpack(arrival)
-        now, path = monotonic_seconds(), self.path.carrier()
+        now, path = monotonic_seconds(), carrier.carrier()
         self._took("get", path, now - started)
         if arrival.put_at is not None:
             self._took("transfer", path, now - arrival.put_at)

@@ -24,15 +24,17 @@ class Extents:
 
     def allocate(self, nbytes: int) -> int | None:
         """Return the offset of ``nbytes``, or None if no free extent is long enough."""
-        nbytes = self.rounded(nbytes)
+        nbytes = (-(-nbytes // self.block_bytes) or 1) * self.block_bytes  # as `rounded`, without the call
         for place, start in enumerate(self._starts):
             length = self._free[start]
             if length < nbytes:
                 continue
-            del self._starts[place], self._free[start]
+            del self._free[start]
             if length > nbytes:
-                self._starts.insert(place, start + nbytes)
+                self._starts[place] = start + nbytes
                 self._free[start + nbytes] = length - nbytes
+            else:
+                del self._starts[place]
             self._used[start] = nbytes
             self.used_bytes += nbytes
             return start
@@ -65,7 +67,7 @@ class Extents:
 
     def rounded(self, nbytes: int) -> int:
         """Return the size that an allocation of ``nbytes`` takes."""
-        return max(1, -(-nbytes // self.block_bytes)) * self.block_bytes
+        return (-(-nbytes // self.block_bytes) or 1) * self.block_bytes
 
     @property
     def largest_free_bytes(self) -> int:

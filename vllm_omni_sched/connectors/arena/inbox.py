@@ -17,7 +17,7 @@ from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.config.errors import CorruptMessageError
 from vllm_omni_sched.connectors.arena import layout as at
 from vllm_omni_sched.connectors.arena import meeting, tuning
-from vllm_omni_sched.connectors.arena.index import Index, is_late
+from vllm_omni_sched.connectors.arena.index import NEWS_WORD, Index, is_late
 from vllm_omni_sched.connectors.arena.layout import RING, Layout, Record, State
 from vllm_omni_sched.connectors.arena.memory import Memory, open_private
 from vllm_omni_sched.connectors.arena.tuning import ReceivingCost
@@ -42,29 +42,27 @@ class Miss(NamedTuple):
 
 
 class Misses:
-    """Caches misses by name. Times are real ones, whatever clock messages have."""
+    """Caches misses by name. Times are real ones, whatever clock messages have.
+
+    Attributes:
+        of: returns the miss of a name, None if it is not cached.
+    """
 
     def __init__(self) -> None:
         self._misses: dict[bytes, Miss] = {}
+        self.of = self._misses.get
 
-    def digest_of(self, name: bytes) -> int:
-        """Return `layout.digest_of` of a name, from the cache if it is there."""
-        miss = self._misses.get(name)
-        return at.digest_of(name) if miss is None else miss.digest
-
-    def stand(self, name: bytes, news: list[int], now: float) -> bool:
-        """Return whether a search would find nothing again."""
-        miss = self._misses.get(name)
-        return miss is not None and miss.news == news and now - miss.at <= LOOK_AGAIN
-
-    def note(self, name: bytes, miss: Miss | None) -> None:
-        """Cache a miss; None removes it."""
-        if miss is None or len(name) > at.LONG_NAME:
-            self._misses.pop(name, None)
+    def add(self, name: bytes, miss: Miss) -> None:
+        """Cache a miss. Long names are not cached."""
+        if len(name) > at.LONG_NAME:
             return
         if len(self._misses) >= REMEMBERED:
             self._misses.clear()
         self._misses[name] = miss
+
+    def remove(self, name: bytes) -> None:
+        """Remove the miss of a name."""
+        self._misses.pop(name, None)
 
     def __len__(self) -> int:
         return len(self._misses)
@@ -184,6 +182,7 @@ class Inbox:
         self._leases: set[int] = set()  # numbers of the leases that have not ended
         self._closed = False
         self._senders: dict[str, Peer] = {}
+        self._words: list[memoryview] = []  # `Index.words` of the senders
         self._ignored: set[str] = set()
         self._listed_stamp, self._listed_at, self._looked_at = -1, -1.0, -1.0
         self._owed: list[tuple[Index, int]] = []  # messages that must still be given back
@@ -201,13 +200,18 @@ class Inbox:
         if self._owed:  # its sender had it locked
             self._owed = [one for one in self._owed if self._owes(*one)]
         now = monotonic_seconds()
-        digest = self._misses.digest_of(name)
-        news = [sender.index.news(digest) for sender in self._senders.values()]  # read before the search
+        miss = self._misses.of(name)
+        digest = at.digest_of(name) if miss is None else miss.digest
+        word = NEWS_WORD + digest % at.NEWS_KINDS
+        news = [words[word] for words in self._words]  # see `Index.news`; read before the search
         found = None
-        if not self._misses.stand(name, news, now):
+        if miss is None or miss.news != news or now - miss.at > LOOK_AGAIN:
             self._contended = False
             found = self._find(digest, name)
-            self._misses.note(name, None if found is not None or self._contended else Miss(digest, news, now))
+            if found is None and not self._contended:
+                self._misses.add(name, Miss(digest, news, now))
+            elif miss is not None:
+                self._misses.remove(name)
         if found is None and now - self._looked_at > NEW_SENDERS_AFTER:
             self._looked_at = now
             if self._list():
@@ -226,8 +230,9 @@ class Inbox:
             if not np.isin(states, (State.READY, State.LEASED)).any():
                 meeting.remove_member(sender.path)
                 self._owed = [one for one in self._owed if one[0] is not sender.index]
-                sender.close()
                 del self._senders[name]
+                self._words = [other.index.words for other in self._senders.values()]
+                sender.close()
                 gone += 1
         meeting.tidy(self._directory, self.path)
         return gone
@@ -248,6 +253,7 @@ class Inbox:
         for sender in self._senders.values():
             sender.close()
         self._senders.clear()
+        self._words.clear()
         self._owed.clear()
 
     def _leave(self) -> None:
@@ -315,12 +321,13 @@ class Inbox:
             self.counts.got += 1
             self.counts.got_bytes += found.nbytes
             self._cost.copied(found.nbytes, self._clock() - started)
-            self._tell()
+            if self.counts.got % TELL_EVERY == 0:
+                self._tell()
         return found
 
     def _tell(self) -> None:
-        """Publish the measured limit for senders, every few messages."""
-        if self.counts.got % TELL_EVERY == 0 and (limit := self._cost.limit_bytes) is not None:
+        """Publish the measured limit for senders."""
+        if (limit := self._cost.limit_bytes) is not None:
             with contextlib.suppress(OSError):
                 tuning.tell(self.path, limit)
 
@@ -393,7 +400,9 @@ class Inbox:
             self._ignore(entry)
             return
         memory = mapped(fd, nbytes)
-        self._senders[entry.name] = Peer(Path(entry.path), memory, layout, Index(memory, layout))
+        index = Index(memory, layout)
+        self._senders[entry.name] = Peer(Path(entry.path), memory, layout, index)
+        self._words.append(index.words)
 
     def _ignore(self, entry: os.DirEntry[str]) -> None:
         self._ignored.add(entry.name)

@@ -14,11 +14,9 @@ from vllm_omni_sched.connectors.arena.layout import (
     BUCKET,
     DIGEST,
     HOLDER_AT,
-    NEWS,
     NEWS_AT,
     NEWS_KINDS,
     PAGE,
-    POOL,
     POOL_AT,
     PUT_AT,
     RECORD,
@@ -37,6 +35,9 @@ Read = TypeVar("Read")
 FUTURE = 1e6
 """Seconds by which no clock of a host is ahead of another."""
 WORDS = RECORD_BYTES // 4  # words of a record; the first is its state
+NEWS_WORD = NEWS_AT // 4
+DIGEST_BYTES = DIGEST.size
+BUCKET_BYTES = BUCKET * DIGEST_BYTES
 
 FREE, READY, LEASED, CONSUMED = (int(state) for state in State)  # an enumeration is slow to look up
 
@@ -63,6 +64,9 @@ class Index:
 
     A state that several processes may change is changed under the lock of the slot's first byte. No lock is needed
     where only one process may change it: the sender fills free slots, a receiver ends its own lease.
+
+    Attributes:
+        words: the whole file in words of 32 bits. Reading or storing one is a single access.
     """
 
     def __init__(self, memory: Memory, layout: Layout) -> None:
@@ -72,22 +76,22 @@ class Index:
         rows = words.reshape(layout.slots, RECORD_BYTES // 8)
         self._columns = Columns(rows.view("<u4")[:, 0], rows[:, HOLDER_AT // 8], rows.view("<f8")[:, PUT_AT // 8])
         self._buckets, self._records = layout.buckets, layout.records
-        self._words, self._first = self._map.cast("I"), layout.records // 4
+        self.words, self._first = self._map.cast("I"), layout.records // 4
         self._locks = ByteLocks(memory.fd)
         self._order = threading.Lock()
 
     def find(self, digest: int) -> list[int]:
         """Return the slots with this digest whose message waits; slots that are not freed yet may have it, too."""
-        slots, wanted = [], DIGEST.pack(digest)
+        slots, wanted, find = [], DIGEST.pack(digest), self._bytes.find
         for bucket in buckets_of(digest, self._buckets):
-            start = PAGE + bucket * BUCKET * DIGEST.size
-            end = start + BUCKET * DIGEST.size
-            at = self._bytes.find(wanted, start, end)
+            start = PAGE + bucket * BUCKET_BYTES
+            end = start + BUCKET_BYTES
+            at = find(wanted, start, end)
             while at >= 0:
-                slot, beside = divmod(at - PAGE, DIGEST.size)
-                if not beside and self.state(slot) == READY:
+                slot, beside = divmod(at - PAGE, DIGEST_BYTES)
+                if not beside and self.words[self._first + slot * WORDS] == READY:
                     slots.append(slot)
-                at = self._bytes.find(wanted, at + 1, end)
+                at = find(wanted, at + 1, end)
         return slots
 
     def news(self, digest: int) -> int:
@@ -96,8 +100,7 @@ class Index:
         The change may be late, because processors reorder writes, and may be lost, because processes that give back do
         not synchronise: search from time to time in any case.
         """
-        (count,) = NEWS.unpack_from(self._map, NEWS_AT + digest % NEWS_KINDS * NEWS.size)
-        return int(count)
+        return self.words[NEWS_WORD + digest % NEWS_KINDS]
 
     def record(self, slot: int) -> Record:
         """Return the current record of a slot."""
@@ -105,7 +108,7 @@ class Index:
 
     def state(self, slot: int) -> int:
         """Return the current state of a slot."""
-        return self._words[self._first + slot * WORDS]
+        return self.words[self._first + slot * WORDS]
 
     def settled(self, slot: int) -> int | None:
         """Return the state of a slot while no process has it locked; None if one has."""
@@ -130,7 +133,7 @@ class Index:
             RECORD.pack_into(self._map, at, *record)
             DIGEST.pack_into(self._map, self.layout.digest_at(slot), digest)
         with self._order:  # releasing and acquiring the lock orders the writes for other processors
-            self._set(slot, READY)
+            self.words[self._first + slot * WORDS] = READY
         self._tell(digest)
 
     def withdraw(self, slot: int) -> int | None:
@@ -152,8 +155,8 @@ class Index:
 
     def free(self, slot: int) -> None:
         """Empty a slot that no process uses any more."""
-        self._set(slot, FREE)
-        DIGEST.pack_into(self._map, self.layout.digest_at(slot), 0)
+        self.words[self._first + slot * WORDS] = FREE
+        DIGEST.pack_into(self._map, PAGE + slot * DIGEST_BYTES, 0)
 
     def give_back(self, slot: int, holder: int) -> bool:
         """Show a message again whose receiver has died or cannot take it; return whether that was done."""
@@ -173,18 +176,18 @@ class Index:
 
     def _set(self, slot: int, state: int) -> None:
         """Set a state by a single store: `Struct.pack_into` writes zeros first, and others read without a lock."""
-        self._words[self._first + slot * WORDS] = state
+        self.words[self._first + slot * WORDS] = state
 
     def _tell(self, digest: int) -> None:
+        word = NEWS_WORD + digest % NEWS_KINDS
         with self._order:
-            NEWS.pack_into(self._map, NEWS_AT + digest % NEWS_KINDS * NEWS.size, (self.news(digest) + 1) & 0xFFFFFFFF)
+            self.words[word] = (self.words[word] + 1) & 0xFFFFFFFF
 
     # operations of a receiver
 
     def is_inline(self, slot: int) -> bool:
         """Return whether the message of a slot is in the ring."""
-        (pool,) = POOL.unpack_from(self._map, self._records + slot * RECORD_BYTES + POOL_AT)
-        return bool(pool == RING)
+        return self.words[self._first + slot * WORDS + POOL_AT // 4] == RING
 
     def take(self, slot: int, digest: int, read: Callable[[bytearray, int, float], Read]) -> Read | None:
         """Take a message out of the ring in one step: a process that is killed during it has not taken it.

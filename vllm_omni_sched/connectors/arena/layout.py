@@ -21,7 +21,7 @@ MAGIC, VERSION = b"vosarena", 1
 PAGE = 4096
 HEAD = struct.Struct("<8sIIQQI")
 RECORD = struct.Struct("<IIIIQQQd")
-POOL = REVOKED = struct.Struct("<I")
+REVOKED = struct.Struct("<I")
 RECORD_BYTES = 64
 BUCKET = 16
 DIGEST = struct.Struct("<Q")
@@ -58,7 +58,7 @@ LONG_NAME = 512
 """Length in bytes above which names are not cached."""
 RING = 0
 """Pool number of the ring, the room for small messages in the outbox itself."""
-NEWS, NEWS_AT, NEWS_KINDS = struct.Struct("<I"), 1024, 256
+NEWS_AT, NEWS_KINDS = 1024, 256
 """Counters in the first page: for each value of a digest's last byte, the number of messages shown with it."""
 
 

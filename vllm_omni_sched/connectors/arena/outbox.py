@@ -15,7 +15,7 @@ from vllm_omni_sched.clock import Clock, sleep_seconds
 from vllm_omni_sched.config.errors import CorruptMessageError
 from vllm_omni_sched.connectors.arena import layout as at
 from vllm_omni_sched.connectors.arena import meeting
-from vllm_omni_sched.connectors.arena.index import FREE, Index, is_late
+from vllm_omni_sched.connectors.arena.index import CONSUMED, FREE, LEASED, READY, Index, is_late
 from vllm_omni_sched.connectors.arena.layout import RING, State
 from vllm_omni_sched.connectors.arena.options import ArenaOptions
 from vllm_omni_sched.connectors.arena.storage import Storage
@@ -103,6 +103,7 @@ class Outbox:
         self.storage = Storage(directory, options)
         self.layout = self.storage.layout
         self._index = Index(self.storage.memory, self.layout)
+        self._buckets = self.layout.buckets
         self._free = [list(range(b, b + at.BUCKET)) for b in range(0, self.layout.slots, at.BUCKET)]
         self._generation = 0
         self.sent: OrderedDict[int, Sent] = OrderedDict()  # by slot; the message checked longest ago comes first
@@ -126,12 +127,14 @@ class Outbox:
         """Write a message and show it to receivers; return the bytes it takes, None if there is no room now."""
         name, nbytes = message.name, message.nbytes
         digest = at.new_digest(name)
-        one, other = at.buckets_of(digest, self.layout.buckets)
-        free = self._free[one] if len(self._free[one]) >= len(self._free[other]) else self._free[other]
+        one, other = at.buckets_of(digest, self._buckets)
+        free, others = self._free[one], self._free[other]
+        if len(others) > len(free):
+            free = others
         if not free:
             return None
         # messages with memory on a device are leased, but messages in the ring are copied out at once
-        place = self.storage.allocate(nbytes, modality, may_be_inline=not message.flags & ON_DEVICE)
+        place = self.storage.allocate(nbytes, modality, not message.flags & ON_DEVICE)
         if place is None:
             return None
         pool, offset, held_bytes = place
@@ -247,14 +250,19 @@ class Outbox:
         self.storage.abandon()
 
     def _remember(self, sent: Sent) -> None:
-        self.sent[sent.slot] = sent
-        self._by_name[sent.name] = sent.slot
-        self._by_key.setdefault(sent.key, set()).add(sent.slot)
+        slot, edge, key, nbytes = sent.slot, sent.edge, sent.key, sent.nbytes
+        self.sent[slot] = sent
+        self._by_name[sent.name] = slot
+        same_key = self._by_key.get(key)
+        if same_key is None:
+            self._by_key[key] = {slot}
+        else:
+            same_key.add(slot)
         counts = self.counts
-        counts.waiting[sent.edge] += 1
-        counts.waiting_bytes[sent.edge] += sent.nbytes
+        counts.waiting[edge] += 1
+        counts.waiting_bytes[edge] += nbytes
         counts.put += 1
-        counts.put_bytes += sent.nbytes
+        counts.put_bytes += nbytes
         counts.inline += sent.pool == RING
 
     def _worth_a_look(self, now: float) -> list[int]:
@@ -274,7 +282,7 @@ class Outbox:
             return
         self.sent.move_to_end(slot)
         state = self._index.state(slot)
-        if state == State.READY:
+        if state == READY:
             if slot in self._unwanted:
                 self.counts.discarded += self._withdraw(slot) == State.READY
             elif now - sent.put_at > self._options.ttl_seconds and self._withdraw(slot) == State.READY:
@@ -282,7 +290,7 @@ class Outbox:
                 logger.warning(
                     "message %r of edge %s expired, because it was not received in time", sent.key[:80], sent.edge
                 )
-        elif state == State.LEASED:
+        elif state == LEASED:
             if slot not in self._held_since:
                 self._held_since[slot] = now
                 self._saw_got(sent, now)
@@ -291,12 +299,14 @@ class Outbox:
             if not self._receivers.is_alive(holder, now):
                 self._take_from_the_dead(sent, holder)
         else:
-            if state != State.CONSUMED and self._index.settled(slot) != state:
+            if state != CONSUMED and self._index.settled(slot) != state:
                 return  # another process has it locked
-            if state == State.CONSUMED and slot not in self._held_since:
-                self._saw_got(sent, now)
-            self.counts.consumed += state == State.CONSUMED
-            self.counts.damaged += state != State.CONSUMED
+            if state != CONSUMED:
+                self.counts.damaged += 1
+            else:
+                self.counts.consumed += 1
+                if slot not in self._held_since:
+                    self._saw_got(sent, now)
             self._forget(sent)
 
     def _owes(self, slot: int, holder: int) -> bool:
@@ -373,23 +383,24 @@ class Outbox:
             self.progress += got
 
     def _forget(self, sent: Sent, freed: bool = False) -> None:
+        slot, key, name = sent.slot, sent.key, sent.name
         if not freed:
-            self._index.free(sent.slot)
-        self._free[sent.slot // at.BUCKET].append(sent.slot)
+            self._index.free(slot)
+        self._free[slot // at.BUCKET].append(slot)
         self.storage.free(sent.pool, sent.offset)
         self._mark(sent, got=True)
-        self._got[sent.slot] = 0
-        self._held_since.pop(sent.slot, None)
-        self._unwanted.discard(sent.slot)
-        self._owed.pop(sent.slot, None)
+        self._got[slot] = 0
+        self._held_since.pop(slot, None)
+        self._unwanted.discard(slot)
+        self._owed.pop(slot, None)
         self.progress += 1
-        del self.sent[sent.slot]
-        if self._by_name.get(sent.name) == sent.slot:
-            del self._by_name[sent.name]
-        slots = self._by_key[sent.key]
-        slots.discard(sent.slot)
+        del self.sent[slot]
+        if self._by_name.get(name) == slot:
+            del self._by_name[name]
+        slots = self._by_key[key]
+        slots.discard(slot)
         if not slots:
-            del self._by_key[sent.key]
+            del self._by_key[key]
         if sent.done is not None:
             try:
                 sent.done()

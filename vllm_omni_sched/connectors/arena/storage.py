@@ -25,6 +25,11 @@ PIECE = 32 * MIB  # allocated at a time
 WARMING_REST = 0.05  # seconds between two pieces, because zeroing memory competes with messages
 
 
+def _most_bytes(options: PoolOptions) -> int:
+    """Return the largest size of a pool, in whole blocks."""
+    return options.max_bytes // options.block_bytes * options.block_bytes
+
+
 class Pool:
     """Room for the messages of one modality.
 
@@ -40,7 +45,7 @@ class Pool:
 
     def __init__(self, path: Path, options: PoolOptions, growth_factor: float) -> None:
         self._options, self._factor = options, growth_factor
-        self.limit = options.max_bytes // options.block_bytes * options.block_bytes
+        self.limit = _most_bytes(options)
         with contextlib.ExitStack() as undo:
             fd = meeting.create(path, 0)
             undo.callback(os.close, fd)
@@ -128,6 +133,7 @@ class Storage:
 
     Attributes:
         memory: memory of the file with the index and the ring, laid out by `layout`.
+        smallest_pool_bytes: size up to which a message fits into any pool.
 
     Raises:
         OSError: no memory for the index and the ring.
@@ -154,6 +160,7 @@ class Storage:
         self._pools: dict[int, Pool] = {}
         self._pool_options = {modality: options.pool(modality) for modality in Modality}
         self._inline: dict[Modality, int] = {}  # modality -> bytes up to which messages go through the ring
+        self.smallest_pool_bytes = min(_most_bytes(pool) for pool in self._pool_options.values())
         self.tune()
 
     def tune(self) -> None:
@@ -165,9 +172,8 @@ class Storage:
 
     def can_hold(self, nbytes: int, modality: Modality, may_be_inline: bool) -> bool:
         """Return whether empty storage would have room for a message."""
-        options = self._pool_options[modality]
         inline = may_be_inline and nbytes <= min(self._inline[modality], self._ring.capacity)
-        return inline or nbytes <= options.max_bytes // options.block_bytes * options.block_bytes
+        return inline or nbytes <= _most_bytes(self._pool_options[modality])
 
     def allocate(self, nbytes: int, modality: Modality, may_be_inline: bool) -> tuple[int, int, int] | None:
         """Allocate room; return the number of a pool, the offset in it and the bytes held, None if there is none now.
@@ -192,8 +198,10 @@ class Storage:
 
     def at(self, pool: int, offset: int, nbytes: int) -> tuple[memoryview, int]:
         """Return the memory at a place, and its address."""
-        memory = self.memory if pool == RING else self._pools[pool].memory
-        start = offset + (self.layout.ring if pool == RING else 0)
+        if pool == RING:
+            memory, start = self.memory, offset + self.layout.ring
+        else:
+            memory, start = self._pools[pool].memory, offset
         return memory.view[start : start + nbytes], memory.address + start
 
     def pool(self, modality: Modality) -> Pool | None:

@@ -89,7 +89,8 @@ class ArenaTransport(MediumTransport):
 
     def _send(self, message: Message) -> int | Refusal:
         outbox, modality = self._outbox or self._sender(), self._options.modality or modality_of(message)
-        if not outbox.can_hold(message, modality):  # first, so that no pool grows for a message that never fits
+        # first, so that no pool grows for a message that never fits
+        if message.nbytes > outbox.storage.smallest_pool_bytes and not outbox.can_hold(message, modality):
             limit = self._options.pool(modality).max_bytes
             return Refusal(
                 MessageTooLargeError,
@@ -114,7 +115,8 @@ class ArenaTransport(MediumTransport):
     def _receive(self, edge: Edge, key: str) -> Arrival | None:
         try:
             inbox = self._inbox or self._receiver()
-            self._bury(inbox)
+            if self._clock() - self._buried_at > BURY_EVERY:
+                self._bury(inbox)
             return inbox.get(name_of(edge, key))
         except OSError as error:
             raise self._cannot_search(error) from error

@@ -68,7 +68,7 @@ class Packer:
         Raises:
             PayloadError: something in it cannot be sent.
         """
-        self._reset(fallback)
+        self._fallback = fallback
         try:
             if isinstance(payload, (bytes, bytearray, memoryview)):  # msgpack would copy these into the body
                 if isinstance(payload, memoryview) and not payload.c_contiguous:
