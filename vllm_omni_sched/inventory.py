@@ -278,9 +278,9 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         "AsyncOmniEngine._create_orchestrator",
-        "makes our orchestrator, a subclass of vLLM-Omni's; the stages' pools become subclasses of theirs",
+        "makes our orchestrator, a subclass of vLLM-Omni's, which replaces each stage's pool by one of a subclass",
         "wrapped by register(); acts when the deploy YAML or the environment gives options of the stage scheduler",
-        "tests/omni/unit/test_seam.py",
+        "tests/omni/unit/test_hooks.py",
         "vLLM-Omni lets the class of its orchestrator be named (patches/vllm-omni-0.30.0)",
     ),
     Override(

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.stages.handover import Handovers
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.run_names import RunNames
 from vllm_omni_sched.omni.stages.work import Work
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
+    from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
 logger = get_logger(__name__)
 
@@ -26,12 +30,11 @@ class AsyncChunkRecovery:
        lost, and the others cannot resume from theirs. So all of them restart, under a new name.
     2. Outputs of the earlier run are dropped; a client gets only what is new to it.
     3. Pieces that were not received are removed from the connectors when the request has left.
-
-    Args:
-        orchestrator: our orchestrator.
     """
 
-    def __init__(self, orchestrator: Any, payloads: Payloads, names: RunNames, handovers: Handovers) -> None:
+    def __init__(
+        self, orchestrator: ScheduledOrchestrator, payloads: Payloads, names: RunNames, handovers: Handovers
+    ) -> None:
         self._orchestrator, self._payloads = orchestrator, payloads
         self._names, self._handovers = names, handovers
 
@@ -39,7 +42,7 @@ class AsyncChunkRecovery:
         """Return False for requests with companions of classifier-free guidance, which are paired by their names."""
         return not self._orchestrator._cfg_tracker.has_companions(request_id)
 
-    def unsent(self, pool: Any, replica_id: int, works: Mapping[str, Mapping[int, Work]]) -> list[Work]:
+    def unsent(self, pool: ScheduledPool, replica_id: int, works: Mapping[str, Mapping[int, Work]]) -> list[Work]:
         """Return the works that a replica had finished but perhaps not sent: the next stage is not done with them."""
         if pool.stage_id + 1 >= len(self._orchestrator.stage_pools):
             return []
@@ -92,7 +95,7 @@ class AsyncChunkRecovery:
                 orchestrator.spawn(abort_run(client, present[stage_id]))
         return taken
 
-    def _reset_output(self, pool: Any, name: str) -> None:
+    def _reset_output(self, pool: ScheduledPool, name: str) -> None:
         orchestrator, stage_id = self._orchestrator, pool.stage_id
         for receiver in pool.queue.receivers(name):
             orchestrator.deduplicator.runs_again(receiver, stage_id)

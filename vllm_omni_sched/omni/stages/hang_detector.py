@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -14,6 +14,10 @@ from vllm_omni_sched.monitor.anomaly.finding import Anomaly
 from vllm_omni_sched.monitor.anomaly.silence import Silence
 from vllm_omni_sched.omni.stages import processes
 from vllm_omni_sched.omni.stages.work import Work
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
+    from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
 logger = get_logger(__name__)
 
@@ -29,12 +33,9 @@ class HangDetector:
     2. A replica that hangs (`Silence`) gets no new work until it sends or computes something.
     3. If it hangs for ``hang_seconds`` more, its processes are killed, and recovery treats it as dead.
     4. Replicas whose processes run on another host are not checked.
-
-    Args:
-        orchestrator: our orchestrator.
     """
 
-    def __init__(self, orchestrator: Any, config: StageSchedConfig) -> None:
+    def __init__(self, orchestrator: ScheduledOrchestrator, config: StageSchedConfig) -> None:
         self._orchestrator = orchestrator
         self._options, self._hang_seconds = config.monitoring.anomaly, config.runtime.recovery.hang_seconds
         self._on = config.monitoring.enabled and self._options.enabled
@@ -77,7 +78,7 @@ class HangDetector:
             if key in live and key not in self._killed:
                 self._on_hang(key, live[key], one, now)
 
-    def _observe(self, pool: Any, replica_id: int, now: float) -> None:
+    def _observe(self, pool: ScheduledPool, replica_id: int, now: float) -> None:
         key, name = (pool.stage_id, replica_id), self._names[pool.stage_id]
         started = processes.pids_of(pool.clients[replica_id])
         works = [work for work in pool.queue.running.values() if work.replica_id == replica_id and self._fed(work)]
@@ -104,7 +105,7 @@ class HangDetector:
         self._used[key] = now, used
         return before is None or used - before[1] > COMPUTES * (now - before[0])
 
-    def _on_hang(self, key: tuple[int, int], pool: Any, anomaly: Anomaly, now: float) -> None:
+    def _on_hang(self, key: tuple[int, int], pool: ScheduledPool, anomaly: Anomaly, now: float) -> None:
         recovery, (stage_id, replica_id) = self._orchestrator.recovery, key
         hang_seconds = self._hang_seconds if recovery.on else None
         if key not in self._since:
@@ -121,7 +122,7 @@ class HangDetector:
             processes.kill(processes.with_children(processes.pids_of(pool.clients[replica_id])))
             self._orchestrator.spawn(self._died(pool, replica_id))
 
-    async def _died(self, pool: Any, replica_id: int) -> None:
+    async def _died(self, pool: ScheduledPool, replica_id: int) -> None:
         """Wait until vLLM-Omni detects the end of the processes, and report it if it does not."""
         client, loop = pool.clients[replica_id], asyncio.get_running_loop()
         until = loop.time() + NOTICED_SECONDS
@@ -132,7 +133,7 @@ class HangDetector:
                 return
             await asyncio.sleep(0.01)
 
-    def _recovered(self, key: tuple[int, int], pool: Any) -> None:
+    def _recovered(self, key: tuple[int, int], pool: ScheduledPool) -> None:
         """Resume sending work to a replica that no longer hangs."""
         del self._since[key]
         if key in self._killed or key[1] not in pool.suspected:

@@ -97,9 +97,13 @@ def _create_orchestrator(original: Callable[..., Any]) -> Callable[..., Any]:
             "all stages of a request at once" if arguments["async_chunk"] else "one after the other",
             json.dumps(config.model_dump(mode="json", exclude_unset=True)),
         )
-        made = ScheduledOrchestrator(driver=driver, runtime=self._runtime, **arguments)
+        orchestrator = ScheduledOrchestrator(
+            driver=driver,
+            runtime=self._runtime,
+            first_input_processor=getattr(self, "input_processor", None),
+            **arguments,
+        )
         check_requests(self, config.graph.priority)
-        made.first_input_processor = getattr(self, "input_processor", None)
-        return made
+        return orchestrator
 
     return create_orchestrator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vllm_omni_sched.config.stage_options.graph import PartitionOptions
 from vllm_omni_sched.graph.partition import Device, Partitioner, PartitionSnapshot, Plan, StageProfile
@@ -12,6 +12,9 @@ from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.omni.stages.replica_migrator import MigrationOutcome, ReplicaMigrator
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
 logger = get_logger(__name__)
 
@@ -49,7 +52,7 @@ class StageLayout:
         self._wanted: Mapping[int, str] | None = None  # target of a plan with more than one move
         self._move: asyncio.Task[MigrationOutcome] | None = None
 
-    def check(self, pools: list[Any], now: float) -> Plan | None:
+    def check(self, pools: list[ScheduledPool], now: float) -> Plan | None:
         """Plan once per interval, begin the next move, and return the new plan; None if nothing was planned."""
         if now < self._next or self._migrator.busy:
             return None
@@ -77,7 +80,7 @@ class StageLayout:
         assert last is not None
         return last.result() is MigrationOutcome.MOVED and self._begin_move(found, current, wanted)
 
-    def _placed(self, pools: list[Any]) -> dict[int, str]:
+    def _placed(self, pools: list[ScheduledPool]) -> dict[int, str]:
         """Return the devices of the stages that may be placed."""
         placed = {}
         for pool in pools:
@@ -87,7 +90,7 @@ class StageLayout:
                 placed[pool.stage_id] = str(devices)
         return placed
 
-    def _snapshot(self, pools: list[Any], placed: Mapping[int, str]) -> PartitionSnapshot | None:
+    def _snapshot(self, pools: list[ScheduledPool], placed: Mapping[int, str]) -> PartitionSnapshot | None:
         held: dict[Replica, int] = {}
         for pool in pools:
             for replica in self._migrator.devices.replicas(pool.stage_id):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_omni_sched.omni.stages.processes import processes_of
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
 
 class Liveness:
@@ -25,7 +28,7 @@ class Liveness:
         self._interval_seconds, self._died = interval_seconds, died
         self._next = float("-inf")
 
-    async def check(self, pools: list[Any], now: float) -> None:
+    async def check(self, pools: list[ScheduledPool], now: float) -> None:
         """Report replicas that are dead and still in their pool; reporting removes them from it."""
         if now < self._next:
             return

@@ -17,7 +17,6 @@ from vllm_omni.engine.stage_pool import StageUnavailableError
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import Replica
-from vllm_omni_sched.omni.stages.capacity import max_num_seqs_of
 from vllm_omni_sched.omni.stages.hang_detector import HangDetector
 from vllm_omni_sched.omni.stages.liveness import Liveness
 from vllm_omni_sched.omni.stages.output_deduplicator import OutputDeduplicator
@@ -27,6 +26,7 @@ from vllm_omni_sched.omni.stages.pool import ScheduledPool
 from vllm_omni_sched.omni.stages.queue import StageQueue
 from vllm_omni_sched.omni.stages.recovery_driver import RecoveryDriver
 from vllm_omni_sched.omni.stages.replica_migrator import ReplicaMigrator
+from vllm_omni_sched.omni.stages.run_names import RunNames
 from vllm_omni_sched.omni.stages.sharing import Sharing
 from vllm_omni_sched.omni.stages.stall_guard import StallGuard
 from vllm_omni_sched.omni.stages.work import UNPLACED, Work
@@ -44,22 +44,35 @@ class ScheduledOrchestrator(Orchestrator):
     Args:
         driver: driver of the pipeline core, which all stages share.
         runtime: vLLM-Omni's `StageRuntime`, which can start a replica.
+        stage_pools: vLLM-Omni's pools, which nothing has used yet; each is replaced in this list by one of ours.
         clock: clock of all decisions.
+        first_input_processor: input processor of the first stage, which belongs to the engine.
+        original: the other arguments of vLLM-Omni's orchestrator.
     """
 
-    first_input_processor: Any = None  # of the first stage, which belongs to the engine
+    stage_pools: list[ScheduledPool]
 
     def __init__(
-        self, *, driver: PipelineDriver, runtime: Any, clock: Callable[[], float] = monotonic_seconds, **original: Any
+        self,
+        *,
+        driver: PipelineDriver,
+        runtime: Any,
+        stage_pools: list[Any],
+        clock: Callable[[], float] = monotonic_seconds,
+        first_input_processor: Any = None,
+        **original: Any,
     ) -> None:
-        super().__init__(**original)
-        self.driver, self.clock = driver, clock
+        # in place, since the engine and the membership controller hold this list, too
+        stage_pools[:] = [ScheduledPool.rebuild(pool, runtime) for pool in stage_pools]
+        super().__init__(stage_pools=stage_pools, **original)
+        self.driver, self.clock, self.first_input_processor = driver, clock, first_input_processor
         self.deduplicator = self.output_async_queue = OutputDeduplicator(
             self.output_async_queue, self._output_kind, self._streams
         )
-        self.payloads = Payloads()
+        run_names = RunNames()
+        self.payloads = Payloads(run_names.external)
         self.sharing = Sharing(self, self.payloads)
-        self.recovery = RecoveryDriver(self, runtime, self.payloads)
+        self.recovery = RecoveryDriver(self, runtime, self.payloads, run_names)
         self.liveness = Liveness(driver.config.runtime.recovery.detection_seconds, self._handle_dead_replica)
         self.migrator = ReplicaMigrator(self, runtime, driver.config.runtime.drain_seconds)
         self.layout = driver.layout(self.migrator)
@@ -68,23 +81,19 @@ class ScheduledOrchestrator(Orchestrator):
         self._spawned: set[asyncio.Task[Any]] = set()
         self._publisher = driver.publish()
         for pool in self.stage_pools:
-            pool.__class__ = ScheduledPool
-            pool.starting, pool.draining, pool.suspected = set(), set(), set()
-            pool.max_num_seqs = max_num_seqs_of(pool, runtime)
-            pool.bound_sends()
-            pool.queue = StageQueue(pool, driver, self, clock, self.async_chunk)
+            pool.attach_queue(StageQueue(pool, driver, self, clock, self.async_chunk))
 
     # ---- hooks of the queues
 
     def describe(
-        self, pool: Any, request_id: str, state: Any, request: Any, submit_args: dict[str, Any], now: float
+        self, pool: ScheduledPool, request_id: str, state: Any, request: Any, submit_args: dict[str, Any], now: float
     ) -> Work:
         return self.sharing.describe(pool, request_id, state, request, submit_args, now)
 
     def joined(self, work: Work) -> None:
         self.recovery.track(work)
 
-    def leads(self, pool: Any, work: Work) -> None:
+    def leads(self, pool: ScheduledPool, work: Work) -> None:
         self.sharing.leads(pool, work)
 
     def inherited(self, owner: str, heir: Work) -> None:
@@ -95,7 +104,7 @@ class ScheduledOrchestrator(Orchestrator):
 
     # ---- inputs
 
-    async def start(self, pool: Any, work: Work) -> None:
+    async def start(self, pool: ScheduledPool, work: Work) -> None:
         """Send a work to its replica; an error fails only that request, as elsewhere in vLLM-Omni."""
         if (replica_id := work.replica_id) == UNPLACED:
             return  # it was lost before it could be sent

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched.monitor.recovery.events import FailReason
 from vllm_omni_sched.monitor.recovery.policy import Recovery
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
+    from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
 Resume = Callable[[], Coroutine[Any, Any, None]]
 Fail = Callable[[str, int, str, FailReason], Coroutine[Any, Any, None]]
@@ -26,12 +30,11 @@ class Parking:
     """Keeps requests for a stage without a replica, for at most the policy's ``max_wait_seconds``.
 
     Args:
-        orchestrator: our orchestrator.
         policy: the policy of recovery; None if it is off, and nothing is kept.
         fail: fails a request at a stage with a reason.
     """
 
-    def __init__(self, orchestrator: Any, policy: Recovery | None, fail: Fail) -> None:
+    def __init__(self, orchestrator: ScheduledOrchestrator, policy: Recovery | None, fail: Fail) -> None:
         self._orchestrator, self._policy, self._fail = orchestrator, policy, fail
         self.parked: dict[int, list[Parked]] = {}  # by stage
         self._empty_since: dict[int, float] = {}  # stages without a replica
@@ -70,7 +73,7 @@ class Parking:
             elif (first := now - self._policy.options.max_wait_seconds) >= since:
                 self._fail_all(pool, first, "it has had no replica for too long", FailReason.WAITED)
 
-    def _fail_all(self, pool: Any, until: float, why: str, reason: FailReason) -> None:
+    def _fail_all(self, pool: ScheduledPool, until: float, why: str, reason: FailReason) -> None:
         """Fail the requests that came to the stage by then."""
         waiting = [name for name, work in pool.queue.waiting.items() if work.arrived <= until]
         names = [receiver for name in waiting for receiver in pool.queue.receivers(name)]

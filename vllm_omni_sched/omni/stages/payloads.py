@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.logs import get_logger
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
 logger = get_logger(__name__)
 
@@ -17,18 +20,21 @@ class Payloads:
     """Receives messages from an edge, and sends them again under other names, with the connector of the stages.
 
     Whole payloads only: in async-chunk mode a payload is sent in pieces, and a group shares all stages.
+
+    Args:
+        external: returns the name under which connectors know the present run of a request.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, external: Callable[[str], str]) -> None:
         self._connectors: dict[int, Any] = {}
-        self.external: Callable[[str], str] = lambda request_id: request_id  # the name of its present run
+        self.external = external
 
     @staticmethod
-    def arrive_at(pool: Any) -> bool:
+    def arrive_at(pool: ScheduledPool) -> bool:
         """Return whether a stage receives payloads by a connector."""
         return pool.stage_id > 0 and _connector_config(pool) is not None
 
-    def copy(self, pool: Any, sent_as: str, names: Sequence[str]) -> bool:
+    def copy(self, pool: ScheduledPool, sent_as: str, names: Sequence[str]) -> bool:
         """Receive the payload that was sent to a stage for a run, and send it to each of these requests.
 
         Args:
@@ -44,12 +50,12 @@ class Payloads:
         self.send(pool, names, found[0])
         return True
 
-    def take(self, pool: Any, sent_as: str) -> Any | None:
+    def take(self, pool: ScheduledPool, sent_as: str) -> Any | None:
         """Return the payload that was sent to a stage for a run, as the first of a tuple; None if there is none."""
         edge = str(pool.stage_id - 1), str(pool.stage_id)
         return self._connector(pool).get(*edge, f"{sent_as}_{edge[0]}_0")
 
-    def send(self, pool: Any, names: Sequence[str], payload: Any) -> None:
+    def send(self, pool: ScheduledPool, names: Sequence[str], payload: Any) -> None:
         """Send a payload to a stage, to each of these requests."""
         edge = str(pool.stage_id - 1), str(pool.stage_id)
         for name in names:
@@ -57,7 +63,7 @@ class Payloads:
             if not sent:
                 logger.error("sending a payload for request %s to stage %d failed", name, pool.stage_id)
 
-    def take_back(self, pool: Any, names: Sequence[str], wait_seconds: float) -> set[str]:
+    def take_back(self, pool: ScheduledPool, names: Sequence[str], wait_seconds: float) -> set[str]:
         """Return the requests whose payloads were not received yet; the payloads are sent again. Blocks."""
         until, found = monotonic_seconds() + wait_seconds, set[str]()
         while len(found) < len(names):
@@ -67,7 +73,7 @@ class Payloads:
             sleep_seconds(POLL_SECONDS)
         return found
 
-    def discard(self, pool: Any, names: Sequence[str], most: int) -> None:
+    def discard(self, pool: ScheduledPool, names: Sequence[str], most: int) -> None:
         """Receive and drop the pieces that were sent to a stage under these names and not received yet. Blocks.
 
         A receiver takes pieces in the order in which they are sent, so the remaining ones are consecutive.
@@ -90,7 +96,7 @@ class Payloads:
             connector.close()
         self._connectors.clear()
 
-    def _connector(self, pool: Any) -> Any:
+    def _connector(self, pool: ScheduledPool) -> Any:
         if pool.stage_id not in self._connectors:
             from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
             from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
@@ -102,7 +108,7 @@ class Payloads:
         return self._connectors[pool.stage_id]
 
 
-def _connector_config(pool: Any) -> dict[str, Any] | None:
+def _connector_config(pool: ScheduledPool) -> dict[str, Any] | None:
     config = getattr(getattr(pool.stage_vllm_config, "model_config", None), "stage_connector_config", None)
     if config is None:
         return None

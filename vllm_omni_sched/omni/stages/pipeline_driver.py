@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from random import Random  # noqa: TID251 (the type of an argument)
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -36,6 +36,9 @@ from vllm_omni_sched.omni.stages.requests import Classes, bytes_of, features_of,
 from vllm_omni_sched.omni.stages.stage_monitor import NullMonitor, StageMonitor
 from vllm_omni_sched.omni.stages.work import Work
 from vllm_omni_sched.resource.modality_pools import ShareReason
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
 logger = get_logger(__name__)
 
@@ -97,7 +100,7 @@ class PipelineDriver:
         if used != self.context.memory_used:
             self.handle(e.MemoryMeasured(used), now)
 
-    def recovery_policy(self, pools: Any) -> Recovery | None:
+    def recovery_policy(self, pools: list[ScheduledPool]) -> Recovery | None:
         options = self.config.runtime.recovery
         if not options.enabled:
             return None
@@ -146,7 +149,7 @@ class PipelineDriver:
         self.handle(e.CreditsWaived(request_id), now)
 
     def describe(
-        self, pool: Any, request_id: str, state: Any, request: Any, submit_args: dict[str, Any], now: float
+        self, pool: ScheduledPool, request_id: str, state: Any, request: Any, submit_args: dict[str, Any], now: float
     ) -> Work:
         """Describe a submission to a stage as a `Work`."""
         stage_id = pool.stage_id

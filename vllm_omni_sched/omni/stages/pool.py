@@ -8,6 +8,7 @@ import zmq
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.engine.stage_pool import StagePool
 
+from vllm_omni_sched.omni.stages.capacity import max_num_seqs_of
 from vllm_omni_sched.omni.stages.processes import release_client
 
 if TYPE_CHECKING:
@@ -19,14 +20,53 @@ SEND_SECONDS = 1.0  # for a client to send a request to the process of a diffusi
 
 
 class ScheduledPool(StagePool):
-    """A `StagePool` whose class was replaced by this one; `queue` decides."""
+    """Adds a queue to vLLM-Omni's `StagePool`, which decides when and where requests run.
 
-    queue: StageQueue
-    starting: set[str]  # still owned by the pool if their submission fails
-    max_num_seqs: int  # requests that a replica runs at once
-    draining: set[int]  # replicas that get no new work because they are being drained
-    suspected: set[int]  # replicas that get no new work because they hang
-    names: RunNames | None = None  # of runs, if requests run again under new names
+    Args:
+        max_num_seqs: requests that a replica runs at once.
+        original: the arguments of `StagePool`.
+    """
+
+    queue: StageQueue  # set by `attach_queue`, before the first request
+
+    def __init__(self, *arguments: Any, max_num_seqs: int, **original: Any) -> None:
+        super().__init__(*arguments, **original)
+        self.max_num_seqs = max_num_seqs
+        self.starting: set[str] = set()  # requests that are still owned by the pool if their submission fails
+        self.draining: set[int] = set()  # replicas that get no new work because they are being drained
+        self.suspected: set[int] = set()  # replicas that get no new work because they hang
+        self.names: RunNames | None = None  # names of runs, if requests run again under new names
+        self.bound_sends()
+
+    @classmethod
+    def rebuild(cls, pool: StagePool, runtime: Any) -> ScheduledPool:
+        """Return a pool of ours for the same replicas; vLLM-Omni has built ``pool``, and nothing has used it yet.
+
+        Args:
+            pool: vLLM-Omni's pool.
+            runtime: vLLM-Omni's `StageRuntime`, which built it.
+        """
+        rebuilt = cls(
+            pool.stage_id,
+            list(pool.clients),
+            output_processor=pool.output_processor,
+            stage_vllm_config=pool.stage_vllm_config,
+            max_num_seqs=max_num_seqs_of(pool, runtime),
+        )
+        rebuilt.attach_hub(pool._hub)
+        rebuilt.attach_load_balancer(pool._lb)
+        return rebuilt
+
+    def use_run_names(self, names: RunNames) -> None:
+        """Give runs of requests names of their own in all replicas, also in those that are attached later."""
+        self.names = names
+        for client in self.clients:
+            if client is not None:
+                names.wrap_client(client)
+
+    def attach_queue(self, queue: StageQueue) -> None:
+        """Set the queue, as vLLM-Omni attaches its load balancer: it needs the orchestrator, which needs this pool."""
+        self.queue = queue
 
     async def submit_initial(
         self,

@@ -12,20 +12,21 @@ from vllm_omni_sched.omni.stages.work import UNPLACED, Work
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
+    from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
 
 class QueueHooks(Protocol):
     """Receives what the queue of a stage leaves to others; the orchestrator implements it."""
 
     def describe(
-        self, pool: Any, request_id: str, state: Any, request: Any, submit_args: dict[str, Any], now: float
+        self, pool: ScheduledPool, request_id: str, state: Any, request: Any, submit_args: dict[str, Any], now: float
     ) -> Work:
         """Describe a submission by vLLM-Omni."""
 
     def joined(self, work: Work) -> None:
         """Record that another request does this work, too."""
 
-    def leads(self, pool: Any, work: Work) -> None:
+    def leads(self, pool: ScheduledPool, work: Work) -> None:
         """Get the input of a request that does its own work."""
 
     def inherited(self, owner: str, heir: Work) -> None:
@@ -34,7 +35,7 @@ class QueueHooks(Protocol):
     def ended(self, work: Work) -> None:
         """Record that work is over."""
 
-    def start(self, pool: Any, work: Work) -> Awaitable[None]:
+    def start(self, pool: ScheduledPool, work: Work) -> Awaitable[None]:
         """Send work to its replica, and handle a dead one."""
 
 
@@ -51,7 +52,7 @@ class StageQueue:
 
     def __init__(
         self,
-        pool: Any,
+        pool: ScheduledPool,
         driver: PipelineDriver,
         hooks: QueueHooks,
         clock: Callable[[], float],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_omni.engine.messages import ErrorMessage
 
@@ -20,6 +20,10 @@ from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.run_names import RunNames
 from vllm_omni_sched.omni.stages.work import Work
 
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
+    from vllm_omni_sched.omni.stages.pool import ScheduledPool
+
 logger = get_logger(__name__)
 
 HELD_SECONDS = 0.3  # how long to look for a payload that was not received
@@ -29,13 +33,13 @@ class RecoveryDriver:
     """Carries out the actions of the recovery policy.
 
     Args:
-        orchestrator: our orchestrator.
         runtime: vLLM-Omni's `StageRuntime`.
+        names: names of runs; without recovery every request runs once, under its own name.
     """
 
-    def __init__(self, orchestrator: Any, runtime: Any, payloads: Payloads) -> None:
+    def __init__(self, orchestrator: ScheduledOrchestrator, runtime: Any, payloads: Payloads, names: RunNames) -> None:
         self._orchestrator, self._runtime, self._payloads = orchestrator, runtime, payloads
-        self._pools: list[Any] = orchestrator.stage_pools
+        self._pools = orchestrator.stage_pools
         self._policy = orchestrator.driver.recovery_policy(orchestrator.stage_pools)
         self._works: dict[str, dict[int, Work]] = {}  # of present requests, by stage
         self._lost: dict[str, Work] = {}  # works of dead replicas, until they have a place
@@ -45,20 +49,15 @@ class RecoveryDriver:
         self.names: RunNames | None = None
         self._async_chunk: AsyncChunkRecovery | None = None
         if self._policy is not None:
-            self.names = self._wrap_clients()
-            payloads.external = self.names.external
+            self.names = names
+            self._wrap_clients(names)
             if orchestrator.async_chunk:
                 self._async_chunk = AsyncChunkRecovery(orchestrator, payloads, self.names, self.handovers)
 
-    def _wrap_clients(self) -> RunNames:
-        """Return names of runs that all clients of all stages use."""
-        names = RunNames()
+    def _wrap_clients(self, names: RunNames) -> None:
+        """Make the clients of all stages, now and later, use these names of runs."""
         for pool in self._pools:
-            pool.names = names
-            for client in pool.clients:
-                if client is not None:
-                    names.wrap_client(client)
-        return names
+            pool.use_run_names(names)
 
     @property
     def on(self) -> bool:
@@ -151,7 +150,7 @@ class RecoveryDriver:
                 if name not in self._orchestrator.request_states:
                     self.forget(name)
 
-    async def died(self, pool: Any, replica_id: int, error: Exception) -> bool:
+    async def died(self, pool: ScheduledPool, replica_id: int, error: Exception) -> bool:
         """Handle the death of a replica; return False if recovery is off and it was not handled."""
         if self._policy is None:
             return False
@@ -179,7 +178,7 @@ class RecoveryDriver:
         self._orchestrator.spawn(self._after(pool, replica, lost, str(error)))
         return True
 
-    async def _after(self, pool: Any, replica: Replica, lost: list[Work], cause: str) -> None:
+    async def _after(self, pool: ScheduledPool, replica: Replica, lost: list[Work], cause: str) -> None:
         if pool.stage_id and not self._orchestrator.async_chunk and self._payloads.arrive_at(pool):
             names = [work.request_id for work in lost]
             take_back = partial(self._payloads.take_back, pool, names, HELD_SECONDS)
@@ -203,7 +202,7 @@ class RecoveryDriver:
                 await self._give_up(work, FailReason.COMPANIONS)
         self._handle(events.Died(replica, cause))
 
-    async def _recall_unsent(self, pool: Any, replica: Replica) -> None:
+    async def _recall_unsent(self, pool: ScheduledPool, replica: Replica) -> None:
         """Recall requests from the next stage that wait for an output that the dead replica had not sent yet."""
         if not self.handovers.of_replica(pool.stage_id, replica.index):
             return
@@ -223,18 +222,18 @@ class RecoveryDriver:
             if held.isdisjoint((one.request_id, one.owner)):
                 self._recall(one, after)
 
-    def remake_input(self, pool: Any, request_id: str) -> None:
+    def remake_input(self, pool: ScheduledPool, request_id: str) -> None:
         """Make the input of a request again that waits in a stage for a payload that will not come."""
         if self._policy is not None:
             self._orchestrator.spawn(self._remake_input(request_id, pool))
 
-    async def _remake_input(self, request_id: str, after: Any) -> None:
+    async def _remake_input(self, request_id: str, after: ScheduledPool) -> None:
         while request_id in self._forwarding:
             await asyncio.wait([self._forwarding[request_id]])
         some = min(self._pools[after.stage_id - 1].live_replica_ids(), default=0)
         self._recall(Handover(request_id, after.stage_id - 1, some, request_id), after)
 
-    def _recall(self, one: Handover, after: Any) -> None:
+    def _recall(self, one: Handover, after: ScheduledPool) -> None:
         """Run a request again from the stage where its lost input can be made.
 
         The request is withdrawn from the next stage. The earlier run keeps its name, and the next one gets another, so
@@ -275,7 +274,7 @@ class RecoveryDriver:
         self._lost[self._flight_name(work)] = work
         self._handle(events.Recalled(name))
 
-    def _stop_run(self, pool: Any, work: Work) -> None:
+    def _stop_run(self, pool: ScheduledPool, work: Work) -> None:
         """Withdraw a work from a live replica."""
         assert self.names is not None
         replica_id, run = work.replica_id, self.names.present(work.runs_as)
@@ -293,7 +292,7 @@ class RecoveryDriver:
         state = self._orchestrator.request_states.get(request_id)
         return state is not None and (state.streaming.enabled or state.session_owned)
 
-    def _fail_sessions(self, pool: Any, replica_id: int, error: Exception) -> None:
+    def _fail_sessions(self, pool: ScheduledPool, replica_id: int, error: Exception) -> None:
         """Fail requests that bypass the queue and are not finished there: their state was in the dead replica."""
         orchestrator = self._orchestrator
         for request_id, bound in list(pool._request_bindings.items()):
@@ -308,6 +307,7 @@ class RecoveryDriver:
     # ---- actions of the policy
 
     def _handle(self, event: Any) -> None:
+        assert self._policy is not None  # without it, no caller has anything to report
         orchestrator = self._orchestrator
         for action in self._policy.on_event(event, orchestrator.clock()):
             match action:
@@ -435,12 +435,12 @@ class RecoveryDriver:
 
     # ---- replicas that do not answer
 
-    def suspect(self, pool: Any, replica_id: int, why: str) -> None:
+    def suspect(self, pool: ScheduledPool, replica_id: int, why: str) -> None:
         """Report a replica that does not answer: no request is moved there until `answers` is called or it has died."""
         if self._policy is not None:
             self._handle(events.Suspected(Replica(pool.stage_id, replica_id), why))
 
-    def clear_suspicion(self, pool: Any, replica_id: int) -> None:
+    def clear_suspicion(self, pool: ScheduledPool, replica_id: int) -> None:
         """Report that a suspected replica answers again."""
         if self._policy is not None:
             self._handle(events.Cleared(Replica(pool.stage_id, replica_id)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery import events
@@ -13,6 +13,10 @@ from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Repl
 from vllm_omni_sched.omni.stages.device_assignment import DeviceAssignment
 from vllm_omni_sched.omni.stages.processes import release_client
 from vllm_omni_sched.omni.stages.restart import start_replica
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
+    from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
 logger = get_logger(__name__)
 
@@ -46,14 +50,13 @@ class ReplicaMigrator:
     `tick` checks whether the replica is empty; the rest runs beside the event loop.
 
     Args:
-        orchestrator: our orchestrator.
         runtime: vLLM-Omni's `StageRuntime`.
         drain_seconds: how long a replica may take to become empty.
     """
 
-    def __init__(self, orchestrator: Any, runtime: Any, drain_seconds: float) -> None:
+    def __init__(self, orchestrator: ScheduledOrchestrator, runtime: Any, drain_seconds: float) -> None:
         self._orchestrator, self._runtime, self._drain_seconds = orchestrator, runtime, drain_seconds
-        self._pools: list[Any] = orchestrator.stage_pools
+        self._pools = orchestrator.stage_pools
         self.devices = DeviceAssignment(runtime)
         self.stopped: set[Replica] = set()  # stopped, or being stopped, by us
         self._draining: tuple[Replica, Any, float, asyncio.Future[MigrationOutcome]] | None = None
@@ -154,7 +157,7 @@ class ReplicaMigrator:
         return None if self._healthy(pool) - {replica.index} else MigrationOutcome.LAST
 
     @staticmethod
-    def _healthy(pool: Any) -> set[int]:
+    def _healthy(pool: ScheduledPool) -> set[int]:
         """Return the replicas that serve and do not hang."""
         return set(pool.available_replica_ids()) - pool.suspected
 

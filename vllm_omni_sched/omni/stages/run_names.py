@@ -50,6 +50,7 @@ class RunNames:
             if original not in self._classes:
                 kind = _RenamingDiffusion if client.stage_type == "diffusion" else _RenamingLLM
                 self._classes[original] = type(original.__name__, (kind, original), {})
+            # vLLM-Omni makes clients inline, of a class that it chooses there: no constructor can be replaced
             client.__class__ = self._classes[original]
         client.run_names = self
         return client

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.sampling_params import RequestOutputKind
 
@@ -16,6 +16,10 @@ from vllm_omni_sched.omni.stages.caches import sends_caches
 from vllm_omni_sched.omni.stages.content import first_key, next_key, seeded
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.work import Work
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
+    from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
 PAYLOAD_SECONDS = 30.0  # how long to look for a payload that is no longer needed
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.002, 0.1  # seconds between two polls for it
@@ -45,12 +49,9 @@ class Sharing:
        leader in its place gets the payload.
     5. Requests that part wait until the payload is there, however long the stage takes to send it. If its replica dies
        first, they run again (`RecoveryDriver`) and wait no longer.
-
-    Args:
-        orchestrator: our orchestrator.
     """
 
-    def __init__(self, orchestrator: Any, payloads: Payloads) -> None:
+    def __init__(self, orchestrator: ScheduledOrchestrator, payloads: Payloads) -> None:
         self._orchestrator, self._payloads = orchestrator, payloads
         self._keys: dict[str, dict[int, str | None]] = {}  # of each request, by stage
         self._sealed: OrderedDict[str, int] = OrderedDict()  # content -> how often its key was closed
@@ -59,7 +60,7 @@ class Sharing:
         self._sendings: dict[tuple[int, str], _Sending] = {}  # by stage and waiting request
 
     def describe(
-        self, pool: Any, request_id: str, state: Any, request: Any, submit_args: dict[str, Any], now: float
+        self, pool: ScheduledPool, request_id: str, state: Any, request: Any, submit_args: dict[str, Any], now: float
     ) -> Work:
         """Describe a submission as a `Work`, with its key."""
         work: Work = self._orchestrator.driver.describe(pool, request_id, state, request, submit_args, now)
@@ -117,7 +118,7 @@ class Sharing:
                 self._sendings[pool.stage_id, name] = sending
                 pool.queue.hold(name)
 
-    def leads(self, pool: Any, work: Work) -> None:
+    def leads(self, pool: ScheduledPool, work: Work) -> None:
         """Get the payload of a shared work for a request that runs by itself in a stage.
 
         That happens when the group that it was to join is full.
@@ -151,7 +152,7 @@ class Sharing:
         if names and names != [request_id]:
             self._begin(pool, self._payloads.external(request_id), names)
 
-    def _begin(self, pool: Any, sent_as: str, names: Sequence[str]) -> None:
+    def _begin(self, pool: ScheduledPool, sent_as: str, names: Sequence[str]) -> None:
         sending = _Sending(sent_as, list(names))
         for name in names:
             self.stop_waiting(pool, name)
@@ -159,7 +160,7 @@ class Sharing:
             pool.queue.hold(name)
         self._orchestrator.spawn(self._send_on(pool, sending))
 
-    async def _send_on(self, pool: Any, sending: _Sending) -> None:
+    async def _send_on(self, pool: ScheduledPool, sending: _Sending) -> None:
         loop, pause = asyncio.get_running_loop(), SHORTEST_PAUSE
         try:
             while sending.names:
@@ -176,7 +177,7 @@ class Sharing:
                     self.stop_waiting(pool, name)
             await pool.queue.release()
 
-    def stop_waiting(self, pool: Any, request_id: str) -> bool:
+    def stop_waiting(self, pool: ScheduledPool, request_id: str) -> bool:
         """End the wait of a request for its payload; return whether it waited for one sent to another request."""
         sending = self._sendings.pop((pool.stage_id, request_id), None)
         if sending is None:

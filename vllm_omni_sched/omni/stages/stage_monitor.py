@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vllm_omni_sched.config.stage_options import AnomalyOptions
 from vllm_omni_sched.graph.stages import StageGraph
@@ -12,6 +12,9 @@ from vllm_omni_sched.monitor.stage_board import Side, StageBoard
 from vllm_omni_sched.omni.stages.processes import host_bytes, pids_of, with_children
 from vllm_omni_sched.omni.stages.report_reader import Moved, ReportReader
 from vllm_omni_sched.omni.stages.work import Work
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
 logger = get_logger(__name__)
 
@@ -54,7 +57,7 @@ class StageMonitor:
         """Record that the front end has handed a request over; the stages report the transfer of its payload."""
         self._board.edge(from_stage, to_stage, seconds)
 
-    def check(self, pools: list[Any], now: float) -> tuple[Anomaly, ...]:
+    def check(self, pools: list[ScheduledPool], now: float) -> tuple[Anomaly, ...]:
         """Return the present anomalies; each is logged and counted when it begins."""
         if now < self._next:
             return ()
@@ -87,7 +90,7 @@ class StageMonitor:
         _, arrow, to = subject.partition("->")
         return int(to.partition(" ")[0]) if arrow else self._ids[subject.partition(" replica ")[0]]
 
-    def _memory(self, pools: list[Any], now: float) -> None:
+    def _memory(self, pools: list[ScheduledPool], now: float) -> None:
         import psutil
 
         capacity = psutil.virtual_memory().total
@@ -146,7 +149,7 @@ class NullMonitor(StageMonitor):
     def sent(self, from_stage: int, to_stage: int, seconds: float) -> None:
         pass
 
-    def check(self, pools: list[Any], now: float) -> tuple[Anomaly, ...]:
+    def check(self, pools: list[ScheduledPool], now: float) -> tuple[Anomaly, ...]:
         return ()
 
 

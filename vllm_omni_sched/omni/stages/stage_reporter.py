@@ -139,6 +139,7 @@ def _wrap_create_connector(report: StageReporter, original: Callable[..., Any]) 
     def create_connector(cls: Any, spec: Any) -> Any:
         connector = original(cls, spec)
         kind: Any = type(connector)
+        # the factory's constructors are functions, so the class of what they return is known only afterwards
         connector.__class__ = counting(kind, report)
         return connector
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import FailReason
 from vllm_omni_sched.monitor.recovery.stalled import StalledRequests
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
 
 logger = get_logger(__name__)
 
@@ -22,11 +25,10 @@ class StallGuard:
     guidance is not watched either; its progress counts for the request that it belongs to.
 
     Args:
-        orchestrator: our orchestrator.
         deadline_seconds: longest time without progress; None: no request fails.
     """
 
-    def __init__(self, orchestrator: Any, deadline_seconds: float | None) -> None:
+    def __init__(self, orchestrator: ScheduledOrchestrator, deadline_seconds: float | None) -> None:
         self._orchestrator = orchestrator
         self._stalled = StalledRequests(deadline_seconds)
         self._interval_seconds = min(CHECK_SECONDS, (deadline_seconds or CHECK_SECONDS) / 10)
