@@ -118,7 +118,8 @@ class WorkLeft(Generic[Key]):
                 self._sum -= running.end
                 self._open -= 1
                 self._tails += _TAIL * running.cost
-        return max(self._sum - self._open * done + self._tails, 0.0)
+        left = self._sum - self._open * done + self._tails
+        return left if left > 0.0 else 0.0
 
     def next_end_seconds(self, now: float) -> float:
         """Return the seconds until the next request should finish; ``inf`` if all have exceeded their estimates."""

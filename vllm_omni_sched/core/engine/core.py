@@ -182,7 +182,9 @@ class EngineCore:
         if taken is not None:
             if prompt_tokens:
                 self.costs.prefilled(prompt_tokens, self.steps.seconds_per_token * prompt_tokens)
-            self.limits.step_ended(now, taken, num_requests, prompt_tokens)
+            limits = self.limits
+            if limits.batch is not None or limits.prefill is not None:
+                limits.step_ended(now, taken, num_requests, prompt_tokens)
         if self.ahead is not None:
             self.ahead.step_ended(view, now)
 

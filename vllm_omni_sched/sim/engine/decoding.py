@@ -76,7 +76,9 @@ class DecodingSequences(Gaps):
         """Skip steps, at least one, in which no sequence finished."""
         self.steps += len(seconds)
         self.context += len(seconds) * self.number
-        self.largest = max(self.largest, max(seconds))
+        longest = max(seconds)
+        if longest > self.largest:
+            self.largest = longest
 
     def finished(self) -> list[Sequence]:
         """Remove and return the sequences that made their last token."""

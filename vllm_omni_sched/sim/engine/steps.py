@@ -131,14 +131,19 @@ class Steps(FrontEnd):
         ``lane_alone`` are those in which the lane encoded while no step ran,
         ``lane`` those in which it encoded at all, which overlap with steps.
         """
-        self.catch_up()
+        if self._leap is not None:
+            self.catch_up()
         llm, encode = self._to_come()
-        busy = {"llm": self._llm_seconds - llm, "encode": self._encode_seconds - encode}
-        if self.ahead is not None:
-            worked = self.ahead.lane.worked_seconds()
-            alone = 0.0 if self._stepping else worked - self._lane_before
-            busy |= {"lane_alone": self._lane_seconds + alone, "lane": worked}
-        return busy
+        if self.ahead is None:
+            return {"llm": self._llm_seconds - llm, "encode": self._encode_seconds - encode}
+        worked = self.ahead.lane.worked_seconds()
+        alone = 0.0 if self._stepping else worked - self._lane_before
+        return {
+            "llm": self._llm_seconds - llm,
+            "encode": self._encode_seconds - encode,
+            "lane_alone": self._lane_seconds + alone,
+            "lane": worked,
+        }
 
     def operations_seconds(self) -> float | None:
         """Return the seconds that all operations so far would take with nothing to wait for.
@@ -163,7 +168,8 @@ class Steps(FrontEnd):
         if left <= 0.0 or not self._step_llm:
             return 0.0, 0.0
         llm, encode = self._step_llm, self._step_encode
-        part = min(left, llm + encode) / (llm + encode)  # before them it may pause
+        whole = llm + encode
+        part = left / whole if left < whole else 1.0  # before them it may pause
         return part * llm, part * encode
 
     def _wake(self) -> None:
@@ -323,10 +329,12 @@ class Steps(FrontEnd):
         number, context = self.decodes.number, self.decodes.context
         end, last, seconds, left = leap.end, self._last_end, leap.seconds, leap.left
         step_seconds, llm_seconds, read = self._step_seconds, self._llm_seconds, self._read
-        gaps, ends = [], []
+        gaps: list[float] = []
+        ends: list[float] = []
+        add_gap, add_end = gaps.append, ends.append
         while end < now and left:
-            gaps.append(end - last)
-            ends.append(end)
+            add_gap(end - last)
+            add_end(end)
             context += number
             seconds = step_seconds(number, context, 0, 0.0)
             llm_seconds += seconds

@@ -114,13 +114,14 @@ class StepView:
         left = self._costs.in_lane(ahead.share)
         slow = self._costs.step_seconds(decodes.number, decodes.context, prompts.tokens, prompts.pairs, left)
         rest = self._core.ahead.rest_seconds(self, prompts.tokens) if self._core.ahead is not None else 0.0
-        together = ahead.lane.until - now - rest
+        until_end = ahead.lane.until - now - rest
+        together = until_end if until_end > 0.0 else 0.0
         if slow > alone:
-            planned = min(rest + max(together, 0.0), rest + slow)
+            planned = rest + (together if together < slow else slow)
             self._beside = ahead.lane.worked_seconds(), planned, 1 - alone / slow
-        if together >= slow or slow <= alone:
+        if until_end >= slow or slow <= alone:
             return slow, rest
-        return max(together, 0.0) + (1 - max(together, 0.0) / slow) * alone, rest
+        return together + (1 - together / slow) * alone, rest
 
     def unpaid_seconds(self) -> float:
         """Return the seconds by which steps so far, the running one included, were too short."""
@@ -131,7 +132,8 @@ class StepView:
         if self._beside is None or self.ahead is None:
             return 0.0
         began, planned, slower = self._beside
-        return slower * max(self.ahead.lane.worked_seconds() - began - planned, 0.0)
+        longer = self.ahead.lane.worked_seconds() - began - planned
+        return slower * longer if longer > 0.0 else 0.0
 
     def owed_seconds(self) -> float:
         """Return the seconds by which earlier steps were too short, and reset them."""
@@ -149,7 +151,7 @@ class StepView:
                 modality: (embeds, costs.encode_seconds(modality, embeds, items))
                 for modality, (items, embeds) in encoded.items()
             }
-        if self.ahead is not None:
+        if self._beside is not None:
             self._owed += self._short_seconds()
             self._beside = None
         self._core.step_ended(

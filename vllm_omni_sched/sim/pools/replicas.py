@@ -117,7 +117,10 @@ class Replicas(ABC):
         for replica in self.replicas.values():
             if replica.server is not None:
                 for work, seconds in replica.server.busy_seconds().items():
-                    total[work] = total.get(work, 0.0) + seconds
+                    if work in total:
+                        total[work] += seconds
+                    else:
+                        total[work] = seconds
         return total
 
     def kill(self, index: int) -> bool:
