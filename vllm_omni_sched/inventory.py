@@ -1,11 +1,11 @@
-"""Every vLLM name that we override, wrap or rebind: what changes, when it is active, and when it can go."""
+"""List every vLLM name that this package overrides, wraps or rebinds, and the condition for its removal."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Override:
-    """One entry; ``guard`` is what must hold for it to be active, ``test`` the file that breaks when it is wrong."""
+    """An overridden name. ``guard``: condition under which the change is active. ``test``: file that covers it."""
 
     symbol: str
     delta: str
@@ -29,8 +29,8 @@ INVENTORY: tuple[Override, ...] = (
     Override(
         "InputProcessor.__init__, InputProcessor.process_inputs, AsyncLLM.generate, "
         "OpenAIServingResponses.create_responses",
-        "before super(): a request whose omni_ keys make no sense, or that its client may not make, is refused with "
-        "HTTP 400",
+        "before super(): a request with invalid omni_ keys, or with a class or target that clients may not ask for, is "
+        "refused with HTTP 400",
         f"wrapped by the check of options; acts when {_OURS}",
         "tests/engine/test_serving.py",
         "vLLM lets a plugin validate extra_args in the front end",
@@ -44,23 +44,24 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         "AsyncOmniEngine._initialize_stages",
-        "before super(): stages get the devices of the best plan, and are told to report what only they know",
+        "before super(): stages get the devices of the best plan, and are asked to report bytes, cache hits and device "
+        "memory",
         "wrapped where vLLM-Omni is loaded; acts when there are options of the stage scheduler",
-        "tests/omni/unit/test_first_places.py",
-        "a plugin may choose the devices of stages; their own statistics tell bytes, cache hits and device memory",
+        "tests/omni/unit/test_initial_placement.py",
+        "a plugin may choose the devices of stages, and their own statistics have bytes, cache hits and device memory",
     ),
     Override(
         "OmniConnectorFactory.create_connector",
-        "the connector gets a class that counts what it puts and gets around super()",
+        "the class of the connector is replaced by one that counts messages and bytes around super()",
         "in the processes of stages that are to report",
-        "tests/omni/unit/test_report.py",
+        "tests/omni/unit/test_stage_reporter.py",
         "connectors count bytes themselves",
     ),
     Override(
         "KVCacheManager.get_computed_blocks, EncoderCacheManager.check_and_update_cache",
         "after them: counts hits; nothing is changed",
         "in the processes of stages that are to report",
-        "tests/omni/unit/test_report.py",
+        "tests/omni/unit/test_stage_reporter.py",
         "vLLM counts prefix hits without log_stats, and hits of the encoder cache",
     ),
     Override(
@@ -100,7 +101,7 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         f"{_S}._get_encoder_input_updates",
-        "the set of pending inputs becomes an index range; a step in which nobody has any is not searched",
+        "the set of pending inputs becomes an index range; a step without pending inputs is not searched",
         "pending_range, vLLM 0.33+, model runner V2, items in order",
         "tests/differential/test_other_versions.py",
         "vLLM's own is not O(pending) per step",
@@ -122,7 +123,8 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         f"{_S}._free_encoder_inputs",
-        "super() is asked about single items, and what it frees leaves the encoder cache in one pass, in its order",
+        "super() decides for single items, and the encodings that it frees leave the encoder cache in one pass, in its "
+        "order",
         "encoder_cache, no EC connector, 8 encodings of a request or more, items in order",
         "tests/properties/test_one_shot.py",
         "vLLM frees what a request has passed by one call of its encoder cache manager",
@@ -285,7 +287,7 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         "AsyncOmni.generate",
-        "before super(): a request whose omni_ keys make no sense, or that its client may not make, is refused with "
+        "before super(): a request with invalid omni_ keys, or with a class that clients may not name, is refused with "
         "HTTP 400",
         "wrapped when an orchestrator of ours is made",
         "tests/omni/unit/test_front_end.py",
@@ -300,8 +302,8 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         "StageRuntime._build_logical_stage_init_plans",
-        "before super(): stages that our options do not fit are refused, before any loads its model; the connectors of "
-        "our options are put into the transfer config",
+        "before super(): stages that do not match the options are refused before any stage loads its model; the "
+        "connectors of our options are put into the transfer config",
         "wrapped by register(); acts when the deploy YAML or the environment gives options of the stage scheduler",
         "tests/omni/unit/test_edges.py",
         "vLLM-Omni lets a plugin complete its deploy config",
