@@ -1,4 +1,4 @@
-"""Implement vLLM-Omni's connector interface on top of a path."""
+"""Implement vLLM-Omni's connector interface on top of one of our transports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _edge(from_stage: str, to_stage: str) -> Edge:
 
 
 class TransportConnector(SharedMemoryConnector):
-    """A connector of vLLM-Omni that sends through one of our paths.
+    """Connects stages of vLLM-Omni through one of our transports.
 
     It subclasses SharedMemoryConnector because vLLM-Omni withdraws the messages of an aborted request from no other
     class (`OmniChunkTransferAdapter._queue_shm_cleanup_locked`).

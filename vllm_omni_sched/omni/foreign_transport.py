@@ -67,7 +67,7 @@ def foreign_ways(options: Mapping[str, ForeignOptions], ours: Sequence[Way], eng
 
 
 class ForeignTransport(Transport):
-    """A connector of vLLM-Omni as a path.
+    """Sends messages through a connector of vLLM-Omni.
 
     1. It carries our message as one flat payload, under a key made of edge and key: the same key on two edges
        names two messages, and any key is valid.

@@ -21,7 +21,7 @@ from vllm_omni_sched.monitor.metrics import PREFIX
 
 
 class Source(Protocol):
-    """A connector as its metrics see it: its transport, its health, and its times by one of `TIMES` and transport."""
+    """Gives the metrics what they show of a connector: transport, health, and times by one of `TIMES` and transport."""
 
     times: dict[tuple[str, str], LatencyHistogram]
 
@@ -33,7 +33,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Fact:
-    """A number of `Health.facts` as a metric with the label ``path``, and one more label if the fact is a mapping."""
+    """Maps a number of `Health.facts` to a metric with the label ``path``, and one more label for a mapping."""
 
     fact: str
     name: str

@@ -137,7 +137,7 @@ async def abort_run(client: Any, name: str) -> None:
     try:
         await client.abort_as_named([name])
     except Exception as error:  # noqa: BLE001 - the engine may be dead, too
-        logger.warning("aborting run %s in its engine failed: %s", name, error)
+        logger.warning("aborting run %s in its engine failed; its outputs are dropped as they arrive: %s", name, error)
 
 
 async def _in_thread(work: Any) -> None:

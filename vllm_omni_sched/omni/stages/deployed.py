@@ -20,7 +20,7 @@ from vllm_omni_sched.omni.stages.initial_placement import assign_initial_devices
 
 @dataclass(frozen=True)
 class Deployed:
-    """A pipeline as a deploy YAML describes it.
+    """Describes a pipeline as the deploy YAML starts it.
 
     ``connectors``: vLLM-Omni's `ConnectorSpec` of each edge, by the ids of both stages as text.
     ``ours``: those of them that our options set.

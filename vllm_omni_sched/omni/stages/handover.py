@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Handover:
-    """Output of a replica for a request, on its way to the next stage.
+    """Represents the output of a replica for a request on its way to the next stage.
 
     ``owner``: the request in whose name the work was begun; its payload is sent under that name.
     """

@@ -111,13 +111,18 @@ class HangDetector:
         if key not in self._since:
             self._since[key] = now
             why = f"it has work but has sent and computed nothing for {anomaly.evidence['seconds']:.3g} s"
-            logger.warning("%s hangs: %s", anomaly.subject, why)
+            follows = "recovery is off, so nothing is done" if hang_seconds is None else "it gets no new requests"
+            logger.warning("stage %s hangs: %s; %s", anomaly.subject, why, follows)
             self._orchestrator.driver.board.anomaly(stage_id, anomaly.kind.value)
             if hang_seconds is not None:
                 pool.suspect(replica_id)
                 recovery.suspect(pool, replica_id, why)
         if hang_seconds is not None and now - self._since[key] >= hang_seconds:
-            logger.error("%s still hangs after %g s; killing its processes", anomaly.subject, hang_seconds)
+            logger.error(
+                "stage %s still hangs after another %g s (runtime.recovery.hang_seconds); killing its processes",
+                anomaly.subject,
+                hang_seconds,
+            )
             self._killed.add(key)
             processes.kill(processes.with_children(processes.pids_of(pool.clients[replica_id])))
             self._orchestrator.spawn(self._died(pool, replica_id))
@@ -138,7 +143,7 @@ class HangDetector:
         del self._since[key]
         if key in self._killed or key[1] not in pool.suspected:
             return
-        logger.warning("%s replica %d no longer hangs", self._names[key[0]], key[1])
+        logger.warning("stage %s replica %d no longer hangs and gets new requests again", self._names[key[0]], key[1])
         pool.suspect(key[1], on=False)
         self._orchestrator.recovery.clear_suspicion(pool, key[1])
         self._orchestrator.spawn(self._orchestrator.release())

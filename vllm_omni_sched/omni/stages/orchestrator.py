@@ -130,7 +130,9 @@ class ScheduledOrchestrator(Orchestrator):
                         reraise, req_id=receiver, stage_id=pool.stage_id, operation="scheduled submission"
                     )
                 except Exception as unknown:
-                    logger.exception("sending request %s to stage %d failed", receiver, pool.stage_id)
+                    logger.exception(
+                        "sending request %s to stage %d failed; the request fails", receiver, pool.stage_id
+                    )
                     failed = SimpleNamespace(request_id=receiver)
                     await super()._handle_stage_error(pool.stage_id, failed, error=repr(unknown))
 
@@ -318,7 +320,11 @@ class ScheduledOrchestrator(Orchestrator):
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._spawned.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a background task of the orchestrator failed", exc_info=error)
+            logger.error(
+                "background task %s of the orchestrator failed; its work is not repeated",
+                task.get_name(),
+                exc_info=error,
+            )
 
     def _streams(self, request_id: str) -> bool:
         state = self.request_states.get(request_id)

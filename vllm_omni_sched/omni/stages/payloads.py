@@ -61,7 +61,11 @@ class Payloads:
         for name in names:
             sent, _, _ = self._connector(pool).put(*edge, f"{self.external(name)}_{edge[0]}_0", payload)
             if not sent:
-                logger.error("sending a payload for request %s to stage %d failed", name, pool.stage_id)
+                logger.error(
+                    "sending the payload of request %s to stage %d failed; it waits there",
+                    name,
+                    pool.stage_id,
+                )
 
     def take_back(self, pool: ScheduledPool, names: Sequence[str], wait_seconds: float) -> set[str]:
         """Return the requests whose payloads were not received yet; the payloads are sent again. Blocks."""

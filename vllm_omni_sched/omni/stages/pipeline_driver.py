@@ -208,7 +208,8 @@ class PipelineDriver:
             self.handle(e.LimitsRaised(int(name), plan.batch_limit), now)
             if plan.reason is MoveReason.SHORT:
                 logger.warning(
-                    "stage %s: the forecast of %.3g requests per second needs more than %d replicas",
+                    "stage %s: the forecast of %.3g requests per second needs more than %d replicas; "
+                    "its batch limits are raised instead",
                     self.graph.stage(int(name)),
                     rates[int(name)],
                     plan.replicas,
@@ -247,7 +248,7 @@ class PipelineDriver:
             begun = migrator.hand_over(source, int(move.target))
         names = move.source or "none", move.target or "none"
         logger.info(
-            "replica from stage %s to %s: %s",
+            "forecast: moving a replica from stage %s to stage %s: %s",
             *names,
             begun.value if isinstance(begun, MigrationOutcome) else "move begins",
         )

@@ -155,7 +155,7 @@ class RecoveryDriver:
         if self._policy is None:
             return False
         replica = Replica(pool.stage_id, replica_id)
-        logger.error("stage %d replica %d is dead: %s", pool.stage_id, replica_id, error)
+        logger.error("stage %d replica %d is dead; recovering its requests: %s", pool.stage_id, replica_id, error)
         if replica_id in pool.live_replica_ids():
             pool.evict_replica(replica_id)
         self._orchestrator._remove_stage_replica_waiting(pool.stage_id, replica_id)
@@ -183,7 +183,14 @@ class RecoveryDriver:
             names = [work.request_id for work in lost]
             take_back = partial(self._payloads.take_back, pool, names, HELD_SECONDS)
             held = await asyncio.get_running_loop().run_in_executor(None, take_back)
-            logger.warning("of %d payloads for stage %d, %d are not received yet", len(names), pool.stage_id, len(held))
+            logger.warning(
+                "stage %d replica %d is dead: %d of its %d requests still have their payloads; the others run again "
+                "from an earlier stage",
+                pool.stage_id,
+                replica.index,
+                len(held),
+                len(names),
+            )
             for work in lost:
                 if work.request_id in held:
                     self._orchestrator.sharing.payload_sent(work.request_id, pool.stage_id)
@@ -255,7 +262,7 @@ class RecoveryDriver:
             work = works[stage_id]
         else:
             return  # another request's work serves it there, or it has finished
-        logger.warning("request %s waits in stage %d for an input lost with its sender", name, after.stage_id)
+        logger.warning("request %s runs again: its input for stage %d was lost with a replica", name, after.stage_id)
         if name in orchestrator.request_states:  # otherwise it runs again in the name of the present leader
             names.start_new_run(name, {each.runs_as for each in works.values()})
         self.handovers.forget(name)

@@ -80,7 +80,7 @@ class ReplicaMigrator:
         devices = self.devices.devices_of(replica)
         if not self.devices.fits(stage_id, devices):
             return MigrationOutcome.MISFIT
-        return self._begin(self._replace(replica, self.devices.next_free(stage_id), devices))
+        return self._begin(self._replace(replica, self.devices.next_free(stage_id), devices), replica)
 
     def relocate(self, replica: Replica, devices: str) -> MigrationOutcome | asyncio.Task[MigrationOutcome]:
         """Move the replica to other devices. The last one of its stage stops only after the new one has started."""
@@ -88,12 +88,12 @@ class ReplicaMigrator:
         if not self.devices.fits(replica.stage, devices):
             why = MigrationOutcome.MISFIT
         if why is None:
-            return self._begin(self._replace(replica, replica, devices))
-        return self._begin(self._start_before_stop(replica, devices)) if why is MigrationOutcome.LAST else why
+            return self._begin(self._replace(replica, replica, devices), replica)
+        return self._begin(self._start_before_stop(replica, devices), replica) if why is MigrationOutcome.LAST else why
 
     def give_up(self, replica: Replica) -> MigrationOutcome | asyncio.Task[MigrationOutcome]:
         """Stop the replica, and keep its devices as spare ones."""
-        return self._refused(replica) or self._begin(self._stop(replica, spare=True))
+        return self._refused(replica) or self._begin(self._stop(replica, spare=True), replica)
 
     def take_spare(self, stage_id: int) -> MigrationOutcome | asyncio.Task[MigrationOutcome]:
         """Start one more replica on spare devices."""
@@ -161,8 +161,10 @@ class ReplicaMigrator:
         """Return the replicas that serve and do not hang."""
         return set(pool.available_replica_ids()) - pool.suspected
 
-    def _begin(self, work: Any) -> asyncio.Task[MigrationOutcome]:
-        self._task = asyncio.get_running_loop().create_task(work)
+    def _begin(self, move: Any, replica: Replica | None = None) -> asyncio.Task[MigrationOutcome]:
+        """Begin a move of ``replica``; None: the replica is a new one."""
+        name = "of a new replica" if replica is None else f"of stage {replica.stage} replica {replica.index}"
+        self._task = asyncio.get_running_loop().create_task(move, name=f"move {name}")
         self._task.add_done_callback(self._on_done)
         return self._task
 
@@ -171,9 +173,9 @@ class ReplicaMigrator:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            logger.error("moving a replica failed with an error", exc_info=error)
+            logger.error("the %s failed; the replica may be out of service", task.get_name(), exc_info=error)
         elif task.result() is not MigrationOutcome.MOVED:
-            logger.warning("moving a replica was not completed: %s", task.result().value)
+            logger.warning("the %s was not completed: %s", task.get_name(), task.result().value)
 
     async def _replace(self, replica: Replica, successor: Replica, devices: str | None) -> MigrationOutcome:
         """Stop ``replica`` and start ``successor`` on those devices; they may be the same replica."""
@@ -249,7 +251,9 @@ class ReplicaMigrator:
             else:
                 await loop.run_in_executor(None, client.shutdown)
         except Exception:
-            logger.exception("stage %d replica %d raised an error while it was stopped", replica.stage, replica.index)
+            logger.exception(
+                "stage %d replica %d raised an error while it was stopped; going on", replica.stage, replica.index
+            )
         release_client(client)
         self._orchestrator.driver.board.memory(replica.stage, replica.index, None, 0)
         if spare:

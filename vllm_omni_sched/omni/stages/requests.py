@@ -19,7 +19,7 @@ LOGGED = 64  # most unknown class names that are logged; clients choose them
 
 
 class Classes(RequestClasses):
-    """The classes of the options. The front end checks which ones clients may name (`front_end`)."""
+    """Finds the class of a request; the front end has checked which ones its client may name (`front_end`)."""
 
     def __init__(self, options: PriorityOptions) -> None:
         super().__init__(options)

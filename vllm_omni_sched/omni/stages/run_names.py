@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass
 class _Runs:
-    """Names of a request that ran more than once."""
+    """Holds the names of a request that ran more than once."""
 
     suffix: str = ""  # of the names of the present run
     over: list[str] = field(default_factory=list)  # external names of earlier runs
@@ -108,7 +108,7 @@ class RunNames:
 
 
 class _Renaming:
-    """Base class put before the class of a client."""
+    """Renames the requests of a client; its subclasses are mixed into the client's class."""
 
     run_names: RunNames
 

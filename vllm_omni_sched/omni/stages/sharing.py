@@ -28,7 +28,7 @@ SEALED = 4096  # closed keys that are remembered
 
 @dataclass(eq=False)
 class _Sending:
-    """A payload that was sent for one request and is to be delivered to several."""
+    """Holds what is known of a payload that was sent for one request and is to be delivered to several."""
 
     sent_as: str  # name of the run that it was sent for
     names: list[str]

@@ -68,7 +68,7 @@ class StallGuard:
                 self._stalled.arrived(request_id, now)
             else:
                 stage_id, where = self._place(request_id)
-                logger.error("request %s makes no progress in stage %d: %s", request_id, stage_id, where)
+                logger.error("request %s fails: it makes no progress in stage %d (%s)", request_id, stage_id, where)
                 why = (
                     f"{where} has made no progress with it for {seconds:.4g} s, longer than option "
                     f"'{OPTION}' ({self._stalled.deadline_seconds:g}) allows ({FailReason.STALLED.value})"

@@ -12,7 +12,7 @@ __all__ = ["UNPLACED", "Work"]
 
 @dataclass(eq=False, kw_only=True)
 class Work(StageWork):
-    """A submission to a stage, with the arguments of `StagePool.submit_initial`.
+    """Represents a submission to a stage, with the arguments of `StagePool.submit_initial`.
 
     ``runs_as``: its name in the engine.
     """

@@ -31,7 +31,7 @@ class LinkSpec:
 
 
 class Link:
-    """A link that sends messages first come first served.
+    """Sends messages first come first served.
 
     Each takes ``bytes / bandwidth``, and arrives a latency later.
     """

@@ -39,7 +39,7 @@ def graph_of(specs: Sequence[StageSpec], paths: Sequence[tuple[int, ...]]) -> St
 
 
 class Orchestration:
-    """The pipeline core, with the clock of a simulation; pools add their stages to it.
+    """Runs the pipeline core by the clock of a simulation; pools add their stages to it.
 
     Args:
         config: the options.

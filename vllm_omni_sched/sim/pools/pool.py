@@ -15,7 +15,7 @@ SMOOTHING = 0.1  # weight of the last request
 
 
 class Pool(Replicas):
-    """A stage without orchestration: a `Chooser` sends each request to a replica at once.
+    """Simulates a stage without orchestration: a `Chooser` sends each request to a replica at once.
 
     1. A dead replica gets requests until its death is noticed; they are lost with those that it had.
     2. A request fails if there is no replica.

@@ -15,7 +15,7 @@ from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.server import Done, Job, Server
 
 Make = Callable[[int, Done], Server]
-"""Function that makes a server for the replica of that index; the server calls ``done`` for each finished job."""
+"""Makes a server for the replica of that index; the server calls ``done`` for each finished job."""
 
 
 class PoolEvents(Protocol):
@@ -44,7 +44,7 @@ class PoolEvents(Protocol):
 
 
 class Replicas(ABC):
-    """The replicas of a stage, by index; a subclass passes on the finished jobs of their servers.
+    """Tracks the replicas of a stage, by index; a subclass passes on the finished jobs of their servers.
 
     1. A dead replica holds its devices, and gets requests until its death is noticed.
     2. A draining replica gets no request, and leaves when it is empty.

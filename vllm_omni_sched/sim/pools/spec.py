@@ -10,7 +10,7 @@ from vllm_omni_sched.sim.work import Request
 
 @dataclass(frozen=True)
 class StageSpec:
-    """A stage.
+    """Defines a stage and its replicas.
 
     ``at_once``: requests that a replica can run at a time. ``startup_seconds``: of a replica that is added.
     ``devices``: of each replica. ``work``: adapts a request to the stage; None: it is used as it is.
