@@ -226,7 +226,7 @@ class ResolvedOption:
 
     @property
     def shown(self) -> str:
-        """The value as it is written in YAML."""
+        """Return the value as it is written in YAML."""
         return self.value if isinstance(self.value, str) else json.dumps(self.value)
 
 

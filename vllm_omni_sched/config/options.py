@@ -330,7 +330,7 @@ class OmniSchedConfig(BaseModel):
 
     @property
     def share_target_seconds(self) -> float:
-        """The inter-token latency above which the lane's share falls, in seconds.
+        """Return the inter-token latency above which the lane's share falls, in seconds.
 
         The lane does not slow down for steps that `prefill_control` makes longer.
         """

@@ -75,7 +75,7 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
 
     @property
     def allocated(self) -> int:
-        """The number of entries made so far, derived from the entries present and gone instead of counted one by
+        """Return the number of entries made so far, derived from the entries present and gone instead of counted one by
         one.
         """
         return len(self.cached) + len(self.freed) + self._gone

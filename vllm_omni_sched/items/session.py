@@ -32,7 +32,7 @@ class LiveBlocks(Sequence[int]):
     @property
     @abstractmethod
     def table(self) -> object:
-        """An object whose identity is that of the table."""
+        """Return an object whose identity is that of the table."""
 
     @abstractmethod
     def end_of_nulls(self, start: int, stop: int) -> int:

@@ -67,7 +67,7 @@ class Lane(ABC):
     @property
     @abstractmethod
     def held(self) -> int:
-        """The number of jobs that are submitted and neither reported nor cancelled."""
+        """Return the number of jobs that are submitted and neither reported nor cancelled."""
 
     @abstractmethod
     def submit(self, job: Job) -> bool:

@@ -61,7 +61,7 @@ class ForkServer:
 
     @property
     def share(self) -> float:
-        """The share of the time that the working process uses, in (0, 1]."""
+        """Return the share of the time that the working process uses, in (0, 1]."""
         share: float = _SHARE.unpack_from(self._page)[0]
         return share
 
@@ -71,7 +71,7 @@ class ForkServer:
 
     @property
     def current_job(self) -> int:
-        """The number of the job that the working process is at, or was at when it died; 0 for none."""
+        """Return the number of the job that the working process is at, or was at when it died; 0 for none."""
         number: int = _CURRENT.unpack_from(self._page, _CURRENT_AT)[0]
         return number
 

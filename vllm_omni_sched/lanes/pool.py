@@ -31,7 +31,7 @@ class LanePool(Lane):
 
     @property
     def restarts(self) -> int:  # type: ignore[override]
-        """The number of times that a process of these lanes died and was replaced."""
+        """Return the number of times that a process of these lanes died and was replaced."""
         return sum(lane.restarts for lane in self.lanes)
 
     @property

@@ -51,7 +51,7 @@ class ProcessLane(Lane):
 
     @property
     def pid(self) -> int:
-        """The id of the working process."""
+        """Return the id of the working process."""
         return self._fork_server.pid
 
     def fileno(self) -> int:

@@ -110,12 +110,12 @@ class FrameMemory:
 
     @property
     def fd(self) -> int:
-        """The descriptor of the memory file, for decoders."""
+        """Return the descriptor of the memory file, for decoders."""
         return self._memory.fd
 
     @property
     def used_bytes(self) -> int:
-        """The number of allocated bytes."""
+        """Return the number of allocated bytes."""
         return self._extents.used_bytes
 
     def allocate(self, nbytes: int, wait: Callable[[], float], order: tuple[float, ...] = ()) -> FrameBuffer:

@@ -58,7 +58,7 @@ class VideoOptions(BaseModel):
 
     @property
     def limits(self) -> Limits:
-        """The limits on one video."""
+        """Return the limits on one video."""
         return Limits(
             self.max_input_bytes,
             self.max_pixels,

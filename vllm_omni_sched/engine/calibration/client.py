@@ -32,12 +32,12 @@ class Answer:
 
     @property
     def front_seconds(self) -> float:
-        """The time that the request spent in the front end, in seconds."""
+        """Return the time that the request spent in the front end, in seconds."""
         return self.queued - self.called
 
     @property
     def first_step_seconds(self) -> float:
-        """The time from the request's first step to its first token, in seconds."""
+        """Return the time from the request's first step to its first token, in seconds."""
         return self.steps[0] - self.scheduled
 
 

@@ -138,12 +138,12 @@ class LiveVideo:
 
     @property
     def counts(self) -> Counts:
-        """The counts so far."""
+        """Return the counts so far."""
         return self._counts
 
     @property
     def pid(self) -> int:
-        """The id of the process."""
+        """Return the id of the process."""
         return self._process.pid
 
     def feed(self, data: bytes | memoryview, wait_seconds: float | None = None) -> int:

@@ -83,23 +83,23 @@ class DecoderPool:
 
     @property
     def idle(self) -> list[IdleDecoder]:
-        """The decoders that can begin a task now."""
+        """Return the decoders that can begin a task now."""
         idle = (slot for slot in self.slots if slot.ready and slot.task is None)
         return [IdleDecoder(slot.number, slot.kind.name, slot.opened.key if slot.opened else None) for slot in idle]
 
     @property
     def busy(self) -> int:
-        """The number of decoders that have a task."""
+        """Return the number of decoders that have a task."""
         return sum(slot.task is not None for slot in self.slots)
 
     @property
     def running(self) -> int:
-        """The number of processes that run."""
+        """Return the number of processes that run."""
         return sum(slot.process is not None for slot in self.slots)
 
     @property
     def lent_threads(self) -> int:
-        """The total of threads beyond one that tasks have."""
+        """Return the total of threads beyond one that tasks have."""
         return sum(slot.task.threads - 1 for slot in self.slots if slot.task is not None)
 
     def start(self, kind: str, now: float) -> str:
