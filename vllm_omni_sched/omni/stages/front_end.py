@@ -14,7 +14,7 @@ from vllm_omni_sched.imports import when_imported
 from vllm_omni_sched.omni.stages.requests import Classes
 
 _CHAT = "vllm_omni.entrypoints.openai.serving_chat"
-_said: ContextVar[Mapping[str, Any]] = ContextVar("omni_sched_said")
+_client_xargs: ContextVar[Mapping[str, Any]] = ContextVar("omni_sched_client_xargs")
 """Our keys in ``vllm_xargs`` of the chat request that this task serves."""
 
 
@@ -59,11 +59,11 @@ def _reads_xargs(create_chat_completion: Callable[..., Any]) -> Callable[..., An
             check_extra(promises, xargs)
         except ValueError as error:  # an exception that leaves this method is answered with HTTP 500
             return self.create_error_response(error)
-        before = _said.set({key: xargs[key] for key in KNOWN if key in xargs})
+        before = _client_xargs.set({key: xargs[key] for key in KNOWN if key in xargs})
         try:
             return await create_chat_completion(self, request, *args, **kwargs)
         finally:
-            _said.reset(before)
+            _client_xargs.reset(before)
 
     return wrapper
 
@@ -72,10 +72,10 @@ def _checks(generate: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         promises: Promises | None = getattr(self.engine, PROMISES, None)
         if promises is not None:
-            params, said = _first_params(args, kwargs), _said.get({})
+            params, given = _first_params(args, kwargs), _client_xargs.get({})
             check_params(promises, params)
-            if said and params is not None:
-                params.extra_args = {**said, **(params.extra_args or {})}
+            if given and params is not None:
+                params.extra_args = {**given, **(params.extra_args or {})}
         return generate(self, *args, **kwargs)
 
     return wrapper
