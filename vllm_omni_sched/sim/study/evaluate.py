@@ -177,10 +177,11 @@ def _crossing(edge: Edge, attained: Mapping[float, float], attainment: float) ->
 
 def _tightest_slo(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:
     slo = point.scenario().slo
+    load = {} if search.load == 1 else {search.key: search.load * float(value_at(point, search.key))}
     tried: list[dict[str, float]] = []
     best, factor, kept = math.inf, 1.0, None
     for _ in range(search.rounds if search.follow else 1):
-        result = one({key: 1000 * factor * getattr(slo, FOLLOWS[key]) for key in search.follow})
+        result = one(load | {key: 1000 * factor * getattr(slo, FOLLOWS[key]) for key in search.follow})
         reached = needed(result.factors(), slo.attainment)
         tried.append({"set": factor, "reached": reached})
         if kept is None or reached < best:

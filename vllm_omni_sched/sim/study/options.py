@@ -93,6 +93,9 @@ class Search(Options):
     step: float = Field(2.0, gt=1, description="Factor of `max_rate` until one value holds and one fails.")
     doublings: int = Field(12, ge=1, le=40, description="Most such steps of `max_rate`.")
     factor: float = Field(10.0, gt=1, description="Factor of `throughput` on the rate.")
+    load: float = Field(
+        1.0, gt=0, description="Fraction of the scenario's rate at which `tightest_slo` loads the system."
+    )
     rounds: int = Field(6, ge=1, le=100, description="Most runs of `tightest_slo`, if options follow.")
     follow: tuple[str, ...] = Field(
         (), description="Options that `tightest_slo` sets to the corresponding target: " + ", ".join(FOLLOWS) + "."

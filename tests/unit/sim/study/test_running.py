@@ -81,6 +81,18 @@ def test_the_tightest_slo_is_a_quantile_of_one_run(tmp_path: Path) -> None:
     assert one.runs == 1
 
 
+def test_the_tightest_slo_is_searched_at_a_fraction_of_the_rate(tmp_path: Path) -> None:
+    rates: list[float] = []
+
+    def simulate(scenario: Scenario, *_: Any) -> Result:
+        rates.append(scenario.workload.rate)
+        return result(scenario, *[record(n) for n in range(10)])
+
+    findings(tmp_path, '[search]\nkind = "tightest_slo"\n', simulate)
+    findings(tmp_path, '[search]\nkind = "tightest_slo"\nload = 0.85\n', simulate)
+    assert rates[1] == pytest.approx(0.85 * rates[0])
+
+
 def test_options_that_stand_for_the_slo_follow_it(tmp_path: Path) -> None:
     targets: list[float] = []
 
