@@ -84,7 +84,7 @@ def _promote_after_init_device(init_device: Callable[..., Any]) -> Callable[...,
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = init_device(self, *args, **kwargs)
         if uses_our_scheduler(self.vllm_config):
-            from vllm_omni_sched.engine.promote import promote_worker
+            from vllm_omni_sched.engine.runners.promote import promote_worker
 
             promote_worker(self.worker, self.vllm_config)
         return result

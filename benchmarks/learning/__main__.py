@@ -20,7 +20,7 @@ from benchmarks.learning.compare import FIXED, controls, greedy, mean_attainment
 from benchmarks.learning.plot import plot
 from benchmarks.learning.settings import TEST, TEST_SEEDS, TRAINING, TRAINING_SEEDS, VALIDATION_SEEDS
 from benchmarks.learning.train import TARGET_SECONDS, ThompsonChooser, act, train
-from vllm_omni_sched.resource.learned_weights import Learned, read
+from vllm_omni_sched.resource.engine.learned import Learned, read
 from vllm_omni_sched.sim.episode import EpisodeResult
 
 WEIGHTS = Path("vllm_omni_sched/resource/learned_prefill.json")

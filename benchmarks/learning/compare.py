@@ -11,8 +11,7 @@ from benchmarks.learning.predicting import serve_predicting
 from benchmarks.learning.settings import Setting
 from benchmarks.learning.train import INTERVAL_SECONDS, TARGET_SECONDS, act, serve
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.resource.learned import LinearPolicy
-from vllm_omni_sched.resource.learned_weights import Learned
+from vllm_omni_sched.resource.engine.learned import Learned, LinearPolicy
 from vllm_omni_sched.sim.episode import EpisodeResult
 
 Control = Callable[[Setting, int], EpisodeResult]

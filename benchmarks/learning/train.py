@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.learning.settings import Setting
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.resource.batch_size import BatchControl
-from vllm_omni_sched.resource.learned import ARMS, FEATURES, Chooser, Context, LearnedPrefill, LinearPolicy
+from vllm_omni_sched.resource.engine.learned import ARMS, FEATURES, Chooser, Context, LearnedPrefill, LinearPolicy
 from vllm_omni_sched.sim.episode import EpisodeResult, run_episode
 
 

@@ -16,12 +16,18 @@ from vllm_omni_sched.monitor.forecast.plan import PoolState, ReplicaPlanner
 from vllm_omni_sched.monitor.recovery.events import Dispatched, Finished, Replica
 from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
 from vllm_omni_sched.monitor.recovery.policy import Recovery
-from vllm_omni_sched.resource.balance import LOOK_AT_ALL, Balancer, CostBalancer, LazyReplicas, LeastQueue, ReplicaState
-from vllm_omni_sched.resource.credits import Credits
-from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare
+from vllm_omni_sched.resource.engine.lane import DecodeLoad, EncodeShare, LaneShare
+from vllm_omni_sched.resource.engine.prefill_budget import AdaptivePrefill
 from vllm_omni_sched.resource.pid import PidBatch
-from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
-from vllm_omni_sched.resource.share import EncodeShare
+from vllm_omni_sched.resource.pipeline.balance import (
+    LOOK_AT_ALL,
+    Balancer,
+    CostBalancer,
+    LazyReplicas,
+    LeastQueue,
+    ReplicaState,
+)
+from vllm_omni_sched.resource.pipeline.credits import Credits
 
 STAGES = ("encode", "llm", "talker", "vocoder")
 

@@ -17,7 +17,7 @@ from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
 from vllm_omni_sched.graph.order import DEFAULT_CLASSES
 from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
 from vllm_omni_sched.resource.batch_size import FixedBatch
-from vllm_omni_sched.resource.stage_cost import Features
+from vllm_omni_sched.resource.pipeline.stage_cost import Features
 
 RUNNING = 8  # requests on each replica
 AT_ONCE = 32

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
-from vllm_omni_sched.resource.share import EncodeShare
-from vllm_omni_sched.resource.stage_gate import StageGate
+from vllm_omni_sched.resource.engine.lane import EncodeShare
+from vllm_omni_sched.resource.pipeline.stage_gate import StageGate
 from vllm_omni_sched.sim.pools.choose import BalancerChooser, RoundRobinChooser
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario import load

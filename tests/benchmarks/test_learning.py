@@ -8,7 +8,7 @@ import pytest
 from benchmarks.learning.settings import TEST, TEST_SEEDS, TRAINING, TRAINING_SEEDS, VALIDATION_SEEDS, Setting
 from benchmarks.learning.train import ThompsonChooser, act, serve, train
 from vllm_omni_sched.config.options import ControlMode, OmniSchedConfig
-from vllm_omni_sched.resource.learned import ARMS, FEATURES
+from vllm_omni_sched.resource.engine.learned import ARMS, FEATURES
 
 
 def contexts(random, number):

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.policy_cost import BAR_MICROSECONDS
 from benchmarks.policy_cost.__main__ import DECISIONS, main
-from vllm_omni_sched.resource.gate_types import GatePlan
+from vllm_omni_sched.resource.pipeline.stage_gate import GatePlan
 
 
 @pytest.mark.parametrize("name", sorted(DECISIONS))

@@ -15,7 +15,7 @@ from vllm.v1.request import RequestStatus
 from tests.differential.settings import Settings
 from tests.support.worker import Worker
 from vllm_omni_sched import compat
-from vllm_omni_sched.engine.stranded import StrandedSessions
+from vllm_omni_sched.engine.sessions.stranded import StrandedSessions
 from vllm_omni_sched.testing import END_TOKEN, make_runner_output, make_scheduler
 from vllm_omni_sched.testing.steps import sample_by_position
 
@@ -139,7 +139,7 @@ def _fix_order_of_release(manager: Any) -> None:
 
 def _receiver(uses_mrope: bool) -> Any:
     from vllm_omni_sched.compat import strip_feature
-    from vllm_omni_sched.engine.session import SessionReceiver
+    from vllm_omni_sched.engine.sessions.messages import SessionReceiver
 
     strip = strip_feature()
     return SessionReceiver(lambda feature: strip(feature, uses_mrope))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.differential.lockstep import Diverged, run_seed
 from vllm_omni_sched import OmniEncoderCacheManager, OmniScheduler
-from vllm_omni_sched.engine.session import SessionReceiver
+from vllm_omni_sched.engine.sessions.messages import SessionReceiver
 from vllm_omni_sched.items import FeatureList, ItemIndex, SessionMirror, SessionTracker
 
 MOST_SEEDS = 30

@@ -9,7 +9,7 @@ from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from vllm_omni_sched import OmniScheduler, compat
-from vllm_omni_sched.engine.session import SessionDelta, SessionReceiver
+from vllm_omni_sched.engine.sessions.messages import SessionDelta, SessionReceiver
 from vllm_omni_sched.testing import make_request, make_scheduler, make_session_update, run_step
 from vllm_omni_sched.testing import scheduler as testing_scheduler
 

@@ -22,7 +22,7 @@ from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.compat import modules
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.engine import ahead_encode
+from vllm_omni_sched.engine.ahead import encode as ahead_encode
 from vllm_omni_sched.engine.start import attach_encode_ahead
 from vllm_omni_sched.lanes import StreamLane
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_what_the_lane_did_reaches_the_page_once():
-    from vllm_omni_sched.engine.encode_ahead import EncodeAheadConnector
+    from vllm_omni_sched.engine.ahead.connector import EncodeAheadConnector
 
     bench = Bench()
     bench.decode()

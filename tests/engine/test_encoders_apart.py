@@ -13,7 +13,7 @@ from tests.engine.harness.engines import AMPLE
 from tests.engine.harness.processes import IN_PROCESS, NO_PLUGIN, OUR_PLUGIN, run_side_by_side
 from tests.engine.harness.scenarios import SCENARIOS
 from tests.engine.harness.spec import OURS, EngineSpec
-from vllm_omni_sched.resource.lane_support import LaneFacts, refusal
+from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
 
 PICTURES = ("images", "shared_images")
 STEERED = {

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from vllm_omni_sched.config.errors import EncodingLostError
-from vllm_omni_sched.engine.ahead_messages import AheadReport
-from vllm_omni_sched.engine.host_messages import HostOrders, HostReport
-from vllm_omni_sched.engine.host_store import HostStore
+from vllm_omni_sched.engine.ahead.host_store import HostStore
+from vllm_omni_sched.engine.ahead.messages import AheadReport, HostOrders, HostReport
 
 
 def encoding(value: float, embeds: int = 2) -> torch.Tensor:

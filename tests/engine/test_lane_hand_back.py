@@ -12,8 +12,8 @@ import torch
 
 from tests.support.descriptors import nothing_left_open
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.engine.ahead_messages import AheadOrders, AheadReport
-from vllm_omni_sched.engine.ahead_worker import AheadWorker
+from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport
+from vllm_omni_sched.engine.ahead.worker import AheadWorker
 from vllm_omni_sched.lanes import InlineLane
 from vllm_omni_sched.testing import make_data
 

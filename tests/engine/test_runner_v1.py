@@ -10,8 +10,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from tests.engine.harness.gather import ARRANGEMENTS, gathered, items_of, outputs_of, windows
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.engine.mixing import mix_in
-from vllm_omni_sched.engine.runner_v1 import RunnerV1Mixin
+from vllm_omni_sched.engine.runners.mixing import mix_in
+from vllm_omni_sched.engine.runners.v1 import RunnerV1Mixin
 
 
 def make_runner(items_by_request, *, ours: bool = True):

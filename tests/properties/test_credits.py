@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.resource.credits import Credits
+from vllm_omni_sched.resource.pipeline.credits import Credits
 
 
 class Walk:

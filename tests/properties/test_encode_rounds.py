@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.resource.encode_rounds import HOLDS, EncodeRounds, PromptWork, RoundReason, RoundSnapshot
+from vllm_omni_sched.resource.engine.encode_rounds import HOLDS, EncodeRounds, PromptWork, RoundReason, RoundSnapshot
 
 SETTINGS = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 SECONDS = st.floats(0.0, 5.0)

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from vllm_omni_sched.resource.modality_pools import DEFAULT_SHARES, Grant, Pools, RefusalReason
+from vllm_omni_sched.resource.pipeline.modality_pools import DEFAULT_SHARES, Grant, Pools, RefusalReason
 
 TOTAL = 1000
 modalities = st.sampled_from(sorted(DEFAULT_SHARES))

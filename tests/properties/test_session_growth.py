@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vllm_omni_sched import OmniScheduler
-from vllm_omni_sched.engine.session import SessionDelta
+from vllm_omni_sched.engine.sessions.messages import SessionDelta
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.testing import make_data, make_item, make_request, make_scheduler, make_session_update, run_step
 

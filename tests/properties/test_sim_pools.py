@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.graph.stages import StageKind
-from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue
-from vllm_omni_sched.resource.stage_cost import StageCosts
+from vllm_omni_sched.resource.pipeline.balance import CostBalancer, LeastQueue
+from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Outcome
 from vllm_omni_sched.sim.pools.choose import BalancerChooser, RoundRobinChooser

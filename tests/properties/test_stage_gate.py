@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.gates import Asked, some
-from vllm_omni_sched.resource.balance import ReplicaState
-from vllm_omni_sched.resource.gate_types import GateRequest
-from vllm_omni_sched.resource.stage_gate import StageGate
+from vllm_omni_sched.resource.pipeline.balance import ReplicaState
+from vllm_omni_sched.resource.pipeline.stage_gate import GateRequest, StageGate
 
 
 @settings(deadline=None, max_examples=60)

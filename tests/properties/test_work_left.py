@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.resource.work_left import WorkLeft
+from vllm_omni_sched.resource.pipeline.work_left import WorkLeft
 
 
 class Walked:

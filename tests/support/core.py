@@ -13,7 +13,7 @@ from vllm_omni_sched.core.pipeline.context import PipelineContext
 from vllm_omni_sched.core.pipeline.core import PipelineCore
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
 from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
-from vllm_omni_sched.resource.stage_cost import Features
+from vllm_omni_sched.resource.pipeline.stage_cost import Features
 
 
 @contextmanager

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 from vllm_omni_sched.graph.order import BATCH, WaitingRequest
-from vllm_omni_sched.resource.gate_types import GateRequest, GateTerms
-from vllm_omni_sched.resource.stage_gate import StageGate
+from vllm_omni_sched.resource.pipeline.stage_gate import GateRequest, GateTerms, StageGate
 
 
 def some(names, place=0, cost=1.0, **more):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from vllm_omni_sched.resource.balance import CostBalancer
-from vllm_omni_sched.resource.gate_room import GateRoom
-from vllm_omni_sched.resource.gate_types import GatePlan, GateTerms, Release, ReleaseReason
+from vllm_omni_sched.resource.pipeline.balance import CostBalancer
+from vllm_omni_sched.resource.pipeline.stage_gate import GatePlan, GateRoom, GateTerms, Release, ReleaseReason
 
 
 class PlainGate:

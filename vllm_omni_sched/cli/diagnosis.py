@@ -21,7 +21,7 @@ from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import VARIABLE, load_stage_config, resolved_stage_options
 from vllm_omni_sched.graph.stages import Stage, StageKind
-from vllm_omni_sched.resource.stage_limits import window_of
+from vllm_omni_sched.resource.pipeline.stage_limits import window_of
 from vllm_omni_sched.video import sandbox
 from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.pool.kinds import DecoderKind, decoder_kinds

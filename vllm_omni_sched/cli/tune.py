@@ -131,7 +131,7 @@ def _trace(
     source: Path, ttft: float, itl: float, machine: tuple[str, str, int], scale: float, item_embeds: int
 ) -> _Job:
     from vllm_omni_sched.config.options import OmniSchedConfig
-    from vllm_omni_sched.resource.lane_support import LaneFacts, refusal
+    from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
     from vllm_omni_sched.sim.costs.base import pick
     from vllm_omni_sched.sim.costs.hardware import DEVICES
     from vllm_omni_sched.sim.costs.models import MODELS

@@ -11,7 +11,7 @@ from vllm.v1.request import RequestStatus
 from vllm_omni_sched import compat
 from vllm_omni_sched.compat import Status
 from vllm_omni_sched.config.options import OmniSchedConfig, ReleaseMode
-from vllm_omni_sched.engine import block_ids, rebind
+from vllm_omni_sched.engine import rebind
 from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
 from vllm_omni_sched.engine.encoder_inputs import EncoderInputs
 from vllm_omni_sched.engine.encoder_worth import manager_for
@@ -20,9 +20,10 @@ from vllm_omni_sched.engine.metrics_bridge import MetricsPublisher
 from vllm_omni_sched.engine.order import index_items, sort_update
 from vllm_omni_sched.engine.pending import PendingInputs
 from vllm_omni_sched.engine.refusals import Refusals
-from vllm_omni_sched.engine.release import CommittedRelease
-from vllm_omni_sched.engine.session import SessionSender
-from vllm_omni_sched.engine.sessions import Sessions
+from vllm_omni_sched.engine.sessions import block_ids
+from vllm_omni_sched.engine.sessions.messages import SessionSender
+from vllm_omni_sched.engine.sessions.registry import Sessions
+from vllm_omni_sched.engine.sessions.release import CommittedRelease
 from vllm_omni_sched.engine.steered import SteeredSteps
 from vllm_omni_sched.items.feature_list import Strip
 from vllm_omni_sched.monitor.counts import SchedulerMetrics

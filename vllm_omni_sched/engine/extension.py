@@ -14,8 +14,8 @@ from vllm_omni_sched.engine.encoder_inputs import DecidesInputs, EncoderInputs
 from vllm_omni_sched.engine.pending import PendingInputs
 from vllm_omni_sched.engine.protocols import Request, Scheduler
 from vllm_omni_sched.engine.refusals import Refusals
-from vllm_omni_sched.engine.sessions import Sessions
-from vllm_omni_sched.engine.stranded import StrandedSessions
+from vllm_omni_sched.engine.sessions.registry import Sessions
+from vllm_omni_sched.engine.sessions.stranded import StrandedSessions
 from vllm_omni_sched.items import FeatureList, is_in_line
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
@@ -152,7 +152,7 @@ class SchedulerExtension:
             sender.note_running(data)
         if not restored:
             return data
-        from vllm_omni_sched.engine.session import with_restored
+        from vllm_omni_sched.engine.sessions.messages import with_restored
 
         return with_restored(data, restored)
 

@@ -5,10 +5,21 @@ from itertools import islice
 from math import inf
 from typing import Any
 
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from vllm_omni_sched.core.engine.requests import Decodes, PromptItem, RequestBook
 from vllm_omni_sched.items import FeatureList
+
+
+def prompt_tokens_of(output: SchedulerOutput) -> int:
+    """Return the prompt tokens of a step: all tokens of requests that have more than a decode's one token or drafts."""
+    drafted = output.scheduled_spec_decode_tokens
+    return sum(
+        tokens
+        for request_id, tokens in output.num_scheduled_tokens.items()
+        if tokens > 1 and not (drafted and request_id in drafted)
+    )
 
 
 class RequestPrompt:

@@ -11,7 +11,7 @@ from vllm_omni_sched.config.options import OmniSchedConfig, Toggle
 from vllm_omni_sched.engine import metrics_bridge
 from vllm_omni_sched.engine.front_end import check_requests
 from vllm_omni_sched.engine.video.choice import video_options
-from vllm_omni_sched.resource.lane_support import LaneFacts, refusal
+from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
 
 
 def check_and_attach(vllm_config: Any) -> None:
@@ -35,7 +35,7 @@ def check_and_attach(vllm_config: Any) -> None:
             "(it takes either), or add --no-async-scheduling"
         )
     if config.mrope_append is Toggle.ON:
-        from vllm_omni_sched.engine.mrope import refuse_if_on, why_not
+        from vllm_omni_sched.engine.runners.mrope import refuse_if_on, why_not
 
         refuse_if_on(config, why_not(config, vllm_config))
     if config.encoder_cache is not Toggle.OFF:
@@ -89,7 +89,7 @@ def attach_encode_ahead(vllm_config: Any) -> None:
     vllm_config.ec_transfer_config = ECTransferConfig(
         ec_connector="EncodeAheadConnector",
         ec_role="ec_both",
-        ec_connector_module_path="vllm_omni_sched.engine.encode_ahead",
+        ec_connector_module_path="vllm_omni_sched.engine.ahead.connector",
     )
 
 

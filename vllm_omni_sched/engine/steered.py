@@ -16,18 +16,17 @@ from vllm_omni_sched.config.errors import ConfigError, RequestError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import EngineFacts
-from vllm_omni_sched.engine.ahead import planner_half
+from vllm_omni_sched.engine.ahead.halves import planner_half
 from vllm_omni_sched.engine.encoder_inputs import DecidesInputs, Inputs
-from vllm_omni_sched.engine.prompt_tokens import prompt_tokens_of
 from vllm_omni_sched.engine.refusals import Refusals
-from vllm_omni_sched.engine.scheduler_view import RequestPrompt, SchedulerView
+from vllm_omni_sched.engine.scheduler_view import RequestPrompt, SchedulerView, prompt_tokens_of
 from vllm_omni_sched.graph.promises import promises_of, usual_class
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.feature_list import Strip
 from vllm_omni_sched.logs import logger_name
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.slo import SloMeter
-from vllm_omni_sched.resource.fair import LOOK_AHEAD
+from vllm_omni_sched.resource.engine.encoder_budget import LOOK_AHEAD
 
 logger = init_logger(logger_name(__name__))
 

@@ -18,11 +18,10 @@ from enum import Enum
 
 from vllm_omni_sched.graph.order import DEFAULT_CLASSES, PlaceReason
 from vllm_omni_sched.resource.batch_size import LimitReason
-from vllm_omni_sched.resource.encode_rounds import RoundReason
-from vllm_omni_sched.resource.encoder_budget import BudgetReason, ModalityReason
-from vllm_omni_sched.resource.host_tier import HostReason
-from vllm_omni_sched.resource.lane_share import ShareReason
-from vllm_omni_sched.resource.share import WhereReason
+from vllm_omni_sched.resource.engine.encode_rounds import RoundReason
+from vllm_omni_sched.resource.engine.encoder_budget import BudgetReason, ModalityReason
+from vllm_omni_sched.resource.engine.host_tier import HostReason
+from vllm_omni_sched.resource.engine.lane import ShareReason, WhereReason
 
 SECONDS_BUCKETS = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0)
 WAIT_BUCKETS = (1e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)

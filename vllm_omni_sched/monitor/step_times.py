@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from vllm_omni_sched.resource.prefill_budget import LineFit
+from vllm_omni_sched.resource.engine.prefill_budget import LineFit
 from vllm_omni_sched.resource.rate import EncodeCost, Rate
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vllm_omni_sched.config.errors import OmniSchedError
-from vllm_omni_sched.resource.share import WhereReason
+from vllm_omni_sched.resource.engine.lane import WhereReason
 from vllm_omni_sched.sim.build.cluster import Cluster
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Record

@@ -27,8 +27,8 @@ from tests.engine.harness.gather import gathered
 from tests.engine.harness.runner_v2 import BLOCK_SIZE, CPU, make_runner, take, without_gpu
 from tests.support.stream_device import HostDevice, OutOfMemory
 from vllm_omni_sched import OmniScheduler, OmniSyncScheduler
-from vllm_omni_sched.engine import ahead_encode
-from vllm_omni_sched.engine.runner_v2 import RunnerV2Mixin
+from vllm_omni_sched.engine.ahead import encode as ahead_encode
+from vllm_omni_sched.engine.runners.v2 import RunnerV2Mixin
 from vllm_omni_sched.testing import make_item, make_request, make_runner_output, make_scheduler
 from vllm_omni_sched.testing.steps import sample_by_position
 

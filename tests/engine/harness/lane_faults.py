@@ -51,7 +51,7 @@ FAULTS: dict[str, Callable[[], None]] = {
 
 def inject() -> torch.Tensor:
     """Let the encoder process meet a fault at the plain picture; returns the number of the fault, to be set."""
-    from vllm_omni_sched.engine.ahead_worker import Encode
+    from vllm_omni_sched.engine.ahead.worker import Encode
 
     stock, owner = Encode.__call__, os.getpid()
     fault = torch.zeros(1, dtype=torch.int64).share_memory_()  # the forked process sees it change

@@ -17,8 +17,8 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.engine.mixing import mix_in
-from vllm_omni_sched.engine.runner_v2 import RunnerV2Mixin, promote_encoder_runner
+from vllm_omni_sched.engine.runners.mixing import mix_in
+from vllm_omni_sched.engine.runners.v2 import RunnerV2Mixin, promote_encoder_runner
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16

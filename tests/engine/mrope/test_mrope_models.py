@@ -13,8 +13,8 @@ from tests.support.mrope import MODELS, make_model, model_class
 from tests.support.mrope_session import QWEN2, make_runner, vllm_config
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.engine import mrope_models
-from vllm_omni_sched.engine.mrope import continues
+from vllm_omni_sched.engine.runners import mrope_models
+from vllm_omni_sched.engine.runners.mrope import continues
 from vllm_omni_sched.engine.start import check_and_attach
 
 

@@ -8,7 +8,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import Rig, StageSpec, of
 from vllm_omni_sched.core.pipeline.load import ReplicaLoad
-from vllm_omni_sched.resource.balance import CHOICES, CostBalancer
+from vllm_omni_sched.resource.pipeline.balance import CHOICES, CostBalancer
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 

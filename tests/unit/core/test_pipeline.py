@@ -8,7 +8,7 @@ from tests.support.core import Line, started
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.requests import StageWork
 from vllm_omni_sched.graph.stages import StageKind
-from vllm_omni_sched.resource.balance import CHOICES, LOOK_AT_ALL
+from vllm_omni_sched.resource.pipeline.balance import CHOICES, LOOK_AT_ALL
 
 pytestmark = pytest.mark.usefixtures("validated_core")
 

@@ -14,8 +14,8 @@ from vllm_omni_sched.engine.encoder_inputs import EncoderInputs, Inputs
 from vllm_omni_sched.engine.extension import STEPS_PER_SAMPLE, SchedulerExtension
 from vllm_omni_sched.engine.pending import HeldInputs, PendingInputs
 from vllm_omni_sched.engine.refusals import Refusals
-from vllm_omni_sched.engine.sessions import Sessions
-from vllm_omni_sched.engine.stranded import StrandedSessions
+from vllm_omni_sched.engine.sessions.registry import Sessions
+from vllm_omni_sched.engine.sessions.stranded import StrandedSessions
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
@@ -103,7 +103,7 @@ def test_no_part_imports_vllm() -> None:
         "from vllm_omni_sched.engine.extension import SchedulerExtension\n"
         "from vllm_omni_sched.engine.encoder_inputs import EncoderInputs\n"
         "from vllm_omni_sched.engine.refusals import Refusals\n"
-        "from vllm_omni_sched.engine.sessions import Sessions\n"
+        "from vllm_omni_sched.engine.sessions.registry import Sessions\n"
         "from vllm_omni_sched.monitor.counts import SchedulerMetrics\n"
         "m, r = SchedulerMetrics(), Refusals()\n"
         "i = EncoderInputs(narrows=True, native_windows=True, running=0, index=bool, frees_at_once=True, metrics=m)\n"

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.resource.balance import (
+from vllm_omni_sched.resource.pipeline.balance import (
     NOBODY,
     CostBalancer,
     LeastQueue,

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from vllm_omni_sched.resource.balance import (
+from vllm_omni_sched.resource.pipeline.balance import (
     CHOICES,
     LOOK_AT_ALL,
     NOBODY,

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.batch_size import AimdBatch, BatchControl, FixedBatch, LimitReason
+from vllm_omni_sched.resource.engine.prefill_budget import AdaptivePrefill
 from vllm_omni_sched.resource.pid import PidBatch, PidGains
-from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
 
 TARGET = 0.05
 

@@ -3,7 +3,7 @@
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.resource.credits import Credits
+from vllm_omni_sched.resource.pipeline.credits import Credits
 
 LINE = {"thinker": ["talker"], "talker": ["vocoder"], "vocoder": []}
 ONES = dict.fromkeys(LINE, 1)

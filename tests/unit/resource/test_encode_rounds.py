@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.resource.encode_rounds import (
+from vllm_omni_sched.resource.engine.encode_rounds import (
     HOLDS,
     EncodeRounds,
     PromptWork,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.resource.encoder_budget import EncoderBudget, ModalityDemand
+from vllm_omni_sched.resource.engine.encoder_budget import EncoderBudget, ModalityDemand
 
 
 def demand(name, total, head=None, since=0.0, largest=None):

@@ -10,19 +10,21 @@ from hypothesis import strategies as st
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import read_options
 from vllm_omni_sched.config.options import ControlMode, OmniSchedConfig
-from vllm_omni_sched.resource.control import make_control
-from vllm_omni_sched.resource.learned import (
+from vllm_omni_sched.resource.engine.control import make_control
+from vllm_omni_sched.resource.engine.learned import (
     ARMS,
     FALLBACK,
     FEATURES,
     Interval,
+    Learned,
     LearnedPrefill,
     LinearPolicy,
     RewardGuard,
     TrustReason,
+    read,
+    shipped,
 )
-from vllm_omni_sched.resource.learned_weights import Learned, read, shipped
-from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
+from vllm_omni_sched.resource.engine.prefill_budget import AdaptivePrefill
 
 ZERO = [[0.0] * len(FEATURES) for _ in ARMS]
 

@@ -2,7 +2,7 @@
 
 import random
 
-from vllm_omni_sched.resource.least_squares import NonNegativeFit
+from vllm_omni_sched.resource.pipeline.stage_cost import NonNegativeFit
 
 PRIOR = (0.005, 0.1, 1.0, 0.02, 0.01, 0.1, 0.2)
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.resource.modality_pools import Grant, MovingShares, Pools, Refusal, ShareReason
+from vllm_omni_sched.resource.pipeline.modality_pools import Grant, MovingShares, Pools, Refusal, ShareReason
 
 HALVES = {"image": 0.5, "audio": 0.5}
 

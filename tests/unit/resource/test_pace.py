@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.resource.pace import DecodePace, PaceReason
+from vllm_omni_sched.resource.engine.lane import DecodePace, PaceReason
 
 
 def rest(share=1.0, busy=0.005, itl=0.01, target=0.05, *, encoding=True, decoding=True, fraction=0.8):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill, LineFit
+from vllm_omni_sched.resource.engine.prefill_budget import AdaptivePrefill, LineFit
 
 
 def test_prefill_budget_knows_the_line_after_a_few_steps():

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.support.gates import Asked, some
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.resource.balance import ReplicaState
-from vllm_omni_sched.resource.progressive import ProgressiveWindow
-from vllm_omni_sched.resource.stage_gate import StageGate
+from vllm_omni_sched.resource.pipeline.balance import ReplicaState
+from vllm_omni_sched.resource.pipeline.stage_gate import StageGate
+from vllm_omni_sched.resource.pipeline.stage_limits import ProgressiveWindow
 
 
 def run(window, units, seconds, times=1, now=0.0):

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare, ShareReason
-from vllm_omni_sched.resource.share import EncodeShare
+from vllm_omni_sched.resource.engine.lane import DecodeLoad, EncodeShare, LaneShare, ShareReason
 
 
 def load(itl=0.05, target=0.1):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.resource.stage_cost import CostPrior, Features, StageCosts
+from vllm_omni_sched.resource.pipeline.stage_cost import CostPrior, Features, StageCosts
 
 
 def talk(rng):

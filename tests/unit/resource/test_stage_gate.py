@@ -7,9 +7,8 @@ import pytest
 from tests.support.gates import Asked, some, told
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.order import INTERACTIVE, WaitingOrder, WaitingRequest
-from vllm_omni_sched.resource.balance import ReplicaState, RoundRobin
-from vllm_omni_sched.resource.gate_types import GatePlan, GateRequest
-from vllm_omni_sched.resource.stage_gate import StageGate
+from vllm_omni_sched.resource.pipeline.balance import ReplicaState, RoundRobin
+from vllm_omni_sched.resource.pipeline.stage_gate import GatePlan, GateRequest, StageGate
 
 
 def at(replica_id=0, in_flight=0, limit=4, remaining=None, **more):

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.resource.topology import Topology
+from vllm_omni_sched.resource.pipeline.topology import Topology
 
 
 def test_nothing_is_known_at_first() -> None:

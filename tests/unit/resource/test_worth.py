@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.resource.host_tier import HostReason, HostTier
-from vllm_omni_sched.resource.worth import Encoding, EvictionOrder, EvictReason, Uses, WorthIndex
+from vllm_omni_sched.resource.engine.host_tier import HostReason, HostTier
+from vllm_omni_sched.resource.engine.worth import Encoding, EvictionOrder, EvictReason, Uses, WorthIndex
 
 
 def filled(index, *encodings):

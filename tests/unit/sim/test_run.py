@@ -9,8 +9,8 @@ from vllm_omni_sched.core.engine.ledger import AheadLedger
 from vllm_omni_sched.graph.order import WaitingOrder
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
 from vllm_omni_sched.monitor.recovery.policy import Recovery
-from vllm_omni_sched.resource.prefill_budget import AdaptivePrefill
-from vllm_omni_sched.resource.share import EncodeShare
+from vllm_omni_sched.resource.engine.lane import EncodeShare
+from vllm_omni_sched.resource.engine.prefill_budget import AdaptivePrefill
 from vllm_omni_sched.sim.build.cluster import Cluster
 from vllm_omni_sched.sim.engine.waiting import BySla
 from vllm_omni_sched.sim.kernel import Simulator

@@ -36,7 +36,7 @@ def as_workers_see_it(cls: type) -> type:
     after `SessionReceiver.expand`, so that is where the same assertions apply, and where they judge both halves.
     """
     from vllm_omni_sched import compat
-    from vllm_omni_sched.engine.session import SessionDelta, SessionReceiver
+    from vllm_omni_sched.engine.sessions.messages import SessionDelta, SessionReceiver
 
     class Seen(cls):  # type: ignore[misc, valid-type]
         num_deltas = 0
@@ -66,7 +66,7 @@ def _bare_extension() -> Any:
     from vllm_omni_sched.engine.extension import SchedulerExtension
     from vllm_omni_sched.engine.order import index_items, sort_update
     from vllm_omni_sched.engine.refusals import Refusals
-    from vllm_omni_sched.engine.sessions import Sessions
+    from vllm_omni_sched.engine.sessions.registry import Sessions
     from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
     metrics, refusals = SchedulerMetrics(), Refusals()

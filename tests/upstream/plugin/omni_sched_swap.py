@@ -109,8 +109,8 @@ class Run:
         OmniEncoderCacheManager.__init__ = counted
 
     def _swap_runners(self) -> None:
-        from vllm_omni_sched.engine.runner_v1 import RunnerV1Mixin
-        from vllm_omni_sched.engine.runner_v2 import EncoderRunnerMixin, RunnerV2Mixin
+        from vllm_omni_sched.engine.runners.v1 import RunnerV1Mixin
+        from vllm_omni_sched.engine.runners.v2 import EncoderRunnerMixin, RunnerV2Mixin
 
         for module, name, mixin, methods in (
             (RUNNER_V1, "GPUModelRunner", RunnerV1Mixin, ("_gather_mm_embeddings",)),

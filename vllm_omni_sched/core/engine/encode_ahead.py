@@ -9,9 +9,15 @@ from vllm_omni_sched.core.engine.ledger import LEAST_PIECE, AheadLedger, EncodeS
 from vllm_omni_sched.core.engine.requests import EngineFacts, EngineView, Prompt, PromptItem
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.step_times import CostModel, StepMeter
-from vllm_omni_sched.resource.lane_share import DecodeLoad, LaneShare
-from vllm_omni_sched.resource.pace import PACE, PACE_BESIDE, DecodePace
-from vllm_omni_sched.resource.share import EncodeShare, Where
+from vllm_omni_sched.resource.engine.lane import (
+    PACE,
+    PACE_BESIDE,
+    DecodeLoad,
+    DecodePace,
+    EncodeShare,
+    LaneShare,
+    Where,
+)
 
 
 class NextChunk(NamedTuple):

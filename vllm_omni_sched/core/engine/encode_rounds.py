@@ -9,7 +9,7 @@ from vllm_omni_sched.core.engine.ledger import LEAST_PIECE
 from vllm_omni_sched.core.engine.requests import EngineFacts, EngineView, Prompt, PromptItem, RequestBook
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.step_times import CostModel, StepMeter
-from vllm_omni_sched.resource.encode_rounds import (
+from vllm_omni_sched.resource.engine.encode_rounds import (
     HOLDS,
     EncodeRounds,
     PromptWork,
@@ -17,7 +17,7 @@ from vllm_omni_sched.resource.encode_rounds import (
     RoundSnapshot,
     RoundStep,
 )
-from vllm_omni_sched.resource.fair import LOOK_AHEAD
+from vllm_omni_sched.resource.engine.encoder_budget import LOOK_AHEAD
 
 
 class RoundLimits(NamedTuple):

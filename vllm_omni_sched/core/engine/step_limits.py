@@ -7,9 +7,14 @@ from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.requests import EngineFacts, EngineView
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.step_times import CostModel
-from vllm_omni_sched.resource.control import make_control
-from vllm_omni_sched.resource.encoder_budget import EncoderBudget, EncoderBudgetPlan, ModalityDemand
-from vllm_omni_sched.resource.fair import LOOK_AHEAD, longest_piece
+from vllm_omni_sched.resource.engine.control import make_control
+from vllm_omni_sched.resource.engine.encoder_budget import (
+    LOOK_AHEAD,
+    EncoderBudget,
+    EncoderBudgetPlan,
+    ModalityDemand,
+    longest_piece,
+)
 
 
 class StepLimits:

@@ -10,10 +10,10 @@ from vllm_omni_sched.graph.affinity import AffinityBook
 from vllm_omni_sched.graph.order import Undated, WaitingOrder
 from vllm_omni_sched.graph.path_order import PathOrder
 from vllm_omni_sched.graph.stages import StageGraph
-from vllm_omni_sched.resource.balance import Balancer, CostBalancer, LeastQueue, RoundRobin
-from vllm_omni_sched.resource.credits import Credits
-from vllm_omni_sched.resource.modality_pools import Grant, Pools, RefusalReason, ShareReason
-from vllm_omni_sched.resource.stage_cost import StageCosts
+from vllm_omni_sched.resource.pipeline.balance import Balancer, CostBalancer, LeastQueue, RoundRobin
+from vllm_omni_sched.resource.pipeline.credits import Credits
+from vllm_omni_sched.resource.pipeline.modality_pools import Grant, Pools, RefusalReason, ShareReason
+from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
 
 AS_THEY_CAME = WaitingOrder(max_wait_seconds=float("inf"))
 

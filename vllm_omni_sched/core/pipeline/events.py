@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
-from vllm_omni_sched.resource.gate_types import ReleaseReason
-from vllm_omni_sched.resource.stage_cost import Features
+from vllm_omni_sched.resource.pipeline.stage_cost import Features
+from vllm_omni_sched.resource.pipeline.stage_gate import ReleaseReason
 
 # ---- events of requests in the pipeline
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from vllm_omni_sched.resource.batch_size import BatchControl
 from vllm_omni_sched.resource.pid import PidBatch
-from vllm_omni_sched.resource.progressive import ProgressiveWindow
-from vllm_omni_sched.resource.work_left import WorkLeft
+from vllm_omni_sched.resource.pipeline.stage_limits import ProgressiveWindow
+from vllm_omni_sched.resource.pipeline.work_left import WorkLeft
 
 SLOWDOWN = 2.0  # target for a batch relative to a lone request, if the configured target cannot be reached
 SMOOTHING = 0.1  # weight of the last lone request

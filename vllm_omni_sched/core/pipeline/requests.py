@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from vllm_omni_sched.config.stage_options.graph import ClassTargets, PriorityOptions
 from vllm_omni_sched.graph.order import SlaClass
-from vllm_omni_sched.resource.stage_cost import Features
+from vllm_omni_sched.resource.pipeline.stage_cost import Features
 
 UNPLACED = -1
 """Replica of work that waits, or of a request that follows the work of another one."""

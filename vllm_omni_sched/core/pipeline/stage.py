@@ -23,13 +23,11 @@ from vllm_omni_sched.core.pipeline.requests import UNPLACED, StageWork
 from vllm_omni_sched.core.pipeline.waiting import StageView, WaitingRequests
 from vllm_omni_sched.graph.merging import Merger, Role
 from vllm_omni_sched.graph.stages import StageKind
-from vllm_omni_sched.resource.balance import CHOICES, ReplicaState
-from vllm_omni_sched.resource.gate_types import Release, ReleaseReason
-from vllm_omni_sched.resource.replica_index import ReplicaIndex, drawn, draws
-from vllm_omni_sched.resource.stage_cost import Features
-from vllm_omni_sched.resource.stage_gate import StageGate
-from vllm_omni_sched.resource.stage_limits import control_of, units_of, window_of
-from vllm_omni_sched.resource.topology import Topology
+from vllm_omni_sched.resource.pipeline.balance import CHOICES, ReplicaIndex, ReplicaState, drawn, draws
+from vllm_omni_sched.resource.pipeline.stage_cost import Features
+from vllm_omni_sched.resource.pipeline.stage_gate import Release, ReleaseReason, StageGate
+from vllm_omni_sched.resource.pipeline.stage_limits import control_of, units_of, window_of
+from vllm_omni_sched.resource.pipeline.topology import Topology
 
 LEAD_SECONDS = 0.06  # for a request to get from the scheduler to an engine
 SMOOTHING = 0.1  # weight of the last request

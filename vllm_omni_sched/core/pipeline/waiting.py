@@ -10,9 +10,8 @@ from vllm_omni_sched.core.pipeline.context import PipelineContext
 from vllm_omni_sched.core.pipeline.requests import StageWork
 from vllm_omni_sched.graph.order import BATCH, WaitingRequest
 from vllm_omni_sched.graph.path_order import PathRequest
-from vllm_omni_sched.resource.balance import ReplicaState
-from vllm_omni_sched.resource.gate_types import GateRequest, GateTerms, Release
-from vllm_omni_sched.resource.stage_gate import StageGate
+from vllm_omni_sched.resource.pipeline.balance import ReplicaState
+from vllm_omni_sched.resource.pipeline.stage_gate import GateRequest, GateTerms, Release, StageGate
 
 
 @dataclass(frozen=True)

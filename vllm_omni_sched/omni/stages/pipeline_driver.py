@@ -35,7 +35,7 @@ from vllm_omni_sched.omni.stages.replica_migrator import MigrationOutcome, Repli
 from vllm_omni_sched.omni.stages.requests import Classes, bytes_of, features_of, keys_of, modality_of
 from vllm_omni_sched.omni.stages.stage_monitor import NullMonitor, StageMonitor
 from vllm_omni_sched.omni.stages.work import Work
-from vllm_omni_sched.resource.modality_pools import ShareReason
+from vllm_omni_sched.resource.pipeline.modality_pools import ShareReason
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.pool import ScheduledPool

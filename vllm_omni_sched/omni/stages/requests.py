@@ -9,7 +9,7 @@ from vllm_omni_sched.config.stage_options.graph import PriorityOptions
 from vllm_omni_sched.core.pipeline.requests import RequestClasses
 from vllm_omni_sched.graph.order import SlaClass
 from vllm_omni_sched.logs import get_logger
-from vllm_omni_sched.resource.stage_cost import Features
+from vllm_omni_sched.resource.pipeline.stage_cost import Features
 
 logger = get_logger(__name__)
 

@@ -9,8 +9,8 @@ from random import Random  # noqa: TID251 (seeded, and given to who draws)
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions
-from vllm_omni_sched.resource.balance import CostBalancer, LeastQueue
-from vllm_omni_sched.resource.stage_cost import StageCosts
+from vllm_omni_sched.resource.pipeline.balance import CostBalancer, LeastQueue
+from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
 from vllm_omni_sched.sim.build.servers import Engines, decoder_of, make_decoders, make_encoders, make_queues
 from vllm_omni_sched.sim.costs.choice import engine_costs
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts, UnsteadyCosts

@@ -2,7 +2,7 @@
 
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import PromptItem
-from vllm_omni_sched.resource.worth import WorthIndex
+from vllm_omni_sched.resource.engine.worth import WorthIndex
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.sequence import Sequence
 

@@ -1,11 +1,11 @@
-"""Choose the replica of a request without a gate: the balancers of `vllm_omni_sched.resource.balance`."""
+"""Choose the replica of a request without a gate: the balancers of `vllm_omni_sched.resource.pipeline.balance`."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from random import Random  # noqa: TID251 (the type of an argument)
 from typing import Protocol
 
-from vllm_omni_sched.resource.balance import Balancer, LazyReplicas, ReplicaState
+from vllm_omni_sched.resource.pipeline.balance import Balancer, LazyReplicas, ReplicaState
 from vllm_omni_sched.sim.pools.replica import Replica
 
 

@@ -1,7 +1,7 @@
 """Estimate the features of a request in a stage from what an orchestrator can know."""
 
 from vllm_omni_sched.graph.stages import StageKind
-from vllm_omni_sched.resource.stage_cost import Features
+from vllm_omni_sched.resource.pipeline.stage_cost import Features
 from vllm_omni_sched.sim.servers.pieces import frames_of
 from vllm_omni_sched.sim.work import Request
 

@@ -1,7 +1,7 @@
 """Simulate a stage and its requests."""
 
-from vllm_omni_sched.resource.stage_cost import StageCosts
-from vllm_omni_sched.resource.work_left import WorkLeft
+from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
+from vllm_omni_sched.resource.pipeline.work_left import WorkLeft
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.choose import Chooser
 from vllm_omni_sched.sim.pools.features import features_of

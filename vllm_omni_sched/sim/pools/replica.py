@@ -1,6 +1,6 @@
 """Represent one replica of a stage."""
 
-from vllm_omni_sched.resource.work_left import WorkLeft
+from vllm_omni_sched.resource.pipeline.work_left import WorkLeft
 from vllm_omni_sched.sim.pools.request_run import StageRun
 from vllm_omni_sched.sim.server import Server
 

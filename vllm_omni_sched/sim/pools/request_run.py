@@ -1,7 +1,7 @@
 """Represent a request on its way through the stages, and its work in one stage."""
 
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
-from vllm_omni_sched.resource.stage_cost import Features
+from vllm_omni_sched.resource.pipeline.stage_cost import Features
 from vllm_omni_sched.sim.server import Job
 from vllm_omni_sched.sim.work import Request
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from vllm_omni_sched.resource.lane_support import LaneFacts, refusal
+from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
 from vllm_omni_sched.sim.scenario.stages import EngineStage
 
 if TYPE_CHECKING:

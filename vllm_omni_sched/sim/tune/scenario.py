@@ -4,7 +4,7 @@ from typing import Any
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import KEY, load_config
-from vllm_omni_sched.resource.lane_support import LaneFacts, refusal
+from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
 from vllm_omni_sched.sim.result import Run
 from vllm_omni_sched.sim.scenario import EngineStage, Scenario
 from vllm_omni_sched.sim.scenario.checks import problems_of

@@ -18,14 +18,21 @@ from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions, LoadForecast
 from vllm_omni_sched.monitor.forecast.plan import ReplicaPlanner
 from vllm_omni_sched.monitor.recovery.policy import Recovery
-from vllm_omni_sched.resource.balance import CHOICES, LOOK_AT_ALL, CostBalancer, LeastQueue, ReplicaState, RoundRobin
-from vllm_omni_sched.resource.credits import Credits
 from vllm_omni_sched.resource.pid import PidBatch
-from vllm_omni_sched.resource.progressive import ProgressiveWindow
-from vllm_omni_sched.resource.stage_cost import StageCosts
-from vllm_omni_sched.resource.stage_gate import StageGate
-from vllm_omni_sched.resource.topology import Topology
-from vllm_omni_sched.resource.work_left import WorkLeft
+from vllm_omni_sched.resource.pipeline.balance import (
+    CHOICES,
+    LOOK_AT_ALL,
+    CostBalancer,
+    LeastQueue,
+    ReplicaState,
+    RoundRobin,
+)
+from vllm_omni_sched.resource.pipeline.credits import Credits
+from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
+from vllm_omni_sched.resource.pipeline.stage_gate import StageGate
+from vllm_omni_sched.resource.pipeline.stage_limits import ProgressiveWindow
+from vllm_omni_sched.resource.pipeline.topology import Topology
+from vllm_omni_sched.resource.pipeline.work_left import WorkLeft
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveOptions, ReplicaBounds
 from vllm_omni_sched.sim.pools.choose import BalancerChooser, RoundRobinChooser

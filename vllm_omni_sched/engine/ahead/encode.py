@@ -1,0 +1,200 @@
+"""The work that a lane of encode-ahead does, and the choice of the lane for a device."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from vllm.multimodal.utils import group_and_batch_mm_kwargs
+from vllm.utils.platform_utils import is_pin_memory_available
+
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.engine.ahead.warm_up import WARM_UP
+from vllm_omni_sched.lanes import CudaDevice, Lane, LanePool, ProcessLane, StreamLane
+from vllm_omni_sched.lanes.base import Pause
+from vllm_omni_sched.lanes.processors import (
+    AUTO,
+    SHARED,
+    Processors,
+    allowed_here,
+    bound_here,
+    choose,
+    move_here,
+    siblings_of,
+)
+
+_NICE = 10  # the LLM's threads win
+
+
+class Encode:
+    """Runs one item through the model's encoder, layer by layer, on behalf of a lane.
+
+    Args:
+        dummies: makes the batches that warm the encoder up; called in the process that does the warm-up.
+        processors: the CPUs to use when the lane is a process of its own; None to leave the affinity as it is.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        device: torch.device,
+        dummies: Callable[[], Iterable[Any]] = tuple,
+        processors: Processors | None = None,
+    ) -> None:
+        self._model = model
+        self._dummies = dummies
+        self._device = device
+        self._processors = processors
+        self._pid = os.getpid()
+        self._here = (
+            threading.local()
+        )  # holds the lane's pause: encodes of the step use the same layers and must not pause
+
+    def at(self, processors: Processors | None) -> "Encode":
+        """Return a copy of this encode for a process on these processors."""
+        return Encode(self._model, self._device, self._dummies, processors)
+
+    def __call__(self, payload: tuple[str, Any] | None, pause: Pause) -> torch.Tensor | None:
+        """Encode one item, or warm the encoder up.
+
+        Args:
+            payload: modality and data of the item; None to warm up.
+            pause: called between the layers of the encoder.
+
+        Returns:
+            The embeddings, of shape (num_encoder_embeds, hidden_size); None after a warm-up.
+        """
+        if os.getpid() == self._pid:
+            return self._encode(payload, pause)
+        self._settle()
+        try:
+            return self._encode(payload, pause)
+        finally:
+            self._move()  # once more: OpenMP has started its threads since, bound as they were in the parent process
+
+    def _encode(self, payload: tuple[str, Any] | None, pause: Pause) -> torch.Tensor | None:
+        if payload is None:
+            with torch.inference_mode():
+                for batch in self._dummies():
+                    self._model.embed_multimodal(**batch)
+            return None
+        modality, data = payload
+        ((_, _, kwargs),) = group_and_batch_mm_kwargs(
+            [(modality, data)], device=self._device, pin_memory=is_pin_memory_available()
+        )
+        self._here.pause = pause
+        try:
+            output: torch.Tensor
+            with torch.inference_mode():
+                (output,) = self._model.embed_multimodal(**kwargs)
+        finally:
+            self._here.pause = None
+        return output
+
+    def _settle(self) -> None:
+        """Set threads and CPUs at the first call in a process of its own, where OpenMP starts anew."""
+        self._pid = os.getpid()
+        self._move()
+        if self._processors is not None:
+            torch._C.set_num_threads(self._processors.threads)  # vLLM has made torch.set_num_threads do nothing
+        self.give_way()
+
+    def _move(self) -> None:
+        if self._processors is not None:
+            move_here(self._processors.cpus)
+
+    def give_way(self) -> None:
+        """Register hooks that let all later encodes of a lane pause between layers."""
+        for layer in encoder_layers(self._model):
+            layer.register_forward_pre_hook(self._between_layers)
+
+    def _between_layers(self, *_: Any) -> None:
+        pause = getattr(self._here, "pause", None)
+        if pause is not None:
+            pause()
+
+
+def processors_here(config: OmniSchedConfig, device: torch.device, *, alone: bool) -> tuple[Processors, ...]:
+    """Return the CPUs for each process lane of this worker; empty when no lane is a process.
+
+    ``alone``: no other engine uses CPUs of this machine, as far as vLLM knows.
+
+    Raises:
+        ConfigError: ``encode_lane_cpus`` names a processor that this process may not use.
+    """
+    if device.type != "cpu":
+        return ()
+    option = config.encode_lane_cpus if alone or config.encode_lane_cpus != AUTO else SHARED
+    return choose(option, allowed_here(), bound_here(), siblings_of, torch.get_num_threads())
+
+
+def build_lane(
+    encode: Encode,
+    model: Any,
+    device: torch.device,
+    config: OmniSchedConfig,
+    capacity: int,
+    processors: Sequence[Processors] = (),
+) -> Lane:
+    """Build the lane for a device: a side stream on CUDA; on a CPU one process, or one for each of ``processors``.
+
+    Raises:
+        ConfigError: this model's encoder cannot run in a thread beside the LLM, or an option for CUDA is set on
+            another device.
+        LaneError: the device or the operating system does not support such a lane.
+    """
+    if device.type != "cuda":
+        if config.encode_lane_sms is not None:
+            raise ConfigError(f"option 'encode_lane_sms' needs a CUDA device, not {device.type!r}: leave it out")
+        lanes = [ProcessLane(encode.at(one), capacity, nice=niceness(config, one)) for one in processors or (None,)]
+        for lane in lanes:
+            lane.submit(WARM_UP)
+        return lanes[0] if len(lanes) == 1 else LanePool(lanes)
+    reason = why_no_thread(model)
+    if reason is not None:
+        raise ConfigError(f"option 'encode_ahead' cannot be on here, because {reason}; or set it to false")
+    beside = StreamLane(encode, capacity, device=CudaDevice(device, config.encode_lane_sms))
+    encode.give_way()
+    return beside
+
+
+def niceness(config: OmniSchedConfig, processors: Processors | None) -> int:
+    """Return the niceness of a lane's process; 0 when the LLM computes on other processors."""
+    if config.encode_lane_nice is not None:
+        return config.encode_lane_nice
+    return 0 if processors is not None and processors.own else _NICE
+
+
+def why_no_thread(model: Any) -> str | None:
+    """Return why the encoder and the LLM cannot run in two threads of a process; None if no reason is known."""
+    for module in model.modules():
+        if getattr(getattr(module, "attn_backend", None), "name", None) == "FLASHINFER":
+            return (
+                "all FlashInfer attention of the encoder works in one buffer: choose another --mm-encoder-attn-backend"
+            )
+        for cls in type(module).__mro__:
+            if hasattr(sys.modules[cls.__module__], "set_forward_context"):
+                return (
+                    f"{cls.__qualname__} sets vLLM's forward context while it encodes, and there is one for all "
+                    "threads: take another model"
+                )
+    return None
+
+
+def encoder_layers(model: Any) -> Iterator[torch.nn.Module]:
+    """Return the layers of all encoders of a multimodal model: members of module lists outside its language model."""
+    language_model = model.get_language_model() if hasattr(model, "get_language_model") else None
+
+    def walk(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        for child in module.children():
+            if child is language_model:
+                continue
+            if isinstance(child, torch.nn.ModuleList):
+                yield from child
+            else:
+                yield from walk(child)
+
+    return walk(model)

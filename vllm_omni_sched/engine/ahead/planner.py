@@ -1,0 +1,132 @@
+"""Scheduler half of encode-ahead: asks the core, and exchanges its actions for the workers' reports."""
+
+from typing import Any
+
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import Request
+
+from vllm_omni_sched import compat
+from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.core.engine.core import EngineCore
+from vllm_omni_sched.core.engine.encode_ahead import EncodeAhead
+from vllm_omni_sched.core.engine.ledger import EncodeState
+from vllm_omni_sched.engine.ahead.host_planner import HostPlanner
+from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, LaneFacts
+from vllm_omni_sched.engine.scheduler_view import RequestPrompt, SchedulerView, prompt_tokens_of
+from vllm_omni_sched.monitor.counts import SchedulerMetrics
+
+
+class AheadPlanner:
+    """Keeps the data of items that are to be encoded, and carries out what `EncodeAhead` decides.
+
+    1. Before `bind` every request may run: vLLM makes the connector before our scheduler is complete.
+    2. An encoding that workers hold in host memory counts as ready: it is restored, not encoded.
+    3. An item whose room in the encoder cache was taken back in the same step is forgotten instead of loaded.
+    """
+
+    def __init__(self, config: OmniSchedConfig) -> None:
+        self._lane = LaneFacts()
+        self._features: dict[str, Any] = {}  # items that requests wait for and no worker was sent yet
+        self._counts_news = compat.ec_connectors_have_stats()
+        self._news: tuple[list[float], int] = ([], 0)
+        self.rest_seconds = 0.0  # of the last step
+        self.host = HostPlanner(config.encoder_cache_host_bytes)
+        self.encoded_in_step = 0
+        self._decisions: EncodeAhead | None = None
+
+    def bind(self, scheduler: Any, core: EngineCore, view: SchedulerView) -> None:
+        """Give this planner access to the scheduler and to the core that decides for it."""
+        self._scheduler, self._view = scheduler, view
+        self._decisions, self._metrics = core.ahead, core.metrics
+        self.host.bind(scheduler.encoder_cache_manager)
+
+    @property
+    def decisions(self) -> EncodeAhead:
+        """Return the part of the core that decides; `bind` must have been called."""
+        assert self._decisions is not None
+        return self._decisions
+
+    def may_run(self, request: Request, num_computed_tokens: int) -> bool:
+        """Return whether the encodings of the request's next chunk, or of a piece worth a step, are available."""
+        if self._decisions is None:
+            return True
+        prompt = RequestPrompt(request)
+        chunk = self._decisions.next_chunk(prompt, num_computed_tokens, self._view, monotonic_seconds())
+        for item in chunk.wanted:
+            self._features[item.content] = request.mm_features.with_data(item.position)
+        return chunk.may_run
+
+    def is_ready(self, mm_hash: str) -> bool:
+        """Return whether the lane or host memory holds this encoding."""
+        return (self._decisions is not None and self._decisions.is_ready(mm_hash)) or self.host.has(mm_hash)
+
+    def allocated(self, request: Request, item: int) -> None:
+        """Note that the encoder cache has made room for an item, and order its encoding from lane or host memory."""
+        mm_hash = request.mm_features[item].identifier
+        if not self.decisions.load(mm_hash, monotonic_seconds()) and not self.host.restore(mm_hash):
+            self.encoded_in_step += 1
+
+    @property
+    def has_orders(self) -> bool:
+        """Return whether workers must still be sent orders, even when no request is left."""
+        return (self._decisions is not None and self._decisions.ledger.has_orders) or self.host.has_orders
+
+    def take_orders(self, output: SchedulerOutput) -> AheadOrders:
+        """Return the orders that go to the workers with this step."""
+        decisions, ledger = self.decisions, self.decisions.ledger
+        actions = decisions.take_actions()
+        submit = []
+        for mm_hash, ticket, modality, _ in actions.submit:
+            submit.append((mm_hash, ticket, modality, self._features.pop(mm_hash).data))
+        if len(self._features) > len(ledger):
+            self._features = {h: f for h, f in self._features.items() if ledger.state(h) is EncodeState.QUEUED}
+        host = self.host.take_orders(output.free_encoder_mm_hashes)
+        # The request may have been preempted and the item evicted later in this step: no worker would ever free it.
+        cached = self._scheduler.encoder_cache_manager.cached
+        load = tuple(mm_hash for mm_hash in actions.load if mm_hash in cached)
+        forget = (*actions.forget, *(mm_hash for mm_hash in actions.load if mm_hash not in cached))
+        self.rest_seconds = 0.0
+        if output.total_num_scheduled_tokens and ledger.num_pending:
+            self.rest_seconds = decisions.rest_seconds(self._view, prompt_tokens_of(output))
+        return AheadOrders(forget, load, submit, decisions.share, ledger.num_pending > 0, self.rest_seconds, host)
+
+    def take_report(self, report: AheadReport) -> None:
+        """Take over a worker's report: encodes that ended, their times, and the state of host memory."""
+        decisions, now = self.decisions, monotonic_seconds()
+        if report.lane != self._lane:
+            self._lane = report.lane
+            decisions.lane_is(report.lane.items, own_processors=report.lane.own_processors)
+        for ticket, (mm_hash, seconds) in report.ready.items():
+            decisions.encoded(mm_hash, ticket, seconds, now)
+        for ticket, (mm_hash, _) in report.failed.items():
+            decisions.failed(mm_hash, ticket, now)
+        if self._counts_news:
+            took, failed = self._news
+            self._news = [*took, *(s for _, s in report.ready.values())], failed + len(report.failed)
+        self._metrics.lane_restarts = max(self._metrics.lane_restarts, report.restarts)
+        self.host.take_encode_times(report.times)
+        self.host.take_report(report.host)
+
+    @property
+    def has_news(self) -> bool:
+        """Return whether encodes have ended since the last `take_news`."""
+        return bool(self._news[0] or self._news[1])
+
+    def take_news(self) -> tuple[list[float], int]:
+        """Return the seconds of each encode that ended since the last call, and the number of failed ones."""
+        news, self._news = self._news, ([], 0)
+        return news
+
+    def take_failed(self) -> set[str]:
+        """Return, once, the ids of requests that wait for an item that cannot be encoded."""
+        return self.decisions.take_failed()
+
+    def count_into(self, metrics: SchedulerMetrics) -> None:
+        """Copy this planner's counts into ``metrics``."""
+        decisions = self.decisions
+        metrics.ahead_pending = decisions.ledger.num_pending
+        metrics.lane_share = decisions.share
+        metrics.encoder_tier_lane = decisions.taken_from_lane
+        metrics.encoder_tier_miss = self.encoded_in_step
+        self.host.count_into(metrics)

@@ -1,0 +1,163 @@
+"""Worker half of encode-ahead: runs the lane and keeps its results."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from vllm.logger import init_logger
+
+from vllm_omni_sched.config.errors import LaneDiedError, LaneError
+from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.engine.ahead.encode import Encode, build_lane, processors_here
+from vllm_omni_sched.engine.ahead.host_store import HostStore
+from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, LaneFacts
+from vllm_omni_sched.engine.ahead.warm_up import WARM_UP
+from vllm_omni_sched.lanes import Done, InlineLane, Job, Lane
+from vllm_omni_sched.logs import logger_name
+
+logger = init_logger(logger_name(__name__))
+
+_LANE_JOBS = 4  # jobs submitted to the lane at once; those queued behind them here can be dropped at no cost
+
+
+class AheadWorker:
+    """Encodes items in a lane, keeps the results until they are loaded, and reports to the scheduler.
+
+    The lane is built by `start`, once the model is loaded.
+    """
+
+    def __init__(self, config: OmniSchedConfig, *, alone: bool = True) -> None:
+        self._config = config
+        self._alone = alone
+        self._facts = LaneFacts()
+        self._told: LaneFacts | None = None
+        self._lane: Lane | None = None
+        self._backlog: dict[str, tuple[str, Any]] = {}  # mm_hash -> modality, data
+        self._at_lane: dict[str, tuple[str, Any]] = {}
+        self._made: dict[str, torch.Tensor] = {}
+        self._tickets: dict[str, int] = {}  # of the items in the backlog or in the lane
+        self._ready: dict[int, tuple[str, float]] = {}
+        self._failed: dict[int, tuple[str, str]] = {}
+        self._share = 1.0
+        self._restarts = 0  # of lanes before this one
+        self._times: dict[str, tuple[int, float]] = {}  # modality -> embeddings, seconds
+        self.host = HostStore(config.encoder_cache_host_bytes)
+
+    def start(self, model: Any, device: torch.device, dummies: Callable[[], Iterable[Any]] = tuple) -> None:
+        """Build the lane around this model's encoders and warm it up; raises the errors of `build_lane`."""
+        processors = processors_here(self._config, device, alone=self._alone)
+        for one in processors:
+            whose = "of its own" if one.own else "shared with the LLM"
+            logger.info("Encode-ahead starts an encoder process on CPUs %s, %s", sorted(one.cpus), whose)
+        self._encode = Encode(model, device, dummies)
+        self._lane = build_lane(self._encode, model, device, self._config, _LANE_JOBS, processors)
+        self._facts = LaneFacts(max(1, len(processors)), own_processors=any(one.own for one in processors))
+
+    def carry_out(self, orders: AheadOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
+        """Carry out the scheduler's orders for this step, on ``encoder_cache`` (mm_hash -> embeddings)."""
+        assert self._lane is not None, "a step came before the model was loaded"
+        self._collect()
+        for mm_hash in orders.forget:
+            self._backlog.pop(mm_hash, None)
+            self._made.pop(mm_hash, None)
+            self._tickets.pop(mm_hash, None)
+            if self._at_lane.pop(mm_hash, None) is not None:
+                self._lane.cancel(mm_hash)
+        for mm_hash in orders.load:
+            encoder_cache[mm_hash] = self._made.pop(mm_hash)
+        self.host.restore(orders.host, encoder_cache)
+        for mm_hash, ticket, modality, data in orders.submit:
+            self._tickets[mm_hash] = ticket
+            self._backlog[mm_hash] = (modality, data)
+        if orders.share != self._share:
+            self._share = orders.share
+            self._lane.set_share(orders.share)
+        self._feed()
+        if orders.rest_seconds and self._at_lane:
+            self._ask("wait", orders.rest_seconds)
+
+    def _feed(self) -> None:
+        while self._backlog:
+            mm_hash, payload = next(iter(self._backlog.items()))
+            if not self._ask("submit", Job(mm_hash, payload)):
+                return
+            self._at_lane[mm_hash] = self._backlog.pop(mm_hash)
+
+    def _collect(self) -> None:
+        for done in self._ask("poll"):
+            if done.key == WARM_UP.key:
+                if done.error is not None:
+                    logger.warning(
+                        "Encode-ahead: the warm-up encode failed, so the first item may take longer: %s", done.error
+                    )
+                continue
+            payload = self._at_lane.pop(done.key, ("", None))
+            modality, _ = payload
+            ticket = self._tickets.pop(done.key)
+            if isinstance(done.error, LaneDiedError):
+                logger.warning(
+                    "Encode-ahead: the encoder process died while it encoded item %s, which is encoded in the step "
+                    "instead; a new process is started: %s",
+                    done.key,
+                    done.error,
+                )
+                done = self._in_step(Job(done.key, payload))
+            if done.error is None:
+                self._made[done.key] = done.result
+                self._ready[ticket] = (done.key, done.seconds)
+                embeds, seconds = self._times.get(modality, (0, 0.0))
+                self._times[modality] = (embeds + len(done.result), seconds + done.seconds)
+            else:
+                logger.error(
+                    "Encode-ahead: item %s cannot be encoded; the requests that need it fail: %s", done.key, done.error
+                )
+                self._failed[ticket] = (done.key, str(done.error))
+
+    def _in_step(self, job: Job) -> Done:
+        """Run the job here and now, as vLLM would, except that an error fails this job alone."""
+        here = InlineLane(self._encode)
+        here.submit(job)
+        (done,) = here.poll()
+        return done
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        """Call a method of the lane; if the lane cannot be restarted, replace it by one that encodes in the step."""
+        try:
+            return getattr(self._lane, method)(*args)
+        except LaneError as error:
+            logger.error(
+                "Encode-ahead stops: its encoder cannot be restarted, so all further items are encoded in the step. "
+                "Restart the engine to encode ahead again: %s",
+                error,
+            )
+            assert self._lane is not None
+            self._lane.close(0.0)
+            self._restarts += self._lane.restarts + 1
+            self._lane, self._facts = InlineLane(self._encode, _LANE_JOBS), LaneFacts()
+            self._backlog = {**self._at_lane, **self._backlog}
+            self._at_lane = {}
+            return getattr(self._lane, method)(*args)
+
+    def wait(self, seconds: float) -> None:
+        """Wait up to ``seconds`` for an encode to end; for steps without tokens."""
+        if not self._ready and not self._failed:
+            self._ask("wait", seconds)
+
+    def report(self) -> AheadReport | None:
+        """Return the encodes that ended since the last report; None if there is nothing new."""
+        if self._lane is None:
+            return None
+        self._collect()
+        self._feed()
+        host, restarts = self.host.take_report(), self._restarts + self._lane.restarts
+        if not self._ready and not self._failed and not host and self._told == self._facts:
+            return None
+        self._told = self._facts
+        report = AheadReport(self._ready, self._failed, restarts, self._times, host, self._facts)
+        self._ready, self._failed, self._times = {}, {}, {}
+        return report
+
+    def close(self) -> None:
+        """Close the lane."""
+        if self._lane is not None:
+            self._lane.close(1.0)

@@ -1,0 +1,1 @@
+"""Mixins for vLLM's model runners."""

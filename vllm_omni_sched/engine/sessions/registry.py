@@ -1,0 +1,77 @@
+"""Streaming sessions of one scheduler: which requests are sessions, and what workers are told about them."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vllm_omni_sched.engine.protocols import Request
+from vllm_omni_sched.engine.refusals import Refusals
+from vllm_omni_sched.items import FeatureList
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.engine.sessions.messages import SessionSender
+    from vllm_omni_sched.engine.sessions.release import CommittedRelease
+
+
+class Sessions:
+    """Follows each session from its first request to its end.
+
+    1. The first request of a session becomes one; an id that belongs to a session that has ended is refused.
+    2. After each step the entries about sessions become messages with only what is new, and items that workers have
+       consumed leave memory.
+    3. A session that loses its blocks is sent in full next time.
+
+    Args:
+        refusals: remembers sessions that have ended.
+        sender: makes the messages; None if workers take vLLM's own.
+        release: moves data of consumed items out of memory; None to keep it. It needs the messages of ``sender``.
+        track_blocks: called when a session begins, so that its block ids are looked up only when asked for.
+    """
+
+    __slots__ = ("_refusals", "_release", "_track_blocks", "ids", "sender")
+
+    def __init__(
+        self,
+        refusals: Refusals,
+        sender: "SessionSender | None" = None,
+        release: "CommittedRelease | None" = None,
+        track_blocks: Callable[[], None] | None = None,
+    ) -> None:
+        self._refusals = refusals
+        self._release = release
+        self._track_blocks = track_blocks
+        self.sender = sender
+        self.ids: set[str] = set()
+
+    def begin(self, request: Request) -> None:
+        """Take the first request of a session, whose items are a `FeatureList`."""
+        self._refusals.refuse_late_update(request)
+        features = request.mm_features
+        assert isinstance(features, FeatureList)
+        features.grows = True
+        self.ids.add(request.request_id)
+        if self.sender is not None:
+            features.defer = True
+            if self._track_blocks is not None:
+                self._track_blocks()
+
+    def end(self, request_id: str) -> None:
+        """Drop all state of a session that has ended; do nothing for any other request.
+
+        Sessions are known by their ids: vLLM clears ``resumable`` of a session that it ends with an error.
+        """
+        if request_id in self.ids:
+            self.ids.remove(request_id)
+            self.lost_blocks(request_id)
+            self._refusals.session_ended(request_id)
+
+    def lost_blocks(self, request_id: str) -> None:
+        """Send the next message about this session in full."""
+        if self.sender is not None:
+            self.sender.forget(request_id)
+
+    def scheduled(self, output: Any, requests: dict[str, Any]) -> None:
+        """Replace the entries of a step that are about sessions."""
+        if self.sender is not None and output.scheduled_new_reqs:
+            self.sender.replace(output, requests)
+            if self._release is not None:
+                self._release.after(output, requests)

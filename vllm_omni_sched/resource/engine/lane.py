@@ -1,0 +1,257 @@
+"""Decide what is encoded beside the steps of an engine, and which share of the device that gets."""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from vllm_omni_sched.config.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class LaneFacts:
+    """Facts about an engine that decide whether it may have an encoder lane; the defaults allow one.
+
+    ``workers``: processes that run the model together (vLLM's ``world_size``). ``device``: its type, as vLLM names it.
+    ``vllm``: the version, for messages.
+    """
+
+    multimodal: bool = True
+    workers: int = 1
+    device: str = "cuda"
+    vllm: str = ""
+    connectors_hold_back: bool = True
+    runner_runs_connectors: bool = True
+    compiled_encoder: bool = False
+    other_connector: bool = False
+    speculates: bool = False
+    lora: bool = False
+    encoder_decoder: bool = False
+    weights_change: bool = False
+
+
+def refusal(facts: LaneFacts) -> str | None:
+    """Return why ``encode_ahead`` is refused for such an engine, in one sentence with the fix; None if it is not.
+
+    1. A model without multimodal items has no use for it: the option has no effect, and nothing is refused.
+    2. Otherwise the first reason that holds is returned.
+    """
+    if not facts.multimodal:
+        return None
+    reasons = {
+        f"connectors of vLLM {facts.vllm} cannot hold requests back": not facts.connectors_hold_back,
+        f"model runner V2 of vLLM {facts.vllm} does not run connectors in every step": not facts.runner_runs_connectors,
+        f"the device {facts.device!r} is not supported": facts.device not in ("cpu", "cuda"),
+        "a compiled encoder (compile_mm_encoder) cannot yield to decode steps": facts.compiled_encoder,
+        "--ec-transfer-config names another connector": facts.other_connector,
+        "several workers would have to encode together": facts.workers > 1,
+        "it is not supported together with speculative decoding": facts.speculates,
+        "the encoder may have LoRA weights": facts.lora,
+        "this is an encoder-decoder model": facts.encoder_decoder,
+        "the weights may change while the lane encodes": facts.weights_change,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            return f"option 'encode_ahead' cannot be on here, because {reason}: set it to false"
+    return None
+
+
+PACE, PACE_BESIDE = 0.8, 0.3
+"""Fractions of the ITL target: where the encoder shares the LLM's processors, and where it has others, too."""
+
+
+class PaceReason(str, Enum):
+    """Reason for the length of the pause before a step."""
+
+    NOT_ENCODING = "not_encoding"  # no pause: nothing is being encoded
+    NO_DECODE = "no_decode"  # no pause: a step without tokens waits for an encode anyway
+    OVER_TARGET = "over_target"  # no pause: decoding is already slower than promised
+    SHARE = "share"  # for as long as the lane's share asks
+    TARGET = "target"  # shorter than that, or tokens would be late
+
+
+class DecodePace:
+    """Pauses between decode steps while an encode runs, so that the lane gets its share of the time.
+
+    A lane of low priority gets what decoding leaves, which on a CPU is next to nothing, and decoding much faster than
+    promised is of no use (people read at most about 50 tokens a second). So, with a step that takes ``busy`` seconds:
+
+    1. The pause is busy * share / (1 - share).
+    2. But a step and its pause take at most ``fraction`` of the inter-token-latency target.
+    3. There is no pause while the measured latency is above the target.
+
+    Args:
+        fraction: fraction of the target, in [0, 1]; 0 means no pauses.
+
+    Raises:
+        ConfigError: ``fraction`` is outside that range.
+    """
+
+    def __init__(self, fraction: float) -> None:
+        if not 0 <= fraction <= 1:
+            raise ConfigError(f"decode_pace must be in [0, 1], got {fraction}")
+        self.fraction = fraction
+
+    def rest(
+        self,
+        share: float,
+        busy_seconds: float,
+        itl_seconds: float | None,
+        itl_target_seconds: float,
+        *,
+        encoding: bool,
+        decoding: bool,
+    ) -> tuple[float, PaceReason]:
+        """Return the seconds to pause before the next step, and the reason."""
+        if not encoding:
+            return 0.0, PaceReason.NOT_ENCODING
+        if not decoding:
+            return 0.0, PaceReason.NO_DECODE
+        if itl_seconds is not None and itl_seconds > itl_target_seconds:
+            return 0.0, PaceReason.OVER_TARGET
+        most = max(0.0, self.fraction * itl_target_seconds - busy_seconds)
+        wanted = busy_seconds * share / (1 - share) if share < 1 else most
+        return (wanted, PaceReason.SHARE) if wanted < most else (most, PaceReason.TARGET)
+
+
+class ShareReason(str, Enum):
+    """Reason for the lane's share."""
+
+    NO_DECODE = "no_decode"  # all of it: no request decodes
+    NO_TARGET = "no_target"  # all of it: no decoding request has an ITL target
+    NOT_MEASURED = "not_measured"  # held: no latency is known yet
+    OVER_TARGET = "over_target"  # lowered
+    UNDER_TARGET = "under_target"  # raised
+    AT_MIN = "at_min"  # over target, cannot go lower
+    AT_MAX = "at_max"  # under target, cannot go higher
+
+
+@dataclass(frozen=True)
+class DecodeLoad:
+    """Those who decode now, under the tightest of their targets; ITL in seconds, None before it was measured.
+
+    Raises:
+        ValueError: the latency is negative or not finite, or the target is not above 0.
+    """
+
+    itl_target_seconds: float
+    itl_seconds: float | None = None  # EWMA
+
+    def __post_init__(self) -> None:
+        if not self.itl_target_seconds > 0:
+            raise ValueError(f"itl_target_seconds must be above 0, got {self.itl_target_seconds}")
+        if self.itl_seconds is not None and not 0 <= self.itl_seconds < math.inf:
+            raise ValueError(f"itl_seconds must be finite and >= 0, got {self.itl_seconds}")
+
+
+class LaneShare:
+    """A PI controller on the relative ITL error, (target - ITL) / target.
+
+    1. Nobody decodes, or nobody has a target: the whole device. What was learnt is kept for when
+       decoding goes on.
+    2. While the ITL is over its target, the share falls at every update, by at least the integral's part.
+    3. Otherwise it moves by proportional x change of the error + integral x error x seconds passed.
+    4. It stays in ``[min_share, 1]``, so encoding is never starved. The integral is the share itself, so
+       bounding it prevents windup.
+    5. A pause between updates counts as at most one second, and the error as no less than -1.
+
+    Raises:
+        ConfigError: ``min_share`` is not in (0, 1], a gain is negative, or the integral one is 0.
+    """
+
+    def __init__(self, min_share: float = 0.1, proportional: float = 0.2, integral: float = 0.5) -> None:
+        if not 0 < min_share <= 1:
+            raise ConfigError(f"min_share must be in (0, 1], got {min_share}")
+        if not (0 <= proportional < math.inf and 0 < integral < math.inf):
+            raise ConfigError(f"proportional must be >= 0 and integral above 0, got {proportional} and {integral}")
+        self.min_share = min_share
+        self.proportional = proportional
+        self.integral = integral
+        self._share = 1.0
+        self._error: float | None = None
+        self._updated = -math.inf
+
+    def update(self, decoding: DecodeLoad | None, now: float) -> tuple[float, ShareReason]:
+        """The share from ``now`` on, and why. ``decoding``: None if nobody decodes."""
+        passed = min(max(now - self._updated, 0.0), 1.0)
+        self._updated = max(now, self._updated)
+        if decoding is None or decoding.itl_target_seconds == math.inf:
+            self._error = None
+            return 1.0, ShareReason.NO_DECODE if decoding is None else ShareReason.NO_TARGET
+        if decoding.itl_seconds is None:
+            return self._share, ShareReason.NOT_MEASURED
+        error = max(1 - decoding.itl_seconds / decoding.itl_target_seconds, -1.0)
+        held = self.integral * error * passed
+        change = held + self.proportional * (0.0 if self._error is None else error - self._error)
+        if error < 0:
+            change = min(change, held)
+        self._error = error
+        wanted = self._share + change
+        self._share = min(max(wanted, self.min_share), 1.0)
+        if error < 0:
+            return self._share, ShareReason.AT_MIN if wanted <= self.min_share else ShareReason.OVER_TARGET
+        return self._share, ShareReason.AT_MAX if wanted >= 1 else ShareReason.UNDER_TARGET
+
+
+class Where(str, Enum):
+    """Where items are encoded."""
+
+    IN_STEP = "in_step"  # by this step, at full width, while decoding waits
+    LANE = "lane"  # beside the steps
+
+
+class WhereReason(str, Enum):
+    """Reason for the place; each is a label of ``encode_placements_total``."""
+
+    NO_DECODE = "no_decode"  # in the step: no other request is held up
+    TOO_LONG = "too_long"  # in the lane: no request is held up now, but one could arrive
+    WOULD_NOT_BE_NOTICED = "would_not_be_noticed"  # in the step: ends within the ITL target
+    WOULD_STALL_DECODE = "would_stall_decode"  # in the lane
+
+    @property
+    def where(self) -> Where:
+        """Return the place that this is a reason for."""
+        in_step = self in (WhereReason.NO_DECODE, WhereReason.WOULD_NOT_BE_NOTICED)
+        return Where.IN_STEP if in_step else Where.LANE
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the items go, and why."""
+
+    where: Where
+    reason: WhereReason
+
+
+class EncodeShare:
+    """Decides which items are encoded where. The first rule that fits decides:
+
+    1. No request decodes: in the step, at full width, what ends within ``max_alone_seconds``. What takes longer goes to
+       the lane, which is as quick while no request decodes: one that arrives in the middle of a step waits for its end.
+    2. Their time fits into what the ITL target leaves of this step, which is nothing before an ITL was measured: in
+       the step.
+    3. Otherwise: in the lane.
+
+    Raises:
+        ConfigError: ``max_alone_seconds`` is negative or NaN.
+    """
+
+    def __init__(self, max_alone_seconds: float) -> None:
+        if not max_alone_seconds >= 0:
+            raise ConfigError(f"max_alone_seconds must be 0 or more, got {max_alone_seconds}")
+        self.max_alone_seconds = max_alone_seconds
+
+    def place(self, decoding: DecodeLoad | None, seconds: float) -> Placement:
+        """Place items that together take so many seconds at full width.
+
+        ``decoding``: None if no other request could be held up.
+        """
+        if decoding is None:
+            reason = WhereReason.NO_DECODE if seconds <= self.max_alone_seconds else WhereReason.TOO_LONG
+        elif decoding.itl_seconds is not None and seconds <= decoding.itl_target_seconds - decoding.itl_seconds:
+            reason = WhereReason.WOULD_NOT_BE_NOTICED
+        else:
+            reason = WhereReason.WOULD_STALL_DECODE
+        return _PLACEMENTS[reason]
+
+
+_PLACEMENTS = {reason: Placement(reason.where, reason) for reason in WhereReason}

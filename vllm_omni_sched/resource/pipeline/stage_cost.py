@@ -1,0 +1,215 @@
+"""Learn the cost of a request in each stage from past requests."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import mul
+
+from vllm_omni_sched.config.errors import ConfigError
+
+
+class NonNegativeFit:
+    """y = weights . x through recent points, for x, y >= 0; O(k²) per point, with k regressors that were ever non-zero.
+
+    1. The moments of the points fade by ``forgetting``; the ridge towards ``prior`` does not. So a direction that
+       no point has had for long returns to the prior, and nothing winds up as in plain recursive least squares.
+    2. A point has the weight 1 / predicted y: the spread of durations grows with them.
+    3. After the first ``_FREE`` points, a residual counts as at most ``_CLIP`` times the usual one (Huber, 1964).
+    4. The minimum over weights >= 0 is sought by coordinate descent from the last one, a few sweeps for each point.
+    """
+
+    _FREE = 8
+    _CLIP = 3.0
+    _RIDGE = 0.01
+    _SWEEPS = 6
+    _LEAST = 1e-3  # in units of y: predictions below this have equal weight
+    _SPREAD = 0.05  # fraction of y: a residual that always counts as usual
+
+    def __init__(self, prior: Sequence[float], forgetting: float) -> None:
+        size = len(prior)
+        self.weights = list(prior)
+        self._prior = tuple(prior)
+        self._forgetting = forgetting
+        self._shown: list[int] = []  # sorted; the other regressors have zero moments and the prior's weights
+        self._xx = [[0.0] * size for _ in range(size)]  # without the diagonal, which is in `_squares`
+        self._squares = [0.0] * size
+        self._xy = [0.0] * size
+        self._usual = 0.0  # mean absolute residual, after clipping
+        self._count = 0
+
+    def predict(self, x: Sequence[float]) -> float:
+        """Return the predicted y."""
+        predicted: float = sum(map(mul, self.weights, x))
+        return predicted
+
+    def add(self, x: Sequence[float], y: float) -> None:
+        """Add a point."""
+        predicted = self.predict(x)
+        y = self._clipped(predicted, y)
+        # A prediction from the prior alone may be far too low: it must not give the first points a lasting weight.
+        weight = 1 / max(predicted, y if self._count < self._FREE else 0.0, self._LEAST)
+        self._count += 1
+        if len(self._shown) < len(x):
+            self._shown = [i for i, value in enumerate(x) if value or self._squares[i]]
+        keeps = self._forgetting
+        for i in self._shown:
+            part = weight * x[i]
+            row = self._xx[i] = [keeps * moment + part * value for moment, value in zip(self._xx[i], x, strict=True)]
+            row[i] = 0.0
+            self._squares[i] = keeps * self._squares[i] + part * x[i]
+            self._xy[i] = keeps * self._xy[i] + part * y
+        self._descend()
+
+    def _clipped(self, predicted: float, y: float) -> float:
+        residual = y - predicted
+        if self._count < self._FREE:
+            self._usual += (abs(residual) - self._usual) / (self._count + 1)
+            return y
+        most = self._CLIP * max(self._usual, self._SPREAD * predicted, self._LEAST * self._SPREAD)
+        residual = min(max(residual, -most), most)
+        self._usual += 0.1 * (abs(residual) - self._usual)
+        return max(predicted + residual, 0.0)
+
+    def _descend(self) -> None:
+        weights, ridge = self.weights, self._RIDGE
+        rows = [(i, self._xx[i], self._xy[i], ridge * self._prior[i], self._squares[i] + ridge) for i in self._shown]
+        for _ in range(self._SWEEPS):
+            for i, row, xy, pull, square in rows:
+                best = (xy - sum(map(mul, row, weights)) + pull) / square
+                weights[i] = best if best > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Features:
+    """Size of a request for a stage. All are counts of that request; ``pixels`` of all its images and frames.
+
+    ``output_tokens`` is the expected number until it is known; ``steps``: denoising steps.
+
+    Raises:
+        ValueError: one of them is negative or not finite.
+    """
+
+    prompt_tokens: float = 0
+    output_tokens: float = 0
+    items: float = 0
+    pixels: float = 0
+    audio_seconds: float = 0.0
+    steps: float = 0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and >= 0, got {value}")
+
+
+@dataclass(frozen=True)
+class CostPrior:
+    """Seconds per unit before a stage was timed: the right order of magnitude for a small model on one device.
+
+    Raises:
+        ConfigError: one of them is negative or not finite.
+    """
+
+    per_request: float = 0.005
+    per_prompt_token: float = 1e-4
+    per_output_token: float = 0.01
+    per_item: float = 0.02
+    per_pixel: float = 1e-8
+    per_audio_second: float = 0.01
+    per_pixel_step: float = 2e-8
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"{name} must be finite and >= 0 seconds, got {value}")
+
+
+# One unit of each regressor, so that all are about 1 for a usual request and one ridge suits them all.
+_UNITS = (1.0, 1e3, 1e2, 1.0, 1e6, 10.0, 1e7)
+_OUTPUT = 2
+_OUTLIVED = 0.1  # of the tokens it has made: further tokens expected of a request that is longer than expected
+
+
+class StageCosts:
+    """Seconds per request and stage: linear in the features, with weights that are never negative.
+
+    1. Least squares with exponential forgetting and a ridge towards the prior (Åström and Wittenmark,
+       "Adaptive Control", 2.2): directions that the observations do not determine keep the prior.
+    2. An outlier counts as a less extreme one (Huber, 1964). A lasting change is
+       followed within some tens of observations: the usual residual grows with it.
+    3. An estimate lies in ``[0, max_seconds]``; a stage that was never timed costs what the prior gives.
+
+    Args:
+        forgetting: weight that an observation keeps after the next one, in (0, 1).
+        max_seconds: upper bound of estimates and of observations.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(self, prior: CostPrior | None = None, forgetting: float = 0.98, max_seconds: float = 3600.0) -> None:
+        if not 0 < forgetting < 1:
+            raise ConfigError(f"forgetting must be in (0, 1), got {forgetting}")
+        if not 0 < max_seconds < math.inf:
+            raise ConfigError(f"max_seconds must be above 0, got {max_seconds}")
+        self.max_seconds = max_seconds
+        self._forgetting = forgetting
+        weights = vars(prior or CostPrior()).values()
+        self._prior = [weight * unit for weight, unit in zip(weights, _UNITS, strict=True)]
+        self._fits: dict[str, NonNegativeFit] = {}
+
+    def estimate(self, stage_id: str, features: Features) -> float:
+        """Return the expected seconds of the request in the stage."""
+        weights = self._weights(stage_id)
+        total: float = sum(map(mul, weights, _regressors(features)))
+        return min(total, self.max_seconds)
+
+    def observe(self, stage_id: str, features: Features, seconds: float) -> None:
+        """Record that a request with these features took so long in the stage; ``output_tokens`` is the actual number.
+
+        Raises:
+            ValueError: ``seconds`` is negative or not finite.
+        """
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"seconds must be finite and >= 0, got {seconds}")
+        fit = self._fits.get(stage_id)
+        if fit is None:
+            fit = self._fits[stage_id] = NonNegativeFit(self._prior, self._forgetting)
+        fit.add(_regressors(features), min(seconds, self.max_seconds))
+
+    def remaining(self, stage_id: str, features: Features, done_output_tokens: float) -> float:
+        """Return the expected seconds left of a request that has made so many output tokens.
+
+        Once it makes output, only the remaining tokens count. One that has made more than expected will make more:
+        lengths of answers have a long tail.
+
+        Raises:
+            ValueError: ``done_output_tokens`` is negative or not finite.
+        """
+        if not 0 <= done_output_tokens < math.inf:
+            raise ValueError(f"done_output_tokens must be finite and >= 0, got {done_output_tokens}")
+        if done_output_tokens == 0:
+            return self.estimate(stage_id, features)
+        left = max(features.output_tokens - done_output_tokens, _OUTLIVED * done_output_tokens)
+        return min(self._weights(stage_id)[_OUTPUT] * left / _UNITS[_OUTPUT], self.max_seconds)
+
+    def is_measured(self, stage_id: str) -> bool:
+        """Return whether the stage was timed at all."""
+        return stage_id in self._fits
+
+    def _weights(self, stage_id: str) -> list[float]:
+        fit = self._fits.get(stage_id)
+        return self._prior if fit is None else fit.weights
+
+
+def _regressors(features: Features) -> list[float]:
+    values = (
+        1.0,
+        features.prompt_tokens,
+        features.output_tokens,
+        features.items,
+        features.pixels,
+        features.audio_seconds,
+        features.pixels * features.steps,
+    )
+    return [value / unit for value, unit in zip(values, _UNITS, strict=True)]
