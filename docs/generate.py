@@ -124,7 +124,7 @@ def pool_options() -> str:
 def _values(field: object) -> str:
     annotation = getattr(field, "annotation", None)
     if get_origin(annotation) is Literal:
-        return ", ".join(f"`{value}`" for value in get_args(annotation))
+        return ", ".join(f"`{value.value if isinstance(value, Enum) else value}`" for value in get_args(annotation))
     named = [value for kind in get_args(annotation) if get_origin(kind) is Literal for value in get_args(kind)]
     if named and get_origin(annotation) in (Union, UnionType):
         return ", ".join(f"`{value}`" for value in named) + (", whole number" if int in get_args(annotation) else "")

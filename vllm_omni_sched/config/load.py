@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -263,12 +263,21 @@ def explain(error: Any, model: type[BaseModel], prefix: str) -> str:
         hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known)}"
         return f"unknown option {key!r}; {hint}"
     annotation = model.model_fields[name].annotation
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        choices = [member.value for member in annotation]
-        near = difflib.get_close_matches(str(error["input"]), choices, n=1)
+    if members := _members(annotation):
+        choices = [member.value for member in members]
+        given = error["input"].value if isinstance(error["input"], Enum) else error["input"]
+        near = difflib.get_close_matches(str(given), choices, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        return f"option {key!r} must be one of {choices}, got {error['input']!r}{hint}"
+        return f"option {key!r} must be one of {choices}, got {given!r}{hint}"
     bounds = {k: v for k, v in error.get("ctx", {}).items() if k in ("ge", "le")}
     nearest = f"; the nearest valid value is {next(iter(bounds.values()))}" if bounds else ""
     problem = str(error["msg"]).removeprefix("Value error, ")
     return f"option {key!r}: {problem[:1].lower()}{problem[1:]}, got {error['input']!r}{nearest}"
+
+
+def _members(annotation: Any) -> list[Enum]:
+    """Return the members of an enum that an option may have: all of them, or those of a ``Literal``."""
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return list(annotation)
+    values = get_args(annotation) if get_origin(annotation) is Literal else ()
+    return [value for value in values if isinstance(value, Enum)]

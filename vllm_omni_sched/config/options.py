@@ -2,7 +2,7 @@
 
 import re
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -209,7 +209,7 @@ class OmniSchedConfig(BaseModel):
     slo_metrics: bool = Field(
         False, description="Measure TTFT, inter-token latency and goodput by class; costs some microseconds per step."
     )
-    batch_control: ControlMode = Field(
+    batch_control: Literal[ControlMode.OFF, ControlMode.PID, ControlMode.AIMD] = Field(
         ControlMode.OFF, description="Controller of the number of running requests, from the step time."
     )
     batch_min: int = Field(1, ge=1, description="Least number of running requests under `batch_control`.")
@@ -320,11 +320,6 @@ class OmniSchedConfig(BaseModel):
             raise ValueError(
                 "options 'encode_rounds' and 'encode_ahead' exclude each other: encodes in the lane do not "
                 "delay decodes, so that rounds have nothing to save; leave one of them out"
-            )
-        if self.batch_control in (ControlMode.ADAPTIVE, ControlMode.LEARNED):
-            raise ValueError(
-                f"option 'batch_control' must be 'off', 'pid' or 'aimd': '{self.batch_control.value}' is for "
-                "prefill_control alone"
             )
         return self
 
