@@ -29,7 +29,7 @@ def test_every_attribute_is_published_exactly_once():
 def test_every_attribute_is_counted_by_the_engine():
     """A metric that nobody counts would read 0 for ever and mislead whoever looks at it."""
     package = Path(vllm_omni_sched.__file__).parent
-    counting = (*package.glob("engine/*.py"), *package.glob("core/engine/*.py"), package / "monitor" / "slo.py")
+    counting = (*package.glob("engine/**/*.py"), *package.glob("core/engine/*.py"), package / "monitor" / "slo.py")
     engine = "".join(path.read_text() for path in counting)
     attributes = [field.name for field in dataclasses.fields(SchedulerMetrics)]
     assert [
