@@ -147,7 +147,9 @@ def test_operations_that_were_not_counted_have_no_row() -> None:
     assert "GPUs" not in text
 
 
-@pytest.mark.parametrize("name", ["paper", "paper-points", "paper-concurrency", "paper-decoding", "paper-throughput"])
+@pytest.mark.parametrize(
+    "name", ["paper", "paper-points", "paper-concurrency", "paper-decoding", "paper-slo", "paper-throughput"]
+)
 def test_no_share_of_a_result_is_above_all(name) -> None:
     for one in (paper_tables.study(name) or {"results": []})["results"]:
         parts = [part for stage in one["summary"]["utilisation"].values() for part in stage.values()]
@@ -161,9 +163,12 @@ def test_the_headline_names_the_extremes() -> None:
         *searched("72B: stock at its best", 1.0, 1.0),
         *searched("72B: ours at its best", 1.1, 1.1),
     )
-    text = paper_tables.headline(found, found)
-    assert "serves 1.1 (72B) to 2.5 times (7B) the requests within the SLO" in text
-    assert "and 1.1 to 2.5 times the throughput" in text
+    factors = body(*searched("7B: stock at its best", 0.6, 0.6), *searched("7B: ours at its best", 0.4, 0.4))
+    text = paper_tables.headline(found, factors, found)
+    assert "serves 1.10 (72B) to 2.50 times (7B) the requests within the SLO" in text
+    assert "or keeps an SLO 1.50 to 1.50 times as tight" in text
+    assert "and has 1.10 to 2.50 times the throughput" in text
+    assert "SLO, and has" in paper_tables.headline(found, None, found)
 
 
 def test_how_busy_stages_were() -> None:
