@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import subprocess
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
@@ -36,6 +39,15 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     killed: list[int] = []
     monkeypatch.setattr(processes, "kill", lambda found: killed.extend(one.pid for one in found))
     return killed
+
+
+async def stopped(pid: int) -> None:
+    """Wait until the kernel has stopped a process."""
+    for _ in range(1000):
+        if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+            return
+        await asyncio.sleep(0.005)
+    pytest.fail(f"process {pid} was not stopped")
 
 
 def hanging(rig: Rig, stage_id: int, replica_id: int, process: Any) -> None:
@@ -199,6 +211,38 @@ async def test_a_stage_that_waits_for_the_one_before_does_not_hang(sleeping: Any
         rig.at(1)["a"].say("a", [8])  # so that the silence of this stage is known
         await seconds(rig, 20, each=60.0)
         assert counted(rig, 1) == 1
+
+
+@pytest.mark.parametrize("async_chunk", [True, False])
+async def test_a_stopped_one_that_may_not_have_sent_its_last_output_hangs(
+    sleeping: Any, ended: list[int], async_chunk: bool
+) -> None:
+    second = StageSpec(replicas=2, final_output=True, edge=True)
+    async with Rig(StageSpec(), second, async_chunk=async_chunk, **hang_after(5.0)) as rig:
+        hanging(rig, 0, 0, sleeping)
+        await learned(rig, 1)
+        await rig.ask("a", LONG)
+        await rig.finish(0, "a")
+        await seconds(rig, 20, each=20.0)
+        assert (counted(rig), ended) == (0, [])  # it has nothing to do, and lives
+        sleeping.send_signal(signal.SIGSTOP)
+        await stopped(sleeping.pid)
+        await seconds(rig, 20, each=20.0)
+        assert (counted(rig), ended) == (1, [sleeping.pid])
+        assert incidents(rig, (0, 0))["suspected"] == 1
+
+
+async def test_a_stopped_one_that_owes_nothing_is_left_alone(sleeping: Any, ended: list[int]) -> None:
+    async with Rig(StageSpec(), TWO, async_chunk=True, **hang_after(5.0)) as rig:
+        hanging(rig, 0, 0, sleeping)
+        await learned(rig, 1)
+        await rig.ask("a", LONG)
+        await rig.finish(0, "a")
+        await rig.finish(1, "a")
+        sleeping.send_signal(signal.SIGSTOP)
+        await stopped(sleeping.pid)
+        await seconds(rig, 20, each=20.0)
+        assert (counted(rig), ended) == (0, [])
 
 
 async def test_vllm_omni_is_told_if_it_does_not_notice(

@@ -30,9 +30,12 @@ class HangDetector:
 
     1. The work of a replica counts once the earlier stages are done with it: in async-chunk mode, a stage that is
        fed by a hanging one does not hang.
-    2. A replica that hangs (`Silence`) gets no new work until it sends or computes something.
-    3. If it hangs for ``hang_seconds`` more, its processes are killed, and recovery treats it as dead.
-    4. Replicas whose processes run on another host are not checked.
+    2. A replica has work, too, while one of its processes is stopped and an output that it has reported may not have
+       been sent to the next stage: it sends outputs after it has reported them. Unless stopped it is not checked for
+       that, because a replica that has sent everything is as silent.
+    3. A replica that hangs (`Silence`) gets no new work until it sends or computes something.
+    4. If it hangs for ``hang_seconds`` more, its processes are killed, and recovery treats it as dead.
+    5. Replicas whose processes run on another host are not checked.
     """
 
     def __init__(self, orchestrator: ScheduledOrchestrator, config: StageSchedConfig) -> None:
@@ -82,7 +85,7 @@ class HangDetector:
         key, name = (pool.stage_id, replica_id), self._names[pool.stage_id]
         started = processes.pids_of(pool.clients[replica_id])
         works = [work for work in pool.queue.running.values() if work.replica_id == replica_id and self._fed(work)]
-        work = bool(started) and bool(works)
+        work = bool(started) and (bool(works) or self._stopped_and_owes(key, started))
         silent = self._silence.silent_seconds(name, replica_id, now)
         computes = False
         if work and silent >= self._options.interval_seconds:
@@ -91,6 +94,11 @@ class HangDetector:
             self._used.pop(key, None)
         expected = max((one.cost_seconds for one in works), default=0.0)
         self._silence.observe(name, replica_id, now, work=work, computes=computes, expected_seconds=expected)
+
+    def _stopped_and_owes(self, key: tuple[int, int], started: list[int]) -> bool:
+        if not self._orchestrator.recovery.handovers.of_replica(*key):
+            return False
+        return processes.any_stopped(processes.with_children(started))
 
     def _fed(self, work: Work) -> bool:
         before = self._orchestrator.stage_pools[: work.stage_id]

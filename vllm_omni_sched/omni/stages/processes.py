@@ -84,6 +84,17 @@ def cpu_seconds(processes: list[psutil.Process]) -> float | None:
     return used
 
 
+def any_stopped(processes: list[psutil.Process]) -> bool:
+    """Return whether a signal or a debugger has stopped one of the processes."""
+    for process in processes:
+        try:
+            if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                return True
+        except psutil.Error:
+            continue
+    return False
+
+
 def kill(processes: list[psutil.Process]) -> None:
     """Kill the processes, even stopped ones."""
     for process in processes:
