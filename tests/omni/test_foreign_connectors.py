@@ -58,7 +58,7 @@ def test_what_a_connector_raises_is_an_error_of_ours() -> None:
     path = ForeignTransport("bad", Refusing(RuntimeError("out of order")))
     with pytest.raises(NoRoomError, match=r"refused \d+ bytes on edge a->b: out of order"):
         path.put(make_message(AB, "k", 1))
-    with pytest.raises(RendezvousError, match="path bad failed to get message 'k' of edge a->b: out of order"):
+    with pytest.raises(RendezvousError, match="transport bad failed to get message 'k' of edge a->b: out of order"):
         path.get(AB, "k")
 
 

@@ -52,14 +52,16 @@ MIB = 1 << 20
 
 
 def shared_memory() -> Transport:
-    return foreign_ways({"shm": ForeignOptions(name="SharedMemoryConnector", distance=0)}, [], {"stage_id": 0})[0].path
+    return foreign_ways({"shm": ForeignOptions(name="SharedMemoryConnector", distance=0)}, [], {"stage_id": 0})[
+        0
+    ].transport
 
 
 def transfer_engine(mail: Transport) -> Transport:
     """Over tcp; its pool on "cpu:0" is memory that is not pinned, which takes a GPU."""
     extra = {"host": "127.0.0.1", "protocol": "tcp", "memory_pool_device": "cpu:0", "memory_pool_size": 192 * MIB}
     options = ForeignOptions(name="MooncakeTransferEngineConnector", extra=extra)
-    return foreign_ways({"te": options}, [Way(mail, 0)], {"stage_id": 0})[0].path
+    return foreign_ways({"te": options}, [Way(mail, 0)], {"stage_id": 0})[0].transport
 
 
 @pytest.fixture
@@ -105,7 +107,7 @@ def test_altered_bytes_are_an_error_where_a_path_leaves_the_host_or_it_was_asked
     distance: int, asked: bool | None, looks: bool
 ) -> None:
     options = ForeignOptions(name="SharedMemoryConnector", distance=distance, checksum=asked)
-    with closing(foreign_ways({"shm": options}, [], {"stage_id": 0})[0].path) as path:
+    with closing(foreign_ways({"shm": options}, [], {"stage_id": 0})[0].transport) as path:
         with Medium() as medium:
             medium.alters = 0, 9
             put(path, "k", {"x": torch.ones(5000, dtype=torch.uint8)})

@@ -70,9 +70,9 @@ def test_a_page_tells_what_lies_in_which_tier(tmp_path: Path) -> None:
 def test_a_page_tells_which_device_tensors_stayed_and_why_others_did_not() -> None:
     connector, metrics = make("CudaIpcConnector"), ConnectorMetrics()
     metrics.add(connector)
-    connector.path.close()
+    connector.transport.close()
     with place() as root:
-        connector._path = device_path(small(root), max_held_bytes=10_000)
+        connector._transport = device_path(small(root), max_held_bytes=10_000)
         for key in ("a", "b", "c"):
             connector.put("0", "1", key, {"x": torch.zeros(1000)})
             connector.get("0", "1", key if key != "b" else "none")
@@ -131,7 +131,7 @@ def test_an_alarm_is_logged_once_counted_and_in_health_while_it_lasts(
     assert f"unclaimed on edge 0->1 ({path}): 1 messages" in health["reason"]
     assert len([record for record in caplog.records if "unclaimed" in record.message]) == 1
     found = samples(metrics.page().decode())
-    assert found["connector_alarms_total", "0->1 unclaimed", connector.path.name] == 1
+    assert found["connector_alarms_total", "0->1 unclaimed", connector.transport.name] == 1
     connector.get("0", "1", "a")
     assert connector.health()["status"] == "healthy"
     connector.close()

@@ -47,7 +47,7 @@ class World:
             return TieredTransport(tiers, rules, clock=self.clock, background=False)
 
         self.sender, self.receiver = end(), end()
-        self.upper, self.lower = self.sender._paths
+        self.upper, self.lower = self.sender._transports
         self.waiting: dict[Name, tuple[int, float]] = {}  # number, and when it was put
         self.move: Iterator[Stage] | None = None
         self.moving: tuple[Item, Stage] | None = None

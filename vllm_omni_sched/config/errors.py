@@ -107,7 +107,7 @@ class PayloadError(ConnectorError, TypeError):
 
 
 class NoRoomError(ConnectorError):
-    """The path has no room for the message at the moment."""
+    """The transport has no room for the message at the moment."""
 
 
 class ReceiverBehindError(NoRoomError):
@@ -115,7 +115,7 @@ class ReceiverBehindError(NoRoomError):
 
 
 class MessageTooLargeError(NoRoomError):
-    """The message is larger than the path can ever hold."""
+    """The message is larger than the transport can ever hold."""
 
 
 class CorruptMessageError(ConnectorError):

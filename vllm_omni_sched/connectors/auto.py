@@ -1,4 +1,4 @@
-"""All paths of this package, combined into one from options."""
+"""Construction of the transport that the options of OmniAutoConnector describe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vllm_omni_sched.connectors.transport import Transport
 
 
 class ForeignOptions(BaseModel):
-    """Options of one of vLLM-Omni's own connectors as a path. Unknown keys are errors."""
+    """Options of one of vLLM-Omni's own connectors as a transport. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -37,23 +37,27 @@ class ForeignOptions(BaseModel):
         "default: those to other hosts do.",
     )
     mail: str | None = Field(
-        None, description="Path that tells receivers where a message lies, where it needs that; default: the farthest."
+        None,
+        description="Transport that tells receivers where a message is, if the connector needs that; default: the one "
+        "with the largest distance.",
     )
 
 
 def tiered_transport(
     first: Transport, arena: ArenaOptions | None, mooncake: MooncakeOptions | None, options: TiersOptions
 ) -> TieredTransport:
-    """The tiers that the options ask for, below ``first``, which is made of an arena, or a Mooncake store, or both.
+    """Return the tiers that the options enable, below ``first``, which consists of an arena, a Mooncake store or both.
 
     Raises:
-        ConfigError: they cannot be; see also `MooncakeTransport` and `DiskTransport`.
+        ConfigError: the options cannot be combined; see also `MooncakeTransport` and `DiskTransport`.
         RendezvousError: the directory of the disk cannot be used, or there is no Mooncake master.
     """
     if arena is None:
         raise ConfigError("option `tiers`: the tier above them is the arena, and `arena` is null; set one of them")
     if mooncake is not None and options.mooncake is not None:
-        raise ConfigError("option `tiers`: Mooncake is the path between hosts or a tier; unset one of both `mooncake`")
+        raise ConfigError(
+            "option `tiers`: Mooncake is the transport between hosts or a tier; unset one of both `mooncake`"
+        )
     _check_ages({"arena": arena, "mooncake": mooncake, **_below(options)}, options.ttl_seconds)
     tiers = [Tier(first, {kind.value: arena.pool(kind).max_bytes for kind in Modality})]
     with contextlib.ExitStack() as undo:
@@ -65,25 +69,27 @@ def tiered_transport(
                 tiers.append(Tier(DiskTransport(disk), {"": disk.max_bytes}))
             else:
                 continue
-            undo.callback(tiers[-1].path.close)
-        path = TieredTransport(tiers, options, arena.max_inflight, arena.window_size)
+            undo.callback(tiers[-1].transport.close)
+        transport = TieredTransport(tiers, options, arena.max_inflight, arena.window_size)
         undo.pop_all()
-    return path
+    return transport
 
 
 def _below(options: TiersOptions) -> dict[str, MooncakeOptions | DiskOptions | None]:
     return {f"tiers.{name}": options.mooncake if name == "mooncake" else options.disk for name in options.order}
 
 
-def _check_ages(paths: Mapping[str, ArenaOptions | MooncakeOptions | DiskOptions | None], ttl_seconds: float) -> None:
-    """Refuse a tier that drops messages before the tiers' age: they would count as received, and distort expected
-    waits.
+def _check_ages(limits: Mapping[str, ArenaOptions | MooncakeOptions | DiskOptions | None], ttl_seconds: float) -> None:
+    """Raise `ConfigError` if a tier drops messages before `tiers.ttl_seconds`.
+
+    Such messages would count as received, and distort expected waits.
     """
-    for name, path in paths.items():
-        if path is not None and path.ttl_seconds < ttl_seconds:
+    for name, options in limits.items():
+        if options is not None and options.ttl_seconds < ttl_seconds:
             raise ConfigError(
-                f"option `{name}.ttl_seconds` ({path.ttl_seconds:g}) is below `tiers.ttl_seconds` ({ttl_seconds:g}): "
-                "messages that it drops would count as got; raise the first, or lower the second"
+                f"option `{name}.ttl_seconds` ({options.ttl_seconds:g}) is below `tiers.ttl_seconds` "
+                f"({ttl_seconds:g}): messages that it drops would count as received; raise the first, or lower "
+                "the second"
             )
 
 
@@ -91,25 +97,26 @@ HOST, NETWORK = 0, 1  # distances
 
 
 class AutoOptions(RoutingOptions):
-    """Options of all paths. Unknown keys are errors."""
+    """Options of all transports. Unknown keys are errors."""
 
-    arena: ArenaOptions | None = Field(ArenaOptions(), description="Options of the path within a host; null for none.")
+    arena: ArenaOptions | None = Field(
+        ArenaOptions(), description="Options of the transport within a host; null for none."
+    )
     cuda_ipc: CudaIpcOptions | None = Field(
         None,
         description="Options of device tensors that stay on their device; null to send them through host "
-        "memory. With them "
-        "the path within a host is named 'cuda_ipc', not 'arena'.",
+        "memory. If set, the transport within a host is named 'cuda_ipc', not 'arena'.",
     )
-    mooncake: MooncakeOptions | None = Field(None, description="Options of the path between hosts; null for none.")
+    mooncake: MooncakeOptions | None = Field(None, description="Options of the transport between hosts; null for none.")
     compression: CompressionOptions = Field(
-        CompressionOptions(), description="Compression of buffers on paths between hosts."
+        CompressionOptions(), description="Compression of buffers on transports between hosts."
     )
     tiers: TiersOptions | None = Field(
         None,
-        description="Storage for messages that these paths have no room for, or that wait for long; null for none.",
+        description="Storage for messages that do not fit into these transports, or that wait for long; null for none.",
     )
     foreign: dict[str, ForeignOptions] = Field(
-        default_factory=dict, description="vLLM-Omni's own connectors as further paths, by names of your choice."
+        default_factory=dict, description="vLLM-Omni's own connectors as further transports, by names of your choice."
     )
     put_timeout_seconds: Seconds = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
 
@@ -120,14 +127,14 @@ MoreWays = Callable[[Sequence[Way]], Iterable[Way]]
 def auto_transport(
     options: AutoOptions, more: MoreWays | None = None, stage: str | None = None, replica: int = 0
 ) -> Transport:
-    """Return the path that the options ask for.
+    """Return the transport that the options describe.
 
     Args:
-        more: makes additional paths, given those of this package.
+        more: makes additional transports, given those of this package.
         stage, replica: the stage replica that this process serves; announced to others of the same arena.
 
     Raises:
-        ConfigError: the options name no path, or one that cannot work.
+        ConfigError: the options name no transport, or one that cannot work.
         RendezvousError: the arena's directory cannot be used, or no Mooncake master answers.
     """
     if options.cuda_ipc is not None and options.arena is None:
@@ -148,13 +155,13 @@ def auto_transport(
                 else CudaIpcTransport(options.cuda_ipc, options.arena)
             )
             ways.append(Way(arena, HOST))
-            undo.callback(ways[-1].path.close)
+            undo.callback(ways[-1].transport.close)
         if options.mooncake is not None:
             ways.append(Way(MooncakeTransport(options.mooncake), NETWORK))
-            undo.callback(ways[-1].path.close)
+            undo.callback(ways[-1].transport.close)
         for way in more(ways) if more is not None else ():
             ways.append(way)
-            undo.callback(way.path.close)
+            undo.callback(way.transport.close)
         if arena is not None and len(ways) > 1:  # there is something to choose from
             presence = Presence(arena.directory)
             undo.callback(presence.close)
@@ -162,9 +169,9 @@ def auto_transport(
                 presence.announce(stage, replica)
         far = any(way.distance for way in ways)
         compressor = Compressor(options.compression) if far else None
-        path: Transport = RoutedTransport(ways, options, compressor, presence=presence)
+        transport: Transport = RoutedTransport(ways, options, compressor, presence=presence)
         if options.tiers is not None:
-            first = path if len(ways) > 1 else ways[0].path  # one path needs no routing
-            path = tiered_transport(first, options.arena, options.mooncake, options.tiers)
+            first = transport if len(ways) > 1 else ways[0].transport  # a single transport needs no routing
+            transport = tiered_transport(first, options.arena, options.mooncake, options.tiers)
         undo.pop_all()
-    return path
+    return transport

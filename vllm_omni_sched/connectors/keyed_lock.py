@@ -1,4 +1,4 @@
-"""A lock per name: one thread at a time works on a name, while others work on other names."""
+"""Lock per name: one thread at a time works on a name, while others work on other names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class KeyedLock:
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._busy: set[bytes] = set()  # names with which somebody is at work
+        self._busy: set[bytes] = set()  # names that are locked
 
     @contextmanager
     def alone(self, name: bytes, wait: bool = True) -> Iterator[bool]:

@@ -14,7 +14,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 class LatencyHistogram:
-    """A histogram of seconds. Several threads may observe; a lost count does not matter to quantiles.
+    """Histogram of durations. Several threads may observe; a lost count does not matter to quantiles.
 
     Attributes:
         sum: the sum of all observations, in seconds.
@@ -37,11 +37,11 @@ class LatencyHistogram:
 
     @property
     def count(self) -> int:
-        """The number of observations."""
+        """Return the number of observations."""
         return sum(self._counts)
 
     def quantile(self, q: float) -> float | None:
-        """Return the value of that rank, 0 < q <= 1, in seconds; None without observations."""
+        """Return the quantile ``q``, 0 < q <= 1, in seconds; None without observations."""
         counts = self._counts.copy()
         rank, seen = q * sum(counts), 0
         for number, count in enumerate(counts, SHORTEST * STEPS):

@@ -1,4 +1,4 @@
-"""Closes paths when their process ends, and abandons them in forked children."""
+"""Closing of transports when their process ends, and abandoning of them in forked children."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Ending(Protocol):
-    """An object that can be closed or abandoned."""
+    """Object that can be closed or abandoned."""
 
     def close(self) -> None: ...
 
@@ -17,9 +17,10 @@ class Ending(Protocol):
 
 
 class Lifetimes:
-    """Tracks the paths of one kind, which are closed when the process ends, and abandoned in its forked children.
+    """Set of the transports of one kind: closed when the process ends, and abandoned in its forked children.
 
-    Instances made later are closed sooner: a kind that uses another must make its instance after it.
+    Instances of this class that are created later are closed sooner: a kind of transport that uses another one must
+    create its instance after that one.
     """
 
     def __init__(self) -> None:
@@ -27,14 +28,14 @@ class Lifetimes:
         os.register_at_fork(after_in_child=self._abandon)
         atexit.register(self._close)
 
-    def add(self, path: Ending) -> None:
-        """Track this path, too, as long as it exists."""
-        self._there.add(path)
+    def add(self, transport: Ending) -> None:
+        """Track a transport as long as it exists."""
+        self._there.add(transport)
 
     def _abandon(self) -> None:
-        for path in list(self._there):
-            path.abandon()
+        for transport in list(self._there):
+            transport.abandon()
 
     def _close(self) -> None:
-        for path in list(self._there):
-            path.close()
+        for transport in list(self._there):
+            transport.close()

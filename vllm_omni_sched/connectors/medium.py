@@ -1,4 +1,4 @@
-"""The life of a message, the same in every medium: put, wait, get, withdraw, close, fork, health, back-pressure."""
+"""Base class of transports: put, get, withdraw, close, fork, health and back-pressure, the same in every medium."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Credit(Protocol):
 
 
 class Refusal(NamedTuple):
-    """Why a medium does not take a message.
+    """Reason why a medium does not take a message.
 
     Attributes:
         error: what `put` raises after its deadline; `MessageTooLargeError` at once.
@@ -74,7 +74,7 @@ class Refusal(NamedTuple):
 
 
 class _StandingRefusal(NamedTuple):
-    """Why the last put of an edge failed. It stands, and the transport is sick, until the number changes."""
+    """Reason why the last put of an edge failed. The transport is sick until the number changes."""
 
     why: str
     until: Callable[[], int]
@@ -85,7 +85,7 @@ _lifetimes = Lifetimes()
 
 
 class MediumTransport(Transport):
-    """Carries messages through one medium. The medium moves bytes; everything else in the life of a message is here.
+    """Transport of messages through one medium: the medium moves bytes, this class does everything else.
 
     1. `put` tries until the medium takes the message or the deadline has passed, with growing pauses. A message that
        can never fit is refused at once. A refused message is counted.
@@ -105,17 +105,17 @@ class MediumTransport(Transport):
     """
 
     title: ClassVar[str]
-    """What errors call it, such as "the arena"."""
+    """Name of the transport in errors, such as "the arena"."""
     lost: ClassVar[tuple[str, ...]]
-    """Facts that count losses."""
+    """Names of the facts that count losses."""
     first_wait: ClassVar[float]
     longest_wait: ClassVar[float]
-    """Seconds between two attempts to put, doubled each time."""
+    """Shortest and longest pause between two attempts to put, in seconds; doubled each time."""
 
     def __init__(self, clock: Clock, sleep: Callable[[float], None], credit: Credit | None = None) -> None:
         self._clock, self._sleep = clock, sleep
         self._credit = credit if credit is not None and (credit.max_inflight or credit.window_size) else None
-        self._closed = ""  # what closed it, for messages
+        self._closed = ""  # what closed it, for errors
         self._refusals: dict[Edge, _StandingRefusal] = {}
         self._losses = RecentLosses(self.lost, clock)
         self._make_locks()
@@ -248,7 +248,7 @@ class MediumTransport(Transport):
         why = f"edge {edge} has {held} not received yet (limits `max_inflight`, `window_size`)"
         return Refusal(ReceiverBehindError, why)
 
-    # what a medium does
+    # methods that a medium implements
 
     @property
     @abstractmethod
@@ -269,7 +269,7 @@ class MediumTransport(Transport):
 
     @abstractmethod
     def _receive(self, edge: Edge, key: str) -> Arrival | None:
-        """Return the message if it is there."""
+        """Return the message; None if the medium has none of that name yet."""
 
     @abstractmethod
     def _holds(self, name: bytes) -> bool:
@@ -296,7 +296,7 @@ class MediumTransport(Transport):
         return {}
 
     def _look_after(self) -> None:
-        """Do what is due from time to time; called before each health report."""
+        """Do periodic work; called before each health report."""
         self._reap(None)
 
     @abstractmethod
@@ -304,7 +304,7 @@ class MediumTransport(Transport):
         """Return numbers for `Health.facts`, also of a closed transport."""
 
     def _trouble(self) -> str:
-        """Return why the medium takes nothing now, "" if it does."""
+        """Return why the medium takes no messages now, "" if it takes them."""
         return ""
 
     def _warnings(self, facts: Mapping[str, Any]) -> list[str]:
@@ -312,7 +312,7 @@ class MediumTransport(Transport):
         return []
 
     def _before_close(self) -> None:
-        """Prepare to be closed, still open."""
+        """Prepare for closing, while the transport is still open."""
 
     @abstractmethod
     def _close(self) -> None:

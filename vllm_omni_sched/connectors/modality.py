@@ -1,4 +1,4 @@
-"""The kind of data in a message."""
+"""Kinds of data in messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SAMPLES = {"int16"}
 
 
 class Modality(str, Enum):
-    """The kind of data in a message, which determines its pool."""
+    """Kind of data in a message, which determines its pool."""
 
     TEXT = "text"
     IMAGE = "image"

@@ -1,4 +1,4 @@
-"""Messages with their buffers compressed."""
+"""Compression of the buffers of messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm_omni_sched.connectors.framing import PACKED, Message
 
 
 def pack(message: Message, compressor: Compressor, link_bytes_per_second: float | None) -> Message:
-    """Return the message, or a compressed one that is sent in less time; the original is not changed."""
+    """Return the message, or a compressed copy that is sent in less time; the original is not changed."""
     if not message.payload_bytes or message.flags & PACKED:
         return message
     buffers = [buffer_of(one) for one in message.buffers]

@@ -12,7 +12,7 @@ RECENT_SECONDS = 60.0
 
 
 class RecentLosses:
-    """Monotonic counts, and when one of them last grew, as far as that was observed.
+    """Monotonic counts, and the time when one of them was last observed to grow.
 
     Args:
         names: names of the counts.

@@ -1,4 +1,4 @@
-"""The interface of a transport, which carries messages from one stage to another."""
+"""Interface of transports, which carry messages from one stage to another."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Health:
 
 @dataclass(frozen=True)
 class Lease:
-    """A message that its sender withholds from receivers, to move it elsewhere. If the sender dies, they can get it.
+    """Message that its sender withholds from receivers, to move it elsewhere; available again if the sender dies.
 
     Call one of the two functions, once. ``consume``: the message was moved, or is not needed any more. ``give_back``:
     receivers can get it again; returns whether they can.
@@ -44,7 +44,7 @@ class Lease:
 
 
 class InFlight(NamedTuple):
-    """A message in flight: its time, in seconds of the monotonic clock, and its size."""
+    """Message in flight: its time, in seconds of the monotonic clock, and its size."""
 
     since: float
     nbytes: int
@@ -52,7 +52,7 @@ class InFlight(NamedTuple):
 
 @dataclass
 class Traffic:
-    """The traffic of one edge, as its sender sees it.
+    """Traffic of one edge, as its sender sees it.
 
     Attributes:
         waiting: messages that were not received, with the times when they were put.
@@ -74,7 +74,7 @@ class Traffic:
 
 
 class Transport(ABC):
-    """Carries messages from one stage to another.
+    """Transport of messages from one stage to another.
 
     1. A message is addressed by edge and key alone: no result of `put` has to reach the receiver.
     2. A message is received at most once by receivers that live; if one dies while it holds a message, the message can
@@ -110,13 +110,13 @@ class Transport(ABC):
         Its tensors may be views of the transport's memory, which is kept until all of them are dropped.
 
         Raises:
-            CorruptMessageError: it is not what was put; it is dropped.
+            CorruptMessageError: the message is damaged; it is dropped.
             RendezvousError: the transport cannot search for messages.
             TransportClosedError: after `close`.
         """
 
     def holds(self, edge: Edge, key: str) -> bool:
-        """Return whether a message of this process waits there, not received yet; True if a transport cannot tell."""
+        """Return whether a message of this process was not received yet; True if the transport cannot tell."""
         return True
 
     def lease(self, edge: Edge, key: str) -> Lease | None:
@@ -125,7 +125,7 @@ class Transport(ABC):
         By default, the message is received, and giving it back puts it again.
 
         Raises:
-            CorruptMessageError: it is not what was put; it is dropped.
+            CorruptMessageError: the message is damaged; it is dropped.
             TransportClosedError: after `close`.
         """
         arrival = self.get(edge, key)
@@ -139,7 +139,7 @@ class Transport(ABC):
         Transports that can do this without reading the message override it.
 
         Raises:
-            RendezvousError: it could not be taken back, and may still be received.
+            RendezvousError: the message could not be taken back, and may still be received.
             TransportClosedError: after `close`.
         """
         lease = self.lease(edge, key)
@@ -149,8 +149,9 @@ class Transport(ABC):
 
     @abstractmethod
     def discard(self, key: str) -> int:
-        """Take back the messages of this process under ``key``, on any edge; return how many. Received ones
-        stay valid.
+        """Take back the messages of this process under ``key``, on any edge; return how many.
+
+        Received messages stay valid.
         """
 
     @abstractmethod

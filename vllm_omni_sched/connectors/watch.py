@@ -22,19 +22,19 @@ class WatchOptions(BaseModel):
     stall_seconds: Seconds = Field(
         10.0,
         gt=0,
-        description="An edge from which nothing is got for so long, while messages come, is stalled.",
+        description="Time without a received message, while messages are put, after which an edge is stalled.",
     )
     leak_seconds: Seconds = Field(
-        300.0, gt=0, description="A message that is held for so long, or left behind, counts as leaked."
+        300.0, gt=0, description="Time after which a message that is held, or was not received, counts as leaked."
     )
 
 
 class Alarm(str, Enum):
     """A problem of an edge."""
 
-    STALL = "stall"  # messages come, and none is got
-    HELD = "held"  # receivers have got messages and do not let go of them
-    UNCLAIMED = "unclaimed"  # messages that later ones have overtaken, or that nobody has wanted for long
+    STALL = "stall"  # messages are put, and none is received
+    HELD = "held"  # receivers keep messages that they have received
+    UNCLAIMED = "unclaimed"  # later messages were received before them, or they have waited for long
 
 
 ADVICE = {
@@ -46,10 +46,10 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class Finding:
-    """An alarm: number and bytes of an edge's messages, and the age of the oldest."""
+    """Alarm with the number and bytes of an edge's messages, and the age of the oldest."""
 
     alarm: Alarm
-    path: str
+    transport: str
     edge: Edge
     messages: int
     nbytes: int
@@ -57,18 +57,18 @@ class Finding:
 
     @property
     def where(self) -> tuple[Alarm, str, Edge]:
-        """The key by which it is the same as an earlier finding."""
-        return self.alarm, self.path, self.edge
+        """Return the key by which a finding is the same as an earlier one."""
+        return self.alarm, self.transport, self.edge
 
     def __str__(self) -> str:
         return (
-            f"{self.alarm.value} on edge {self.edge} ({self.path}): {self.messages} messages, {self.nbytes} bytes, the "
-            f"oldest for {self.oldest_seconds:.0f} s; {ADVICE[self.alarm]}"
+            f"{self.alarm.value} on edge {self.edge} ({self.transport}): {self.messages} messages, "
+            f"{self.nbytes} bytes, the oldest for {self.oldest_seconds:.0f} s; {ADVICE[self.alarm]}"
         )
 
 
 class Watch:
-    """Remembers findings, so that each occurrence is reported once.
+    """Watch that remembers findings, so that each occurrence is reported once.
 
     1. An edge is *stalled* when a message has waited for `stall_seconds`, another was put after it, and none was got
        since. It remains so until one is got or none waits. Messages of before do not count: they may have been left
@@ -85,7 +85,7 @@ class Watch:
 
     def look(self, traffic: Mapping[tuple[str, Edge], Traffic], now: float) -> list[Finding]:
         """Return the findings that are new."""
-        stalled = {(path, edge) for alarm, path, edge in self.current if alarm is Alarm.STALL}
+        stalled = {(transport, edge) for alarm, transport, edge in self.current if alarm is Alarm.STALL}
         found = {one.where: one for one in findings(traffic, self.options, stalled, now)}
         new = [one for where, one in found.items() if where not in self.current]
         self.counts.update((one.alarm, one.edge) for one in new)
@@ -101,15 +101,20 @@ def findings(
 ) -> list[Finding]:
     """Return all findings, by the rules of `Watch`; ``stalled`` are the edges that were stalled before."""
     found = []
-    for (path, edge), one in traffic.items():
+    for (transport, edge), one in traffic.items():
         stuck = {
-            Alarm.STALL: _stalled(one, options.stall_seconds, (path, edge) in stalled, now),
+            Alarm.STALL: _stalled(one, options.stall_seconds, (transport, edge) in stalled, now),
             Alarm.HELD: [held for held in one.held if now - held.since > options.leak_seconds],
             Alarm.UNCLAIMED: _unclaimed(one, options.leak_seconds, now),
         }
         found += [
             Finding(
-                alarm, path, edge, len(some), sum(m.nbytes for m in some), now - min(message.since for message in some)
+                alarm,
+                transport,
+                edge,
+                len(some),
+                sum(m.nbytes for m in some),
+                now - min(message.since for message in some),
             )
             for alarm, some in stuck.items()
             if some

@@ -1,4 +1,4 @@
-"""`OmniAutoConnector` chooses the path of each message by size and distance."""
+"""`OmniAutoConnector` chooses the transport of each message by size, distance and measured cost."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def _served(engine: dict[str, Any]) -> tuple[str | None, int]:
 def _more(options: AutoOptions, engine: dict[str, Any]) -> MoreWays | None:
     if not options.foreign:
         return None
-    from vllm_omni_sched.omni.foreign_transport import foreign_ways  # and with it, what they need
+    from vllm_omni_sched.omni.foreign_transport import foreign_ways  # imported only if needed, with its requirements
 
     return lambda ours: foreign_ways(options.foreign, ours, engine)

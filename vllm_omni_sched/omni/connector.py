@@ -23,7 +23,7 @@ from vllm_omni_sched.omni.payloads import pack, unpack
 logger = get_logger(__name__)
 
 REAPED = 64  # messages checked in one `reap_consumed`
-SHORTEST_LOOK, LONGEST_LOOK = 50e-6, 1e-3  # seconds between two polls for a message
+SHORTEST_POLL, LONGEST_POLL = 50e-6, 1e-3  # seconds between two polls for a message
 
 
 @lru_cache(maxsize=1024)
@@ -32,36 +32,36 @@ def _edge(from_stage: str, to_stage: str) -> Edge:
 
 
 class TransportConnector(SharedMemoryConnector):
-    """Connects stages of vLLM-Omni through one of our transports.
+    """Connector of vLLM-Omni's stages through one of our transports.
 
     It subclasses SharedMemoryConnector because vLLM-Omni withdraws the messages of an aborted request from no other
     class (`OmniChunkTransferAdapter._queue_shm_cleanup_locked`).
 
     Args:
         config: ``extra`` of the connector in the stage config, with the keys that vLLM-Omni adds.
-        path: makes the path after the options are checked.
+        transport: makes the transport after the options are checked.
         put_timeout_seconds: how long `put` waits for room.
     """
 
-    def __init__(self, config: dict[str, Any], path: Callable[[], Transport], put_timeout_seconds: float) -> None:
+    def __init__(self, config: dict[str, Any], transport: Callable[[], Transport], put_timeout_seconds: float) -> None:
         super().__init__(config)
         self._put_timeout = put_timeout_seconds
         self.watch = Watch(options_from_extra(WatchOptions, config, type(self).__name__, beside=True))
         self._watching = threading.Lock()
-        self.times: dict[tuple[str, str], LatencyHistogram] = {}  # by one of `TIMES` and the path
-        self._path: Transport | None = path()
+        self.times: dict[tuple[str, str], LatencyHistogram] = {}  # by one of `TIMES` and the transport
+        self._transport: Transport | None = transport()
         metrics_of_this_process(self.stage_id).add(self)
 
     @property
-    def path(self) -> Transport:
-        """Return the path that messages take.
+    def transport(self) -> Transport:
+        """Return the transport of all messages.
 
         Raises:
             ConnectorError: the connector could not be made.
         """
-        if self._path is None:
+        if self._transport is None:
             raise ConnectorError("this connector was never opened")
-        return self._path
+        return self._transport
 
     def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, dict[str, Any] | None]:
         """Send a message; return ``(False, 0, None)`` if it cannot be sent, which makes vLLM-Omni fail the request.
@@ -71,15 +71,15 @@ class TransportConnector(SharedMemoryConnector):
         """
         started = monotonic_seconds()
         try:
-            carrier = self.path
+            carrier = self.transport
             message = pack(_edge(from_stage, to_stage), put_key, data)
             carrier.put(message, started + self._put_timeout)
         except ConnectorError as error:
             logger.error("%s: message %r was not sent: %s", type(self).__name__, put_key[:80], error)
             return False, 0, None
-        path = carrier.carrier()
-        self._took("put", path, monotonic_seconds() - started)
-        return True, message.nbytes, {"path": path, "size": message.nbytes}
+        name = carrier.carrier()
+        self._took("put", name, monotonic_seconds() - started)
+        return True, message.nbytes, {"path": name, "size": message.nbytes}
 
     def get(
         self, from_stage: str, to_stage: str, get_key: str, metadata: dict[str, Any] | None = None
@@ -89,15 +89,15 @@ class TransportConnector(SharedMemoryConnector):
         Raises:
             CorruptMessageError: the message is damaged; it is dropped.
         """
-        started, carrier = monotonic_seconds(), self.path
+        started, carrier = monotonic_seconds(), self.transport
         arrival = carrier.get(_edge(from_stage, to_stage), get_key)
         if arrival is None:
             return None
         payload = unpack(arrival)
-        now, path = monotonic_seconds(), carrier.carrier()
-        self._took("get", path, now - started)
+        now, name = monotonic_seconds(), carrier.carrier()
+        self._took("get", name, now - started)
         if arrival.put_at is not None:
-            self._took("transfer", path, now - arrival.put_at)
+            self._took("transfer", name, now - arrival.put_at)
         return payload, arrival.nbytes
 
     def get_with_deadline(
@@ -110,22 +110,22 @@ class TransportConnector(SharedMemoryConnector):
         deadline: float,
     ) -> tuple[Any, int] | None:
         """Return a message like `get`, waiting until ``deadline`` (of the monotonic clock)."""
-        wait = SHORTEST_LOOK
+        wait = SHORTEST_POLL
         while (left := deadline - monotonic_seconds()) > 0:
             found = self.get(from_stage, to_stage, get_key, metadata)
             if found is not None:
                 return found
             sleep_seconds(min(wait, left))
-            wait = min(2 * wait, LONGEST_LOOK)
+            wait = min(2 * wait, LONGEST_POLL)
         return None
 
     def cleanup(self, request_id: str) -> None:
         """Withdraw messages that were put under exactly this key and not received yet."""
-        self.path.discard(request_id)
+        self.transport.discard(request_id)
 
     def reap_consumed(self) -> None:
         """Free the room of messages that were received."""
-        self.path.reap(REAPED)
+        self.transport.reap(REAPED)
 
     def health(self) -> dict[str, Any]:
         """Return the health: ``status`` is "healthy" or the problem, ``reason`` the cause; the rest are numbers."""
@@ -133,27 +133,27 @@ class TransportConnector(SharedMemoryConnector):
         return {"status": health.status.value, "reason": health.reason, **health.facts}
 
     def look(self) -> Health:
-        """Return the health of the path and the findings of the watch, and log new ones; the metrics poll it."""
-        health, now = self.path.health(), monotonic_seconds()
+        """Return the health of the transport and the findings of the watch, and log new ones; the metrics poll it."""
+        health, now = self.transport.health(), monotonic_seconds()
         with self._watching:
-            for finding in self.watch.look(self.path.traffic(), now):
+            for finding in self.watch.look(self.transport.traffic(), now):
                 logger.warning("%s: %s", type(self).__name__, finding)
             found, alarms = list(self.watch.current.values()), self.watch.counts.copy()
         status = Status.DEGRADED if found and health.status is Status.HEALTHY else health.status
         facts = {
             "alarms": {f"{edge} {alarm.value}": count for (alarm, edge), count in alarms.items()},
-            "seconds": {f"{what} {path}": dict(times.facts()) for (what, path), times in list(self.times.items())},
+            "seconds": {f"{what} {name}": dict(times.facts()) for (what, name), times in list(self.times.items())},
         }
         return Health(status, "; ".join(filter(None, [health.reason, *map(str, found)])), health.facts | facts)
 
-    def _took(self, what: str, path: str, seconds: float) -> None:
-        times = self.times.get((what, path))
+    def _took(self, what: str, transport: str, seconds: float) -> None:
+        times = self.times.get((what, transport))
         if times is None:
-            times = self.times.setdefault((what, path), LatencyHistogram())
+            times = self.times.setdefault((what, transport), LatencyHistogram())
         times.observe(seconds)
 
     def close(self) -> None:
         """Release all resources; messages on their way stay available to live receivers."""
-        path = getattr(self, "_path", None)  # `__del__` also calls this when the constructor has failed
-        if path is not None:
-            path.close()
+        transport = getattr(self, "_transport", None)  # `__del__` also calls this when the constructor has failed
+        if transport is not None:
+            transport.close()

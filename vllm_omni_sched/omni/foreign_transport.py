@@ -1,4 +1,4 @@
-"""Use vLLM-Omni's own connectors as paths, which `OmniAutoConnector` chooses for suitable messages."""
+"""Use vLLM-Omni's own connectors as transports, which `OmniAutoConnector` chooses for suitable messages."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ logger = get_logger(__name__)
 
 MAIL = "omni-sched/mail/"
 REMEMBERED = 1 << 14
-"""Most messages, sent or to be fetched, that are remembered."""
+"""Largest number of messages, sent or to be fetched, that are remembered."""
 CLOSING_SECONDS = 2.0
 FAILURES = (RuntimeError, OSError, ValueError)
 """Exceptions that connectors raise instead of returning a failure."""
 
 
 def foreign_ways(options: Mapping[str, ForeignOptions], ours: Sequence[Way], engine: Mapping[str, Any]) -> list[Way]:
-    """Return one path for each connector that the options name.
+    """Return one transport for each connector that the options name.
 
     Args:
-        options: options by the name of the path.
-        ours: paths that can carry metadata (mail).
+        options: options by the name of the transport.
+        ours: transports that can carry metadata (mail).
         engine: the keys that vLLM-Omni adds to ``extra``, which connectors read, too.
 
     Raises:
@@ -61,24 +61,24 @@ def foreign_ways(options: Mapping[str, ForeignOptions], ours: Sequence[Way], eng
             made.append(Way(ForeignTransport(name, _connector(name, wanted, engine), mail, checksum), wanted.distance))
     except BaseException:
         for way in made:
-            way.path.close()
+            way.transport.close()
         raise
     return made
 
 
 class ForeignTransport(Transport):
-    """Sends messages through a connector of vLLM-Omni.
+    """Transport of messages through a connector of vLLM-Omni.
 
-    1. It carries our message as one flat payload, under a key made of edge and key: the same key on two edges
+    1. A message is sent as one flat payload, under a key made of edge and key: the same key on two edges
        names two messages, and any key is valid.
-    2. If its `get` needs the return value of its `put`, that is sent ahead as a small message by another path.
+    2. If its `get` needs the return value of its `put`, that is sent ahead as a small message by another transport.
     3. The fate of a message is unknown: `discard` also counts messages that may have been received, nothing expires,
        and messages that were not received when the connector closes may be lost.
     4. Its calls have no deadlines but the connector's own.
 
     Args:
-        connector: an OmniConnector; it is closed with the path.
-        mail: a path that reaches every receiver, for metadata; None: `get` works by key alone.
+        connector: an OmniConnector; it is closed with the transport.
+        mail: a transport that reaches every receiver, for metadata; None: `get` works by key alone.
         checksum: send checksums of the buffers; received messages are checked if they have them.
     """
 
@@ -135,7 +135,7 @@ class ForeignTransport(Transport):
             found = self._connector.get(edge.source, edge.target, _key(name), metadata)
         except FAILURES as error:
             raise RendezvousError(
-                f"path {self.name} failed to get message {key[:80]!r} of edge {edge}: {error}"
+                f"transport {self.name} failed to get message {key[:80]!r} of edge {edge}: {error}"
             ) from error
         if found is None:
             return None
@@ -190,7 +190,9 @@ class ForeignTransport(Transport):
         closing.start()
         closing.join(CLOSING_SECONDS)
         if closing.is_alive():
-            logger.warning("path %s: close() of its connector did not return in time; continuing without it", self.name)
+            logger.warning(
+                "transport %s: close() of its connector did not return in time; continuing without it", self.name
+            )
 
     def _where(self, edge: Edge, key: str, name: bytes) -> Any:
         """Return the metadata that `put` returned for a message; None if nothing was put yet."""
@@ -244,7 +246,7 @@ class ForeignTransport(Transport):
 
     def _check_open(self, what: str) -> None:
         if self._closed:
-            raise TransportClosedError(f"path {self.name} was closed before this {what}")
+            raise TransportClosedError(f"transport {self.name} was closed before this {what}")
 
 
 def _key(name: bytes) -> str:
@@ -254,21 +256,21 @@ def _key(name: bytes) -> str:
 def _mail(name: str, wanted: ForeignOptions, ours: Sequence[Way]) -> Transport | None:
     if wanted.name not in TRANSFER_ENGINE_CONNECTOR_NAMES and wanted.mail is None:
         return None
-    ways = {way.path.name: way for way in ours}
+    ways = {way.transport.name: way for way in ours}
     if not ways or (wanted.mail is not None and wanted.mail not in ways):
         raise ConfigError(
-            f"option `foreign`: receivers of path {name!r} ({wanted.name}) need the location of messages, sent by "
+            f"option `foreign`: receivers of transport {name!r} ({wanted.name}) need the location of messages, sent by "
             f"`mail: {wanted.mail}`; available are {sorted(ways)}: set `arena` or `mooncake`"
         )
     if wanted.mail is not None:
-        return ways[wanted.mail].path
-    return max(ways.values(), key=lambda way: way.distance).path
+        return ways[wanted.mail].transport
+    return max(ways.values(), key=lambda way: way.distance).transport
 
 
 def _connector(name: str, wanted: ForeignOptions, engine: Mapping[str, Any]) -> Any:
     known = [one for one in OmniConnectorFactory.list_registered_connectors() if one not in CONNECTORS]
     if wanted.name not in known:
-        raise ConfigError(f"option `foreign`: path {name!r} names {wanted.name!r}; vLLM-Omni has {sorted(known)}")
+        raise ConfigError(f"option `foreign`: transport {name!r} names {wanted.name!r}; vLLM-Omni has {sorted(known)}")
     extra = {key: value for key, value in engine.items() if key != "outgoing"} | wanted.extra
     if "outgoing" in engine and "role" not in wanted.extra:
         extra.pop("role", None)  # it also sends
@@ -278,8 +280,8 @@ def _connector(name: str, wanted: ForeignOptions, engine: Mapping[str, Any]) -> 
         return OmniConnectorFactory.create_connector(ConnectorSpec(wanted.name, extra))
     except (ValueError, ImportError, RuntimeError, OSError, msgspec.MsgspecError) as error:
         raise ConfigError(
-            f"option `foreign`: path {name!r} cannot be made: {error}. Install the requirements of {wanted.name} "
-            f"{INSTALL.get(wanted.name, '(see its documentation in vLLM-Omni)')}, or remove the path"
+            f"option `foreign`: transport {name!r} cannot be made: {error}. Install the requirements of {wanted.name} "
+            f"{INSTALL.get(wanted.name, '(see its documentation in vLLM-Omni)')}, or remove the transport"
         ) from error
 
 

@@ -21,19 +21,19 @@ from vllm_omni_sched.monitor.metrics import PREFIX
 
 
 class Source(Protocol):
-    """Gives the metrics what they show of a connector: transport, health, and times by one of `TIMES` and transport."""
+    """Connector as the metrics see it: transport, health, and times by one of `TIMES` and transport."""
 
     times: dict[tuple[str, str], LatencyHistogram]
 
     @property
-    def path(self) -> Transport: ...
+    def transport(self) -> Transport: ...
 
     def look(self) -> Health: ...
 
 
 @dataclass(frozen=True)
 class Fact:
-    """Maps a number of `Health.facts` to a metric with the label ``path``, and one more label for a mapping."""
+    """Metric of a number in `Health.facts`, with the label ``path`` (the transport), and one more for a mapping."""
 
     fact: str
     name: str
@@ -49,7 +49,7 @@ FACTS = (
     Fact("got", "connector_received_messages", CounterMetricFamily, "Messages that this stage has received."),
     Fact("got_bytes", "connector_received_bytes", CounterMetricFamily, "Bytes of received messages."),
     Fact("copied_bytes", "connector_copied_out_bytes", CounterMetricFamily, "Bytes that receivers have copied."),
-    Fact("refused", "connector_refused_messages", CounterMetricFamily, "Messages for which a path had no room."),
+    Fact("refused", "connector_refused_messages", CounterMetricFamily, "Messages for which a transport had no room."),
     Fact("replaced", "connector_replaced_messages", CounterMetricFamily, "Messages whose key was put again."),
     Fact("discarded", "connector_discarded_messages", CounterMetricFamily, "Messages of aborted requests, withdrawn."),
     Fact("expired", "connector_expired_messages", CounterMetricFamily, "Messages that were not received in time."),
@@ -120,7 +120,13 @@ FACTS = (
     Fact("moved", "connector_moved_messages", CounterMetricFamily, "Messages moved between tiers, by reason.", "move"),
     Fact("moved_bytes", "connector_moved_bytes", CounterMetricFamily, "Bytes moved between tiers.", "move"),
     Fact("move_seconds", "connector_move_seconds", CounterMetricFamily, "Time of moves between tiers.", "move"),
-    Fact("served", "connector_routed_messages", CounterMetricFamily, "Messages by edge, path and reason.", "route"),
+    Fact(
+        "served",
+        "connector_routed_messages",
+        CounterMetricFamily,
+        "Messages by edge, transport and reason.",
+        "route",
+    ),
     Fact("alarms", "connector_alarms", CounterMetricFamily, "Stalls and leaks, by edge and kind.", "alarm"),
 )
 
@@ -132,11 +138,11 @@ TIMES = {
         "Time from put() of a message until its receiver has it, within a host.",
     ),
 }
-"""Histograms, with the label ``path``: the path that carried the message."""
+"""Histograms, with the label ``path``: the transport that carried the message."""
 
 
 class ConnectorMetrics(Collector):
-    """Metrics of all connectors of this process: their times, and the facts of their paths, read on each scrape."""
+    """Metrics of all connectors of this process: times, and the facts of their transports, read on each scrape."""
 
     def __init__(self) -> None:
         self._connectors: weakref.WeakSet[Source] = weakref.WeakSet()
@@ -155,10 +161,10 @@ class ConnectorMetrics(Collector):
         """Yield the families of facts and times, summed over connectors."""
         sums: dict[tuple[Fact, tuple[str, ...]], float] = {}
         for connector in list(self._connectors):
-            for path, facts in _by_path(connector.path.name, connector.look().facts):
+            for transport, facts in _by_transport(connector.transport.name, connector.look().facts):
                 for fact in FACTS:
                     for labels, value in _values(fact, facts):
-                        key = (fact, (path, *labels))
+                        key = (fact, (transport, *labels))
                         sums[key] = sums.get(key, 0.0) + value
         for fact in FACTS:
             family = fact.kind(PREFIX + fact.name, fact.help, labels=["path", *([fact.label] if fact.label else [])])
@@ -175,19 +181,19 @@ class ConnectorMetrics(Collector):
                 sums.setdefault(key, LatencyHistogram()).add(times)
         for what, (name, text) in TIMES.items():
             family = HistogramMetricFamily(PREFIX + name, text, labels=["path"])
-            for (of, path), times in sums.items():
+            for (of, transport), times in sums.items():
                 if of == what:
                     buckets = [(str(bound), count) for bound, count in times.buckets()]
-                    family.add_metric([path], [*buckets, ("+Inf", times.count)], sum_value=times.sum)
+                    family.add_metric([transport], [*buckets, ("+Inf", times.count)], sum_value=times.sum)
             yield family
 
 
-def _by_path(name: str, facts: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the facts of a path and of its inner paths."""
+def _by_transport(name: str, facts: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the facts of a transport and of its inner transports."""
     yield name, facts
     for inner, own in facts.items():
         if isinstance(own, dict) and "status" in own:
-            yield from _by_path(inner, own)
+            yield from _by_transport(inner, own)
 
 
 def _values(fact: Fact, facts: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], float]]:

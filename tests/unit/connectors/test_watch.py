@@ -78,7 +78,7 @@ def test_messages_that_nobody_has_wanted_for_long() -> None:
 def test_each_edge_and_path_for_itself() -> None:
     one = watch()
     busy = {("arena", EDGE): waiting(0.0, 9.0), ("mooncake", OTHER): held(-200.0), ("arena", OTHER): waiting()}
-    found = {(f.alarm, f.path, f.edge) for f in one.look(busy, 11.0)}
+    found = {(f.alarm, f.transport, f.edge) for f in one.look(busy, 11.0)}
     assert found == {(Alarm.STALL, "arena", EDGE), (Alarm.HELD, "mooncake", OTHER)}
 
 

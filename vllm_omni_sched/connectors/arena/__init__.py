@@ -1,4 +1,4 @@
-"""The path between processes of one host: preallocated shared memory.
+"""Transport between processes of one host, through preallocated shared memory.
 
 Each sending process has an *outbox*: one file with an index, a ring for small messages, and pools by modality for the
 others. Only the sender allocates and frees room in it, so no lock is held while a message is written. Each receiving

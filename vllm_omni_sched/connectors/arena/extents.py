@@ -1,4 +1,4 @@
-"""Allocation of room. Pure bookkeeping, without memory."""
+"""Allocation of extents in a range of bytes: pure bookkeeping, without memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 
 
 class Extents:
-    """Allocates contiguous extents of whole blocks, the lowest that fits first, so that touched pages are reused.
+    """Allocator of contiguous extents of whole blocks, the lowest that fits first, so that touched pages are reused.
 
     Args:
         block_bytes: unit of allocation, in bytes.
@@ -52,7 +52,7 @@ class Extents:
         return nbytes
 
     def trim(self, start: int, nbytes: int) -> None:
-        """Free what an extent has beyond ``nbytes``."""
+        """Shrink an extent to ``nbytes``."""
         had, keeps = self._used[start], self.rounded(nbytes)
         if keeps < had:
             self._used[start] = keeps
@@ -75,13 +75,13 @@ class Extents:
 
     @property
     def free_at_end(self) -> int:
-        """The size of the last extent if it is free: capacity added by `extend` joins it."""
+        """Return the size of the last extent if it is free: capacity added by `extend` joins it."""
         last = self._starts[-1] if self._starts else self.capacity
         return self.capacity - last if last + self._free.get(last, 0) == self.capacity else 0
 
     @property
     def fragmentation(self) -> float:
-        """The fragmentation of free room: 0 if it is in one extent, towards 1 if in many."""
+        """Return the fragmentation of free room: 0 if it is in one extent, towards 1 if in many."""
         free = self.capacity - self.used_bytes
         return 1 - self.largest_free_bytes / free if free else 0.0
 

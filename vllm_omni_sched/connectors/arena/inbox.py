@@ -1,4 +1,4 @@
-"""The receiving side of an arena: finds messages in the outboxes of all senders, and caches vain searches."""
+"""The receiving side of an arena: messages are found in the outboxes of all senders; failed searches are cached."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = get_logger(__name__)
 LOOK_AGAIN = 0.05
 """Seconds after which a message is searched for again although its senders report nothing new."""
 REMEMBERED = 4096
-"""Most cached misses."""
+"""Largest number of cached misses."""
 
 
 class Miss(NamedTuple):
@@ -42,7 +42,7 @@ class Miss(NamedTuple):
 
 
 class Misses:
-    """Caches misses by name. Times are real ones, whatever clock messages have.
+    """Cache of misses by name. Times are of the real clock, whichever clock messages have.
 
     Attributes:
         of: returns the miss of a name, None if it is not cached.
@@ -153,9 +153,9 @@ class InboxCounts:
 
 
 class Inbox:
-    """Receives the messages of one process; callers hold the lock of `ArenaTransport`.
+    """Receiver of the messages of one process; callers hold the lock of `ArenaTransport`.
 
-    It counts as alive until it is closed and the last view of a message is dropped.
+    The process counts as alive until the inbox is closed and the last view of a message is dropped.
 
     Args:
         directory: directory of the arena.
@@ -219,7 +219,7 @@ class Inbox:
         return found
 
     def bury(self) -> int:
-        """Remove outboxes of dead senders whose messages were all received; return how many."""
+        """Remove outboxes of dead senders whose messages were all received; return the number of outboxes."""
         gone = 0
         self._listed_stamp = -1  # list again, even if time stamps are unchanged
         for name, sender in list(self._senders.items()):

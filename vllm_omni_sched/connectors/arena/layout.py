@@ -28,7 +28,7 @@ DIGEST = struct.Struct("<Q")
 
 
 class State(IntEnum):
-    """State of a slot. The sender changes FREE to READY and back to FREE; a receiver READY to LEASED to CONSUMED."""
+    """State of a slot: the sender changes FREE to READY and back to FREE; a receiver READY to LEASED to CONSUMED."""
 
     FREE = 0
     READY = 1

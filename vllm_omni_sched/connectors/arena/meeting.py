@@ -134,7 +134,7 @@ def _remove_if_empty_of_life(directory: Path) -> bool:
         for path in directory.iterdir():
             path.unlink(missing_ok=True)
         directory.rmdir()
-    except OSError:  # a process is alive in it, or it holds files of others
+    except OSError:  # a process in it is alive, or it holds files of other programs
         return False
     finally:
         os.close(fd)
@@ -203,7 +203,7 @@ def is_alive(path: Path) -> bool:
     except FileNotFoundError:
         return not path.parent.exists()
     except OSError as error:
-        return error.errno not in (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR)  # no file of ours
+        return error.errno not in (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENOTDIR)  # not a file of this package
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
@@ -268,7 +268,7 @@ def take_away(path: Path, life: int) -> None:
 
 
 class Listing:
-    """The names in a directory, read again when it has changed."""
+    """Names in a directory, read again when the directory has changed."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory, self._clock = directory, clock

@@ -57,7 +57,7 @@ class OutboxCounts(EdgeCounts):
 
 
 class Receivers:
-    """Checks which receivers are alive, with a short-lived cache.
+    """Short-lived cache of which receivers are alive.
 
     Args:
         directory: directory of the arena.
@@ -87,7 +87,7 @@ all. A lock is held for microseconds, unless its process is stopped."""
 
 
 class Outbox:
-    """Sends the messages of one process; callers hold `ArenaTransport._send_lock`, receivers may act at any time.
+    """Sender of the messages of one process; callers hold `ArenaTransport._send_lock`, receivers may act at any time.
 
     Args:
         directory: directory of the arena.

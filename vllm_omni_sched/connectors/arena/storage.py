@@ -31,7 +31,7 @@ def _most_bytes(options: PoolOptions) -> int:
 
 
 class Pool:
-    """Room for the messages of one modality.
+    """Pool of memory for the messages of one modality.
 
     The first message allocates what it needs; a thread continues up to ``initial_bytes``, so that no message waits for
     gigabytes to be zeroed. After that, a full pool grows by ``growth_factor``, up to ``max_bytes``.
@@ -76,7 +76,7 @@ class Pool:
         return offset, self.extents.rounded(nbytes)
 
     def free(self, offset: int) -> int:
-        """Free room; return how many bytes."""
+        """Free room; return the number of freed bytes."""
         with self._lock:
             return self.extents.free(offset)
 
@@ -99,7 +99,8 @@ class Pool:
         step = max(needed, self.extents.rounded(PIECE))
         if capacity >= self._options.initial_bytes:
             step = max(step, self.extents.rounded(int(capacity * (self._factor - 1))))
-        for more in dict.fromkeys((step, needed)):  # a file system that is nearly full may have what is needed
+        # a nearly full file system may have room for this message
+        for more in dict.fromkeys((step, needed)):
             upto = min(capacity + more, self.limit)
             if upto <= capacity:
                 return False

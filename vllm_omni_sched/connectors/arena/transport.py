@@ -1,4 +1,4 @@
-"""The arena as a transport: messages in shared memory, between processes of one host."""
+"""Transport of messages through shared memory, between processes of one host."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BURY_EVERY = 5.0  # seconds
 
 
 class ArenaTransport(MediumTransport):
-    """Carries messages between processes of this host and user that name the same arena.
+    """Transport of messages between processes of this host and user that name the same arena.
 
     A message is copied once, into memory that was touched before, and received as a view of it; messages in the ring
     are copied out. A process makes its outbox at its first `put` and its inbox at its first `get`.

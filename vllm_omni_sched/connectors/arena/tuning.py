@@ -1,4 +1,4 @@
-"""The size limit of messages in the ring: as long as copying a message out is cheaper than a view of it."""
+"""Tuning of the size limit of messages in the ring: the size up to which a copy is cheaper than a view."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIMIT = struct.Struct("<d")
 
 
 class ReceivingCost:
-    """Costs of one receiver, in seconds: of copies, by their bytes, and of views, which do not depend on the size.
+    """Costs of one receiver, in seconds: of copies by their bytes, and of views, which do not depend on the size.
 
     Medians of the last ones are used, because a process that waits for its processor distorts single values.
     """
@@ -48,7 +48,7 @@ class ReceivingCost:
 
     @property
     def limit_bytes(self) -> float | None:
-        """The size at which a copy and a view cost the same; None until enough was measured."""
+        """Return the size at which a copy and a view cost the same; None until enough was measured."""
         if min(map(len, (self._few, self._many, self._views, self._ends))) < MEASURED:
             return None
         few = statistics.median(self._few)

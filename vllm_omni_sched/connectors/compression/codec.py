@@ -1,4 +1,4 @@
-"""The interface of all codecs."""
+"""Interface of all codecs."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class ErrorBound:
 
 
 class Codec(ABC):
-    """Encodes buffers into fewer bytes, and decodes them.
+    """Codec that encodes buffers into fewer bytes, and decodes them.
 
     1. `decode` needs only the result of `encode`, data type and shape.
     2. A lossless codec restores the same bits. A lossy one keeps its `error_bound` for every value, or declines.
@@ -74,7 +74,7 @@ class Codec(ABC):
         """Return whether tensors of this type and shape can be encoded at all."""
 
     def suits(self, dtype: str, shape: tuple[int, ...]) -> bool:
-        """Return `takes` for a known data type that is not too large."""
+        """Return the answer of `takes` for a known data type and a size within the limit."""
         return dtype in ITEM_BYTES and num_bytes(dtype, shape) <= self.max_bytes and self.takes(dtype, shape)
 
     def encode(self, raw: Bytes, dtype: str, shape: tuple[int, ...]) -> Bytes | None:

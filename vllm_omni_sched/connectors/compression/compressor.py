@@ -1,4 +1,4 @@
-"""Compression of a message's buffers, where it pays, with a cache by content."""
+"""Compression of a message's buffers where that saves time, with a cache by content."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class CacheCounts:
 
 
 class CompressionCache:
-    """Evicts the least recently used buffer first.
+    """Cache of compressed buffers that evicts the least recently used one first.
 
     1. It never holds more than ``max_bytes`` of compressed data; a larger buffer is not kept, and 0 keeps none.
     2. Several threads may use it. If two miss the same buffer at once, both compress it.
@@ -111,7 +111,7 @@ class CompressionCache:
 
 
 RAW = "raw"
-"""Stands in place of a codec's name for a buffer that is not compressed."""
+"""Name used instead of a codec's for a buffer that is not compressed."""
 PROBE_RUNS = 2  # the faster run counts, because the first may find cold tables
 
 
@@ -163,7 +163,7 @@ class Counts:
 
 
 class Compressor:
-    """Decides for every buffer, compresses it, and learns from it.
+    """Compressor of buffers that decides for each of them and learns from the results.
 
     1. `decide` makes the decision; a probe tries codecs on a sample from the buffer's middle.
     2. Encoded buffers correct the estimates of probes. A buffer that does not shrink, or is declined, is sent raw.

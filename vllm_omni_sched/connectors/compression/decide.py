@@ -14,7 +14,7 @@ MAX_ROW_BYTES = 1 << 20
 MIN_ROWS = 8
 
 Stream = tuple[str, Kind, str]
-"""Edge, kind, data type: buffers of one stream shrink alike."""
+"""Edge, kind and data type: the buffers of one stream have similar compression ratios."""
 
 
 class _Learnt:
@@ -79,7 +79,7 @@ def sample(raw: Bytes, dtype: str, shape: tuple[int, ...], sample_bytes: int) ->
 
 
 class Reason(str, Enum):
-    """Reason why a buffer is sent as it is sent."""
+    """Reason why a buffer is sent raw or compressed."""
 
     OFF = "off"
     TOO_SMALL = "too_small"
@@ -147,7 +147,7 @@ class Plan:
 
 
 def raw_anyway(mode: Mode, num_bytes: int, min_bytes: int, link_bytes_per_second: float | None) -> Reason | None:
-    """Return the reason of rule 1 of `decide`, which needs no codec; None if the other rules decide."""
+    """Return the reason to send a buffer raw by rule 1 of `decide`, which needs no codec; None if it does not apply."""
     if mode is Mode.OFF:
         return Reason.OFF
     if num_bytes < max(1, min_bytes):

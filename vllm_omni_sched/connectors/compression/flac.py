@@ -31,7 +31,7 @@ def soundfile() -> ModuleType:
 
 
 class FlacCodec(Codec):
-    """FLAC (RFC 9639) for int16, and for float32 converted from int16.
+    """Codec by FLAC (RFC 9639) for int16, and for float32 converted from int16.
 
     1. float32 is taken if each value is, bit for bit, an int16 / 32768, which is how audio files are read; it is
        declined at the first that is not (-0.0 too).

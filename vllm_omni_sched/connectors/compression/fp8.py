@@ -24,11 +24,11 @@ NAN = 0x7F
 MIN_EXPONENT, MAX_EXPONENT = -117, 120  # the smallest e4m3 times 2^-117 is 2^-126
 CODES = np.arange(NAN)
 NUMBERS = np.where(CODES < 8, CODES * 2.0**-9, (1 + CODES % 8 / 8) * np.exp2(CODES // 8 - 7.0))
-"""The numbers of e4m3 from 0 up, by their codes."""
+"""Non-negative numbers of e4m3, by their codes."""
 
 
 class Fp8Codec(Codec):
-    """e4m3 (Micikevicius et al., "FP8 Formats for Deep Learning", 2022) of the buffer over a power of two.
+    """Codec to e4m3 (Micikevicius et al., "FP8 Formats for Deep Learning", 2022), with one power of two as scale.
 
     One scale does for all channels: the format spans 18 binary orders of magnitude, 15 of them with all its digits.
     Error: 1/16 of the value (float32 goes by bfloat16: 0.07 of it), and 4.4e-6 of the largest magnitude in the buffer.
@@ -91,7 +91,8 @@ def _encoder(dtype: str, exponent: int) -> npt.NDArray[np.uint8]:
     middles = (NUMBERS[:-1] + NUMBERS[1:]) / 2
     codes = np.searchsorted(middles, scaled)
     odd_tie = (codes % 2 == 1) & (scaled == np.append(middles, np.inf)[codes])
-    half = np.full(1 << 15, NUMBERS.size - 1, np.uint8)  # infinity: what float32 rounds to beyond the last bfloat16
+    # infinity: float32 above the largest bfloat16 becomes it
+    half = np.full(1 << 15, NUMBERS.size - 1, np.uint8)
     half[: codes.size] = codes + odd_tie
     return np.concatenate([half, half | 0x80])
 

@@ -17,11 +17,11 @@ Ints = npt.NDArray[np.signedinteger]
 
 
 class IdsCodec(Codec):
-    """Frame of reference (Goldstein, Ramakrishnan, Shaft, "Compressing Relations and Indexes", ICDE 1998).
+    """Codec by frame of reference (Goldstein, Ramakrishnan, Shaft, "Compressing Relations and Indexes", ICDE 1998).
 
     1. Of int32 and int64, the differences to the smallest value are kept in 0, 1, 2, 3 or 4 bytes each. 3 bytes are
        what vocabularies above 65,536 need; they are kept as a plane of 2 bytes and one of 1.
-    2. Where that takes more than a byte and at most 256 values are distinct, a dictionary and a byte each.
+    2. Where that takes more than a byte and at most 256 values are distinct, a dictionary and a byte each are used.
     3. Values whose range is too wide to gain anything are declined.
 
     Varints would take less for mixtures of small and large values, but no numpy operation reads them.

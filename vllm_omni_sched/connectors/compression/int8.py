@@ -18,12 +18,12 @@ from vllm_omni_sched.connectors.compression.dtypes import (
 )
 
 LEVELS = 127
-MIN_ROWS = 8  # below, scales weigh more than what they save is worth
+MIN_ROWS = 8  # with fewer rows, the scales take too large a share of the result
 MIN_SCALE = 2.0**-126
 
 
 class Int8Codec(Codec):
-    """Symmetric int8 per channel; a channel is a place in the last dimension.
+    """Codec to symmetric int8 per channel; a channel is an index of the last dimension.
 
     Features have channels of very different size, and a scale per token would drown the small ones (Dettmers et al.,
     "LLM.int8()", NeurIPS 2022). Error: 1/254 of the largest magnitude of the channel, and what rounding to the data

@@ -16,7 +16,7 @@ FULL_SCALE = {"int16": 32768.0, "float32": 1.0}
 
 
 class MuLawCodec(Codec):
-    """The continuous µ-law of ITU-T G.711, µ = 255, in 255 levels; of int16, and of float32 within [-1, 1].
+    """Codec by the continuous µ-law of ITU-T G.711, µ = 255, in 255 levels; int16, and float32 within [-1, 1].
 
     Error: up to 2.21% of the value and 1.2e-4 of full scale (1.0, or 32768 in int16). float32 that is not finite, or
     beyond full scale, is declined.

@@ -1,4 +1,4 @@
-"""Any data: bits or bytes of equal significance moved together, then LZ4 or Zstandard.
+"""Lossless compression of any data: bits or bytes of equal significance moved together, then LZ4 or Zstandard.
 
 The library is numcodecs, for its C-Blosc: it shuffles and compresses block by block in the processor's cache, checks
 what it decompresses against its bounds, has wheels for Python 3.10 to 3.13, is Zarr's, and needs numpy and
@@ -39,10 +39,10 @@ def blosc() -> ModuleType:
 
 
 class ShuffleCodec(Codec):
-    """Shuffle, then a general compressor, of buffers up to 2 GiB.
+    """Codec that shuffles and then applies a general compressor, for buffers up to 2 GiB.
 
-    Bits are shuffled, so that noisy ones spoil no others; whole bytes of what is in ``by_bytes``, where that was
-    measured to shrink better.
+    Bits are shuffled, so that noisy ones do not affect the others. Data types in ``by_bytes`` are shuffled by whole
+    bytes, because that was measured to compress better.
     """
 
     max_bytes: ClassVar[int] = (1 << 31) - 1 - HEADER.size
@@ -79,7 +79,7 @@ class ShuffleCodec(Codec):
 
 
 class Lz4Codec(ShuffleCodec):
-    """Shuffle and LZ4: the fast codec."""
+    """Codec by shuffle and LZ4, the fast one."""
 
     name: ClassVar[str] = "shuffle_lz4"
     compressor = b"lz4"
@@ -89,7 +89,7 @@ class Lz4Codec(ShuffleCodec):
 
 
 class ZstdCodec(ShuffleCodec):
-    """Shuffle and Zstandard: the smaller result, for slow links."""
+    """Codec by shuffle and Zstandard, with the smaller result, for slow links."""
 
     name: ClassVar[str] = "shuffle_zstd"
     compressor = b"zstd"

@@ -1,12 +1,12 @@
-"""The path between processes of one host for tensors that stay on their device.
+"""Transport between processes of one host for tensors that stay on their device.
 
-A message goes through the arena; its device tensors are copied on the device, into one block per device, and in their
-place goes a *handle* of that block. The receiver's stream waits for the sender's event, not the processes for each
-other. The lease that the receiver has on the message is the lease on the block: what happens to the message, whoever
-dies, happens to the block.
+A message goes through the arena. Its device tensors are copied on the device, into one block per device, and the
+message carries a *handle* of that block instead. The receiver's stream waits for the sender's event; the processes do
+not wait for each other. The receiver's lease on the message is also the lease on the block: whichever process dies, the
+block is freed or given back together with the message.
 
-`DeviceShare` is what makes handles of blocks and blocks of handles: CUDA IPC here. A path by NIXL, UCX or NCCL is
-another one.
+`DeviceShare` makes handles of blocks and opens them, here by CUDA IPC. A transport by NIXL, UCX or NCCL would be
+another `DeviceShare`.
 """
 
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions

@@ -1,6 +1,7 @@
 """Announcements of receivers' devices and of living senders: files in the arena, each locked while its maker lives.
 
-A receiver says for each edge it asks for which devices it can see. A sender reads that before it sends a handle.
+A receiver announces which devices it can open for each edge on which it receives. A sender reads this before it sends a
+handle.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _decode = msgspec.msgpack.Decoder(list[str]).decode
 
 
 class Board:
-    """The announcements of one process in an arena's directory; callers hold the lock of `CudaIpcTransport`."""
+    """Announcements of one process in an arena's directory; callers hold the lock of `CudaIpcTransport`."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory, self._listing = directory, meeting.Listing(directory, clock)
         self._posted: dict[Edge, tuple[frozenset[str], Path, int]] = {}
         self._own: tuple[Path, int] | None = None
-        self._found: dict[str, frozenset[str]] = {}  # what others have posted, by the name of the file
+        self._found: dict[str, frozenset[str]] = {}  # content of other processes' announcements, by file name
 
     def post(self, edge: Edge, devices: frozenset[str]) -> None:
         """Announce the devices that this process can open for an edge, in place of its earlier announcement.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Handle(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """Name one block: the process that shares it, its number there, the device, and what maps it.
+    """Handle of one block: the process that shares it, its number there, the device, and the data to map it.
 
     ``memory`` is torch's: the IPC handle of the allocation; the block lies ``offset`` bytes in.
     """
@@ -58,7 +58,7 @@ def unpacked(data: bytes) -> Handle:
 
 
 class _Own(NamedTuple):
-    """A block that was shared, and an event behind what was copied into it, on whichever stream."""
+    """A shared block, and an event recorded after the copy into it."""
 
     device: int  # its index
     block: torch.Tensor
@@ -66,13 +66,13 @@ class _Own(NamedTuple):
 
 
 _here: dict[tuple[str, int], _Own] = {}
-"""Blocks that this process shares, by token and number: CUDA does not open a handle in the process that made it."""
+"""Blocks that this process shares, by token and number; CUDA cannot open a handle in the process that made it."""
 _inherited: list[Any] = []
 """Objects that a forked child must not free."""
 
 
 class CudaShare(DeviceShare):
-    """Blocks mapped by the receiver, in the order of streams.
+    """`DeviceShare` by CUDA IPC: blocks are mapped by the receiver, in the order of streams.
 
     The sender records an event behind the copy into a block; the receiver's stream waits for it. A copy that the
     receiver makes is followed by an event, too: only when the device has passed it does the sender get its block back.
@@ -88,11 +88,11 @@ class CudaShare(DeviceShare):
         self._numbers = itertools.count(1)
         self._exported: dict[tuple[str, int], Exported] = {}
         self._uuids: list[str] = []
-        self._unopenable: set[str] = set()  # devices that the driver would not open
-        self._openable: frozenset[str] = frozenset()  # the others; asked for until there are some
+        self._unopenable: set[str] = set()  # devices that the driver refused to open
+        self._openable: frozenset[str] = frozenset()  # all other devices; queried until there is one
         self._released = False
-        self._copying: deque[tuple[Any, Mapping]] = deque()  # an event, and what may be let go behind it
-        self._lock = threading.Lock()  # of `_copying`; never held while something is let go
+        self._copying: deque[tuple[Any, Mapping]] = deque()  # an event, and the mapping to release after it
+        self._lock = threading.Lock()  # of `_copying`; never held while mappings are released
 
     def devices(self) -> frozenset[str]:
         if not self._openable:

@@ -1,4 +1,4 @@
-"""The calls that reach a device, so that all other code is independent of it."""
+"""Calls that use a device, so that all other code is independent of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 from vllm_omni_sched.connectors.cuda_ipc.share import ShareReason
 
 NO_COUNTER = b"/vllm-omni-sched-none"
-"""A file of reference counts that does not exist. torch then counts nothing in the receiver."""
+"""Name of a file of reference counts that does not exist, so that torch counts nothing in the receiver."""
 
 
 class Exported(NamedTuple):
@@ -99,7 +99,7 @@ class Driver(ABC):
 
 
 class TorchCuda(Driver):
-    """CUDA by torch.
+    """Driver of CUDA through torch.
 
     `UntypedStorage._share_cuda_` gives the IPC handle of the allocation a block lies in, and of an event that it
     records on the current stream. It uses 1000 events at most, and waits for the stream beyond that: blocks that wait

@@ -11,7 +11,7 @@ KIB, GIB = 1 << 10, 1 << 30
 
 
 class CudaIpcOptions(BaseModel):
-    """Options of the path from device to device. Unknown keys are errors."""
+    """Options of the transport from device to device. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,6 +35,6 @@ class CudaIpcOptions(BaseModel):
 
 
 class CudaIpcConnectorOptions(CudaIpcOptions):
-    """Options of the path from device to device, with those of its arena."""
+    """Options of the transport from device to device, with those of its arena."""
 
     arena: ArenaOptions = Field(ArenaOptions(), description="Options of the arena that messages go through.")

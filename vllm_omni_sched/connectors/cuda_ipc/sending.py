@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 
 
 Entry = tuple[int, int, int]
-"""Place one tensor: the index of its buffer in the message, its offset in the block, and its size in bytes."""
+"""Place of one tensor: the index of its buffer in the message, its offset in the block, and its size in bytes."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ class Packed:
 
 
 class BlockSender:
-    """Makes blocks of device tensors, holds them, and takes them back when their messages are done with.
+    """Owner of the blocks of device tensors in flight, which are freed when their messages are finished.
 
     Args:
-        receivers: what each receiver of an edge can see.
-        make_room: looks at messages in flight, so that those done with give back their blocks.
+        receivers: returns the devices that each receiver of an edge can open.
+        make_room: checks messages in flight, and frees the blocks of finished ones.
     """
 
     def __init__(
@@ -127,11 +127,11 @@ class BlockSender:
         make_room: Callable[[], object],
     ) -> None:
         self._options, self._share, self._receivers, self._make_room = options, share, receivers, make_room
-        self._lock = threading.Lock()  # of the counts and what is held; the arena is never called with it
+        self._lock = threading.Lock()  # of the counts and the held blocks; never held during a call of the arena
         self._held: dict[int, Parcel] = {}
         self._held_bytes = 0
         self.sent_bytes = self.released = 0
-        self.reasons: Counter[ShareReason] = Counter()  # tensors, by how they went
+        self.reasons: Counter[ShareReason] = Counter()  # numbers of tensors
 
     def pack(self, message: Message) -> Packed:
         """Make blocks of a message's device tensors, if `plan` decides so."""

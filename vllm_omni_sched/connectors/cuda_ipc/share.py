@@ -1,4 +1,4 @@
-"""The interface that makes handles of device memory and opens them, and the policy of which tensors stay there."""
+"""Interface that makes and opens handles of device memory, and the policy of which tensors stay on the device."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 class ShareReason(str, Enum):
     """Reason why device tensors were sent as a handle, or through host memory."""
 
-    SHARED = "shared"  # as a handle; all others are through host memory
+    SHARED = "shared"  # sent as a handle; with all other reasons, through host memory
     SMALL = "small"  # fewer bytes than `min_bytes`
-    NO_DEVICE = "no_device"  # nothing here can share them
-    NO_RECEIVER = "no_receiver"  # nobody who has a device in use has asked for messages of the edge
+    NO_DEVICE = "no_device"  # this process cannot share them
+    NO_RECEIVER = "no_receiver"  # no receiver that uses a device has asked for messages of the edge
     UNREACHABLE = "unreachable"  # a receiver of the edge cannot see the device
-    HELD = "held"  # messages on their way hold `max_held_bytes`
+    HELD = "held"  # messages in flight hold `max_held_bytes`
     ALLOCATOR = "allocator"  # the allocator's memory cannot be shared: expandable segments, cudaMallocAsync
-    NO_MEMORY = "no_memory"  # none on the device for the copy
-    REFUSED = "refused"  # by the driver, or by the file system where receivers look
+    NO_MEMORY = "no_memory"  # no free memory on the device for the copy
+    REFUSED = "refused"  # refused by the driver, or by the file system of the announcements
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def plan(load: Load, min_bytes: int, max_held_bytes: int) -> ShareReason:
 
 
 class DeviceShare(ABC):
-    """A way to make a block of device memory available in another process.
+    """Interface that makes a block of device memory available in another process.
 
     A handle is plain bytes and goes with the message. `CudaShare` opens the sender's memory itself. With NIXL or UCX
     `share` would register the block, `open` read it into a block of the receiver's, and `release` take it back; what

@@ -1,4 +1,4 @@
-"""The arena, with device tensors that stay on their device."""
+"""Transport through the arena, with device tensors that stay on their device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_DEVICE = "no CUDA device in this process: all tensors go through host memory"
 MakeShare = Callable[[Callable[[], str], Callable[[str], bool]], DeviceShare]
 
 _outlived: list[Any] = []
-"""Blocks that receivers still have when their path closes, and those of the parent of a fork."""
+"""Blocks that receivers still have when their transport closes, and those of the parent of a fork."""
 
 
 def _has_changed(blocks: BlockSender, released: int) -> bool:
@@ -36,7 +36,7 @@ def _has_changed(blocks: BlockSender, released: int) -> bool:
 
 
 @contextlib.contextmanager
-def _told_as_lost(what: str) -> Iterator[None]:
+def _as_device_lost(what: str) -> Iterator[None]:
     """Raise `DeviceLostError` for a failing device or a lack of memory, which is not a damaged message."""
     try:
         yield
@@ -60,13 +60,14 @@ def has_cuda() -> bool:
 
 
 class CudaIpcTransport(ArenaTransport):
-    """An arena whose messages leave their device tensors on the device.
+    """Transport through an arena that leaves the device tensors of messages on their device.
 
     1. What was put is copied on the device first: its sender may write to its own tensors at once.
-    2. The copy is held as long as its message is on its way or its receiver looks at it, and no longer: the lease that
-       the arena keeps on the message says so, also when a receiver was killed.
+    2. The copy is held while its message waits or its receiver uses it: it follows the lease that the arena keeps on
+       the message, also when a receiver was killed.
     3. Where `plan` says no, tensors go through host memory, arrive there, and are counted by reason.
-    4. A sender that closes moves what nobody has got to host memory. One that is killed takes its copies along.
+    4. A sender that closes moves messages that were not received to host memory. The copies of a killed sender are
+       lost.
 
     Args:
         arena: options of the arena that messages go through.
@@ -106,7 +107,7 @@ class CudaIpcTransport(ArenaTransport):
             released = blocks.released
             packed = blocks.pack(message)
             parcel = packed.parcel
-            # what waits for host memory because too much is held on the device can go there when that has changed
+            # if tensors go through host memory because `max_held_bytes` are held, pack again when blocks were released
             unless = partial(_has_changed, blocks, released) if packed.is_held_back else None
             try:
                 held_bytes = self.put_unless(packed.sent, deadline, unless)
@@ -158,7 +159,7 @@ class CudaIpcTransport(ArenaTransport):
             except CorruptMessageError:
                 lease.consume()
                 raise
-            except BaseException:  # nobody else would end it as long as this process lives
+            except BaseException:  # no other process ends the lease while this one lives
                 lease.give_back()
                 raise
         return lease
@@ -216,14 +217,14 @@ class CudaIpcTransport(ArenaTransport):
                 logger.error("message %r of edge %s is lost at close: %s", parcel.key[:80], parcel.edge, error)
 
     def _open(self, handle: bytes, keep: Any) -> Any:
-        with _told_as_lost("opened"):
+        with _as_device_lost("opened"):
             block = self._opener().open(handle, keep, self._device_options.copy_out)
         self._device_opened += 1
         self._device_opened_bytes += block.numel()
         return block
 
     def _own_on_host(self, handle: bytes, keep: Any) -> Any:
-        with _told_as_lost("copied to the host"):
+        with _as_device_lost("copied to the host"):
             return self._opener().open(handle, keep, copy=False).cpu().numpy()
 
     def _opener(self) -> DeviceShare:

@@ -104,7 +104,7 @@ def rename_if_free(source: Path, target: Path) -> bool:
     number = ctypes.get_errno()
     if number in (errno.EEXIST, errno.ENOENT):
         return False
-    try:  # a file system without it, as NFS: who dies in between leaves two names of one message
+    try:  # a file system without that call, such as NFS: a process that dies in between leaves two names of one message
         os.link(source, target, follow_symlinks=False)
     except (FileExistsError, FileNotFoundError):
         return False

@@ -17,7 +17,7 @@ from vllm_omni_sched.connectors.disk.files import LIFE, MESSAGE, TAKEN, TAKEN_TI
 
 
 class Members:
-    """This process among others in one directory. It is alive as long as it holds the lock of its file.
+    """Membership of this process in a directory of messages; the process is alive as long as it holds a file's lock.
 
     ::
 
@@ -103,7 +103,8 @@ class Members:
                 if known is None or known[0] != stamp:
                     known = stamp, (files.generation_in(path) or 0) >> 32
                 seen[entry] = known
-                age = now - stamp.put_at_ns / 1e9  # twice that: its sender does not know that it was given back
+                # twice the limit if its sender lives, which does not know that it was given back
+                age = now - stamp.put_at_ns / 1e9
                 if age > self._ttl_seconds and (not lives(known[1]) or age > 2 * self._ttl_seconds):
                     done += self._expire(path, stamp)
             elif kind in (UNFINISHED, TAKEN) and len(parts) == 4 and not lives(_number(parts[1])):

@@ -1,4 +1,4 @@
-"""Options of the path through files."""
+"""Options of the transport through files."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from vllm_omni_sched.connectors.bounds import Seconds, StoredBytes
 
 
 class DiskOptions(BaseModel):
-    """Options of the path through files. Unknown keys are errors."""
+    """Options of the transport through files. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     directory: str = Field("/var/tmp", description="Directory of the messages; its file system must not be in memory.")
     arena: str | None = Field(
         None,
-        description="Processes that name the same see each other's messages; default: all processes that one "
-        "vLLM-Omni has started.",
+        description="Name of the arena; processes with the same name see each other's messages; default: all processes "
+        "that one vLLM-Omni has started.",
     )
     max_bytes: StoredBytes = Field(8 * GIB, ge=64 * KIB, description="Most bytes that a process keeps there.")
     ttl_seconds: Seconds = Field(

@@ -1,4 +1,4 @@
-"""The messages that one process has put into files."""
+"""The sending side: the messages that one process has put into files."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Sent:
 
 
 class Outbox(KeyedLock):
-    """Sends the messages of one process. The lock guards its records, and is never held while bytes are written."""
+    """Sender of the messages of one process. The lock guards its records, and is never held while bytes are written."""
 
     def __init__(self, members: Members, options: DiskOptions, clock: Clock) -> None:
         self._members, self._options, self._clock = members, options, clock
         super().__init__()
         self._leased: set[int] = set()  # generations
         self._count = 0
-        self.used_bytes = 0  # of messages, and of what is being written
-        self.sent: OrderedDict[bytes, Sent] = OrderedDict()  # by name; who was looked at longest ago comes first
+        self.used_bytes = 0  # of messages, and of those that are being written
+        self.sent: OrderedDict[bytes, Sent] = OrderedDict()  # by name; the message checked longest ago comes first
         self._by_key: dict[str, set[bytes]] = {}
         self.waiting: Counter[Edge] = Counter()
         self.counts = MessageCounts()
@@ -96,7 +96,7 @@ class Outbox(KeyedLock):
             sent = self.sent.get(name)
             if sent is None or sent.generation in self._leased:
                 return None
-            self._leased.add(sent.generation)  # before it goes: `reap` would take it for got
+            self._leased.add(sent.generation)  # before the rename, after which `reap` would consider it received
             taken = None
             try:
                 taken = self._take(sent)
@@ -184,7 +184,7 @@ class Outbox(KeyedLock):
             os.rename(path, taken)
         except FileNotFoundError:
             return None
-        if files.stamp_of(taken) != sent.stamp:  # somebody else has put it meanwhile
+        if files.stamp_of(taken) != sent.stamp:  # another process has put it meanwhile
             files.rename_if_free(taken, path)
             return None
         return taken

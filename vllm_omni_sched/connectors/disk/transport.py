@@ -1,4 +1,4 @@
-"""The disk as a transport: messages in files."""
+"""Transport of messages through files."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DiskTransport(MediumTransport):
-    """Carries messages in files, between processes of this host and user that name the same arena.
+    """Transport of messages through files, between processes of this host and user that name the same arena.
 
-    1. A file is seen whole or not at all. Nothing is synced: it is to outlive processes, not the machine.
+    1. A file appears complete or not at all. It is not synced: it survives processes, but not a crash of the machine.
     2. A receiver has a copy of a message as soon as `get` returns: if it dies after that, nothing is given back.
        One that dies in `get`, or with a lease, gives it back.
     3. The same key of an edge put by two processes is one message: the second replaces the first.

@@ -4,14 +4,14 @@
 
     0   checksum of all up to the buffers but itself, magic, version, flags,
         bytes of name, bytes of body, number of buffers, generation, bytes in all, id,
-        checksum of all buffers (0 unless the path asks for one)
+        checksum of all buffers (0 unless the transport asks for one)
     52  where each buffer lies: offset, bytes (16 each)
     …   name (edge and key)
     …   body: msgpack, in which an array is an extension: its place in the table, dtype, shape; small ones are all there
     …   the buffers, each at a multiple of 64, large ones at a page
 
-Checksums are CRC-32. That of the front is always there: no message is taken for another one, and no shape or key is
-made of damaged bytes. That of the buffers costs both sides one more pass over them, so each path decides.
+Checksums are CRC-32. The front always has one: no message is mistaken for another one, and no shape or key is read
+from damaged bytes. A checksum of the buffers costs both sides one more pass over them, so each transport decides.
 
 Arrays and tensors are copied once, from where they are (a device, too) to where the message is written, and come out as
 views of the message. Everything else goes through msgspec as in vLLM-Omni's own serializer, so that a payload arrives

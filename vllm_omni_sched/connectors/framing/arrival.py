@@ -36,24 +36,24 @@ from vllm_omni_sched.connectors.framing.layout import (
 
 UNREADABLE = (
     *(msgspec.DecodeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError),
-    *(MemoryError, SyntaxError, struct.error),  # of NumPy, when it is asked for a dtype that is none
+    *(MemoryError, SyntaxError, struct.error),  # raised by NumPy for an invalid dtype
 )
 Place = tuple[Any, int, int]
 """A buffer: the object that holds it, its offset and its size in bytes."""
 
 
 class Opener:
-    """A msgpack decoder, for one message after the other: making one takes longer than most bodies do."""
+    """Reusable msgpack decoder: creating one takes longer than decoding most bodies."""
 
     def __init__(self) -> None:
         self._places: list[Place] = []
         self._decode = msgspec.msgpack.Decoder(ext_hook=self._from_extension).decode
 
     def open(self, body: Any, places: list[Place]) -> Any:
-        """The payload.
+        """Return the payload.
 
         Raises:
-            CorruptMessageError: it cannot be read.
+            CorruptMessageError: the body cannot be decoded.
         """
         self._places = places
         try:
@@ -118,7 +118,7 @@ def _check(shape: list[int], itemsize: int, nbytes: int) -> None:
         raise CorruptMessageError(f"a message says that {nbytes} bytes have the shape {shape}")
 
 
-_openers: list[Opener] = []  # that nobody uses now: several threads may open at once
+_openers: list[Opener] = []  # unused decoders: several threads may open messages at once
 Unpack = Callable[[str, memoryview, str, tuple[int, ...], np.ndarray], None]
 """``unpack(codec, data, dtype, shape, out)`` writes a compressed buffer into ``out``, shape (nbytes,), uint8."""
 
@@ -134,11 +134,11 @@ class Arrival:
     Args:
         data: the message, or more; its tensors and arrays will be views of it.
         name, generation: what the message must say of itself; None: anything.
-        put_at: in seconds of this host's monotonic clock, where the path knows it.
-        copied: it is a copy of one that was looked at: its buffers are not looked at again.
+        put_at: in seconds of this host's monotonic clock, where the transport knows it.
+        copied: the message is a copy of one that was checked: its buffers are not checked again.
 
     Raises:
-        CorruptMessageError: it is cut off, damaged, or another message than the one asked for.
+        CorruptMessageError: the message is cut off, damaged, or not the requested one.
     """
 
     def __init__(
@@ -183,10 +183,10 @@ class Arrival:
                 )
         self._data = data
         self._body: Any = view[start + in_name : end]
-        self.flags = flags & ~CHECKED  # which each path decides anew
+        self.flags = flags & ~CHECKED  # which each transport decides anew
         self.nbytes: int = total
         self.generation: int = made
-        self.put_at = put_at if put_at is not None and 0 <= put_at < math.inf else None  # else somebody has damaged it
+        self.put_at = put_at if put_at is not None and 0 <= put_at < math.inf else None  # otherwise it is damaged
 
     def unpack(self, unpack: Unpack) -> None:
         """Decompress compressed buffers into memory of their own; call it before `open`.
@@ -212,8 +212,8 @@ class Arrival:
         """Open the blocks of buffers on devices; call it before `open`.
 
         Args:
-            fetch: makes a block of its handle: a tensor or array, shape (nbytes,), uint8. The second argument is to be
-                held as long as the block is looked at.
+            fetch: opens the block of a handle: a tensor or array, shape (nbytes,), uint8. Its second argument must be
+                held as long as the block is used.
 
         Raises:
             CorruptMessageError: the body is damaged.
@@ -236,7 +236,7 @@ class Arrival:
         self._body, self.flags = body, self.flags & ~ON_DEVICE
 
     def parts(self) -> tuple[bytes, list[np.ndarray]]:
-        """Return its body, and its buffers as they are: views, uint8, shape (nbytes,)."""
+        """Return the body, and the buffers as they are: views, uint8, shape (nbytes,)."""
         buffers = [np.frombuffer(data, np.uint8, nbytes, at) for data, at, nbytes in self._places]
         return bytes(self._body), buffers
 
@@ -247,12 +247,12 @@ class Arrival:
             revive: applied to payloads whose sender asked for it.
 
         Raises:
-            CorruptMessageError: the body is damaged, or compressed or on a device still.
+            CorruptMessageError: the body is damaged, or still compressed or on a device.
         """
         if self.flags & PACKED:
-            raise CorruptMessageError("a compressed message came by a path that does not compress")
+            raise CorruptMessageError("a compressed message came by a transport that does not compress")
         if self.flags & ON_DEVICE:
-            raise CorruptMessageError("a message with device tensors came by a path that opens none")
+            raise CorruptMessageError("a message with device tensors came by a transport that opens none")
         try:
             opener = _openers.pop()
         except IndexError:

@@ -11,7 +11,7 @@ import msgspec
 MAGIC, VERSION = 0x31534F56, 3  # "VOS1"
 ALIGNMENT = 64
 LARGE, PAGE = 256 << 10, 4096
-"""Buffers from so many bytes on start at a page: copying between other places takes up to three times as long."""
+"""Size in bytes from which buffers start at a page: copies between other addresses take up to three times as long."""
 HEAD = struct.Struct("<IIHHIIIQQQI")
 CHECKSUM = struct.Struct("<I")
 PLACE = struct.Struct("<QQ")
@@ -22,11 +22,11 @@ some lie on a device, as long as the receiver has the message; the header has a 
 TENSOR, NDARRAY, IMAGE, BYTES = 1, 2, 3, 4
 """Kinds of msgpack extensions."""
 VALUE = struct.Struct("<IH")
-"""In front of an extension: which buffer, and how long the description is that follows (msgpack of dtype and shape)."""
+"""Head of an extension: the number of the buffer, and the length of the description (msgpack of dtype and shape)."""
 HERE = 0xFFFFFFFF
-"""In place of a buffer's number: the bytes follow the description."""
+"""Value instead of a buffer's number: the bytes follow the description."""
 EMBEDDED = 2048
-"""Up to so many bytes a value is in the body: a buffer of its own costs more than copying it once more."""
+"""Size in bytes up to which a value is in the body: a separate buffer costs more than copying the value once more."""
 packed = msgspec.msgpack.Encoder().encode
 unpacked = msgspec.msgpack.Decoder().decode
 

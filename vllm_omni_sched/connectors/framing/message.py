@@ -1,4 +1,4 @@
-"""A payload as a message that is not written yet: a msgpack body, and the arrays that are not in it."""
+"""Messages that are not written yet: a msgpack body of the payload, and the arrays that are not in the body."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Ext = msgspec.msgpack.Ext
 
 
 class Packer:
-    """A msgpack encoder that collects the arrays of payloads: one payload after the other, for one thread at a time.
+    """Reusable msgpack encoder that collects the arrays of a payload, for one thread at a time.
 
     Attributes:
         buffers: arrays of the last payload that are not in the body.
@@ -66,7 +66,7 @@ class Packer:
             fallback: makes plain data of objects that msgspec does not know.
 
         Raises:
-            PayloadError: something in it cannot be sent.
+            PayloadError: a part of the payload cannot be sent.
         """
         self._fallback = fallback
         try:
@@ -93,7 +93,7 @@ class Packer:
         Raises:
             PayloadError: it cannot be sent.
         """
-        torch = sys.modules.get("torch")  # who has a tensor, or an image, has imported what makes them
+        torch = sys.modules.get("torch")  # a payload can have tensors or images only if their modules are imported
         if torch is not None and isinstance(value, torch.Tensor):
             return self._tensor(value, torch)
         if isinstance(value, (np.ndarray, np.generic)):
@@ -173,7 +173,7 @@ _packers: list[Packer] = []  # that no thread uses now: making an encoder takes 
 _memmove = ctypes.PyDLL(None).memmove  # keeps the interpreter lock: a busy thread that gets it may keep it for 5 ms
 _memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 BRIEF = 64 << 10
-"""Up to so many bytes are copied without releasing the interpreter lock: in some ten microseconds."""
+"""Size in bytes up to which data is copied without releasing the interpreter lock, in about ten microseconds."""
 
 
 class Message:
@@ -183,12 +183,12 @@ class Message:
         body: msgpack of all but the buffers.
         buffers: arrays and tensors that are not in the body.
         flags: `REVIVE`, `PACKED`, `ON_DEVICE`.
-        done: called by a path of this host, once, when nobody has the message and nobody will get it any more.
-        nbytes: of the message when written.
-        payload_bytes: of its buffers alone.
+        done: called once by a transport within this host, when no process has the message or can still receive it.
+        nbytes: size of the message when written.
+        payload_bytes: size of its buffers alone.
         longest: dtype and number of dimensions of its longest array; None without one.
-        id: tells it from all others, where copies may meet; 0: from none.
-        next_use_seconds: a hint, when its receiver is expected to want it; not sent.
+        id: identifies the message where two copies of it may exist; 0: none.
+        next_use_seconds: hint when the receiver is expected to need the message; not sent.
     """
 
     def __init__(
@@ -211,13 +211,13 @@ class Message:
         self.nbytes = at
 
     def write_to(self, target: memoryview, address: int, generation: int = 0, checked: bool = False) -> None:
-        """Write it; each buffer is copied once.
+        """Write the message to memory; each buffer is copied once.
 
         Args:
             target: memory of at least `nbytes` bytes, format "B".
             address: of the first byte of ``target``.
-            generation: what the receiver may ask for.
-            checked: with a checksum of its buffers, at which the receiver looks.
+            generation: number that the receiver may require.
+            checked: whether to add a checksum of the buffers, which the receiver verifies.
 
         Raises:
             ValueError: ``target`` is too short.
@@ -260,20 +260,20 @@ class Message:
         return CHECKSUM.pack(zlib.crc32(front)) + front
 
     def to_buffer(self, checked: bool = False) -> bytearray:
-        """Return the message in memory of its own. See `write_to`."""
+        """Return the message written to new memory. See `write_to`."""
         written = bytearray(self.nbytes)
         self.write_to(memoryview(written), ctypes.addressof(ctypes.c_char.from_buffer(written)), checked=checked)
         return written
 
 
 def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = None) -> Message:
-    """Take a payload apart.
+    """Return a payload as a message: encode its body and collect its arrays.
 
     Args:
         fallback: makes plain data of objects that msgspec does not know.
 
     Raises:
-        PayloadError: something in it cannot be sent.
+        PayloadError: a part of the payload cannot be sent.
     """
     try:
         packer = _packers.pop()
@@ -285,7 +285,7 @@ def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = Non
 
 
 def message_of(arrival: Arrival, edge: Edge, key: str) -> Message:
-    """Return the same message to be put elsewhere; nothing is decoded, and its buffers are those of the arrival."""
+    """Return a received message as one to be sent again; nothing is decoded, and the buffers are not copied."""
     body, buffers = arrival.parts()
     message = Message(edge, key, body, buffers, ("uint8", 1) if buffers else None)
     message.flags, message.id = arrival.flags, arrival.id

@@ -1,10 +1,11 @@
-"""The path between hosts: objects of a Mooncake store.
+"""Transport between hosts, through objects of a Mooncake store.
 
 A message is written once into a registered buffer, copied from there into this process's own segment of the store, and
 read by its receiver straight into a registered buffer of its own, of which the payload is a view. The master only
-knows where things are. It may die and come back: senders keep their copy until a message was got, and put it again.
+knows where objects are. It may die and restart: senders keep their copy of a message until it was received, and put it
+again.
 
-Every call into the library runs on a thread of ours and has a deadline (`calls`), because the library has none;
+Every call into the library runs on a separate thread and has a deadline (`calls`), because the library has none;
 `store` names what its return codes mean.
 """
 

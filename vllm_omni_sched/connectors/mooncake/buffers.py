@@ -1,4 +1,4 @@
-"""Registered memory: one region that is reused, and more when it is full."""
+"""Registered memory: one region that is reused, and further memory when the region is full."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class PooledBuffer:
     """Registered memory for one message.
 
     Attributes:
-        data: its bytes, as an array; who holds a view of them holds the memory.
-        start: where it lies in the region; None: it is memory of its own.
+        data: its bytes, as an array; the memory is kept while a view of the array exists.
+        start: offset in the region; None: memory outside the region.
     """
 
     __slots__ = ("address", "data", "start")
@@ -37,7 +37,7 @@ class PooledBuffer:
 
 
 class BufferPool:
-    """Gives out registered memory and takes it back, from any thread, also in the middle of garbage collection.
+    """Pool of registered memory, usable from any thread, also during garbage collection.
 
     Raises:
         ConfigError: there is no memory for the region.
@@ -99,7 +99,7 @@ class BufferPool:
         return PooledBuffer(data, address, None)
 
     def trim(self, room: PooledBuffer, nbytes: int) -> None:
-        """Free what a room has beyond ``nbytes``."""
+        """Shrink a room to ``nbytes``."""
         if room.start is not None:
             with self._lock:
                 self._extents.trim(room.start, nbytes)

@@ -1,4 +1,4 @@
-"""Calls that may hang, run with a deadline on threads of our own."""
+"""Calls that may hang, run with a deadline on separate threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.config.errors import RendezvousError, TransportClosedError
 
 MAX_HANGING = 16
-"""Most calls that hang at a time; further ones are refused at once."""
+"""Largest number of calls that hang at a time; further ones are refused at once."""
 
 
 class HangingError(RendezvousError):
@@ -33,11 +33,12 @@ class _Call:
 
 
 class Calls:
-    """Runs calls with deadlines, and knows when none is in flight any more.
+    """Runner of calls with deadlines, which knows when none is in flight any more.
 
     1. A call that takes longer than its deadline goes on by itself; the caller gets an error.
-    2. Who gave up on a call may name what is to happen when it ends: memory that it writes to is not free before.
-    3. After `close` no call begins. `close` says whether all have ended.
+    2. A caller may pass a function that runs when an abandoned call ends: memory that the call writes to is not free
+       before.
+    3. After `close` no call begins. `close` returns whether all have ended.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -61,14 +62,14 @@ class Calls:
                 returns, or raises what ``function`` did.
 
         Raises:
-            HangingError: it took longer, or too many others hang: then it never began, and ``late`` was called at once,
-                with None, on this thread.
+            HangingError: the call took longer, or it was not started because too many others hang; then ``late`` was
+                called at once, with None, on this thread.
             TransportClosedError: after `close`; ``late`` is not called.
         """
         call = _Call(function, arguments)
         with self._lock:
             if self._closed:
-                raise TransportClosedError("the path to the Mooncake store was closed before this call")
+                raise TransportClosedError("the transport to the Mooncake store was closed before this call")
             hanging = self.hanging
             if hanging < MAX_HANGING:
                 self.in_flight += 1

@@ -1,4 +1,4 @@
-"""The receiving side: searches for messages, reads them, and removes those it has read."""
+"""The receiving side: messages are searched for, read, and then removed from the store."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class InboxCounts:
     copied_bytes: int = 0
     corrupt: int = 0
     looks: int = 0
-    repeated: int = 0  # got before, and put again by a sender that could not know
-    unreachable: int = 0  # tries to read a message whose holder did not answer
+    repeated: int = 0  # received before, and put again by a sender that did not know that
+    unreachable: int = 0  # attempts to read a message whose holder did not answer
     vanished: int = 0  # seen, but its holder died before it could be read
 
 
 @dataclass
 class _Wanted:
-    """A name for which `get` is called."""
+    """Requested name, for which `get` is called."""
 
     name: bytes
     edge: Edge
@@ -53,15 +53,13 @@ class _Wanted:
     asked_at: float = 0.0
     keys: list[str] = field(default_factory=list)  # where it was seen, newest first
     reading: bool = False
-    hanging: bool = False  # a call that was given up still writes to memory of ours: nobody else tries meanwhile
-    taken: tuple[str, PooledBuffer, int] | None = (
-        None  # by a call that was given up: key, where it is, what `claim` said
-    )
+    hanging: bool = False  # an abandoned call still writes to our memory: no other read is started meanwhile
+    taken: tuple[str, PooledBuffer, int] | None = None  # by an abandoned call: key, buffer, result of `claim`
     unreachable: bool = False
 
 
 class Inbox:
-    """Receives the messages of one process.
+    """Receiver of the messages of one process.
 
     1. Names that are requested repeatedly are looked up together, at growing intervals up to ``poll_seconds``.
     2. A receiver takes a message by removing it; the one whose removal succeeds has it.
@@ -192,7 +190,7 @@ class Inbox:
         return None
 
     def _take(self, wanted: _Wanted, key: str) -> Arrival | None:
-        """Take a message that can be read and is ours, into room for its edge's largest, or for its size."""
+        """Read and remove a message, into room for the largest message of its edge, or for its own size."""
         largest = self._largest.get(wanted.edge)
         room = self._buffers.take(largest) if largest else None
         while True:
@@ -212,7 +210,7 @@ class Inbox:
                 key, room.address, room.data.nbytes, partial(self._comes_late, wanted, key, room)
             )
             wanted.hanging = False
-            if read > 0 or read == LEASE_OVER:  # what was removed after it was read, was there all the time
+            if read > 0 or read == LEASE_OVER:  # removed after it was read: it was complete until then
                 return self._open(wanted, key, room, claimed)
             self._buffers.give_back(room)
             if read != TOO_SMALL:
@@ -229,9 +227,9 @@ class Inbox:
         wanted.hanging = False
 
     def _open(self, wanted: _Wanted, key: str, room: PooledBuffer, claimed: int) -> Arrival | None:
-        """Return the message that was read, if it is ours."""
+        """Return the message that was read, if this process was the one that removed it."""
         wanted.taken = None
-        if claimed not in (OK, RPC):  # somebody else has it, or its sender
+        if claimed not in (OK, RPC):  # another receiver has it, or its sender took it back
             self._buffers.give_back(room)
             return None
         data: Any = room.data

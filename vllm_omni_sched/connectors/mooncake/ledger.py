@@ -1,4 +1,4 @@
-"""Records of the messages that one process has put into the store and that are not received yet. Calls no library."""
+"""Records of the messages that one process has put into the store and that are not received yet; no library calls."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class OutboxCounts(EdgeCounts):
 
 
 class Ledger(KeyedLock):
-    """Messages in flight, by name, by key, and by when they were looked at; and whose turn it is.
+    """Messages in flight, by name, by key and by the time of their last check, with a lock per name.
 
-    1. While one thread puts or takes back a message of a name, others that want that name wait.
-    2. Copies of messages make way for others, oldest first.
+    1. While one thread puts or takes back a message of a name, other threads wait for that name.
+    2. Copies of messages are dropped to make room for others, oldest first.
     """
 
     def __init__(self, buffers: BufferPool, clock: Clock) -> None:
@@ -60,9 +60,9 @@ class Ledger(KeyedLock):
         super().__init__()
         self._taken_back: OrderedDict[bytes, float] = OrderedDict()
         self._by_key: dict[str, set[bytes]] = {}
-        self._last: dict[Edge, Traffic] = {}  # what was got last
+        self._last: dict[Edge, Traffic] = {}  # the last received messages
         self.by_name: dict[bytes, Sent] = {}
-        self.sent: OrderedDict[str, Sent] = OrderedDict()  # by stored key; who was looked at longest ago comes first
+        self.sent: OrderedDict[str, Sent] = OrderedDict()  # by stored key; the one checked longest ago comes first
         self.counts = OutboxCounts()
         self.token = secrets.randbits(32)
         self._count = 0

@@ -13,11 +13,11 @@ LINK_BYTES = _LINK.size
 class Names:
     """Keys of one namespace.
 
-    1. A message lies under the *plain* key of its name, which its receiver can work out.
-    2. A key from which its sender has taken a message back is not used again while somebody may still be reading
-       there. The next message of that name lies under a key *of its own*, and a *link* says which.
+    1. A message is stored under the *plain* key of its name, which its receiver can derive.
+    2. After its sender has taken a message back, a key is not used again while a receiver may still be reading it. The
+       next message of that name is stored under a key *of its own*, and a *link* contains that key.
 
-    So what has been removed under its key after it was read, was whole while it was read.
+    A message that could be removed after it was read was therefore complete while it was read.
     """
 
     def __init__(self, namespace: str) -> None:

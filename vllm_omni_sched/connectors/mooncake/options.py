@@ -1,4 +1,4 @@
-"""Options of the Mooncake path, with their defaults: ``extra`` of a connector in vLLM-Omni's stage config."""
+"""Options of the Mooncake transport, with their defaults: ``extra`` of a connector in vLLM-Omni's stage config."""
 
 from __future__ import annotations
 
@@ -32,31 +32,41 @@ Size = Annotated[MemoryBytes, BeforeValidator(bytes_of)]
 
 
 class MooncakeOptions(BaseModel):
-    """Options of the Mooncake path. Unknown keys are errors."""
+    """Options of the Mooncake transport. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    host: str = Field("127.0.0.1", min_length=1, description="Address of this host that the others reach.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address of this host that other hosts can reach.")
     metadata_server: str = Field("P2PHANDSHAKE", min_length=1, description="As in Mooncake.")
     master: str = Field("127.0.0.1:50051", description="Address of `mooncake_master`.")
     segment: Size = Field(512 * MIB, ge=0, description="Bytes of this process's part of the store.")
-    localbuf: Size = Field(512 * MIB, ge=MIB, description="Bytes of its registered buffers; touched as they are used.")
+    localbuf: Size = Field(
+        512 * MIB, ge=MIB, description="Bytes of this process's registered buffers; touched as they are used."
+    )
     proto: Literal["auto", "tcp", "rdma"] = Field("auto", description="auto: rdma where this host has a device for it.")
     rdma: str = Field("", description="Devices for rdma; empty: all.")
     namespace: str = Field("omni", description="Processes that name the same namespace see each other's messages.")
-    retain: bool = Field(True, description="Keep a copy of what nobody has got yet, in case the master loses it.")
+    retain: bool = Field(
+        True, description="Keep a copy of messages that were not received yet, in case the master loses them."
+    )
     max_inflight: Count | None = Field(
-        None, ge=1, description="Messages of one edge that nobody has got yet; `put` waits for its receiver beyond it."
+        None,
+        ge=1,
+        description="Most messages of an edge that are not received yet; beyond it, `put` waits for the receiver.",
     )
     window_size: Annotated[StoredBytes | None, BeforeValidator(bytes_of)] = Field(
-        None, ge=1, description="The same, in bytes."
+        None,
+        ge=1,
+        description="Most bytes of an edge that are not received yet; beyond it, `put` waits for the receiver.",
     )
     put_timeout_seconds: Seconds = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
-    ttl_seconds: Seconds = Field(600.0, gt=0, description="A message nobody gets for so long is dropped, and counted.")
+    ttl_seconds: Seconds = Field(
+        600.0, gt=0, description="Age at which a message that was not received is dropped, and counted."
+    )
     connect_timeout_seconds: Seconds = Field(10.0, gt=0, description="How long to wait for the master at the start.")
     call_timeout_seconds: Seconds = Field(3.0, gt=0, description="How long the master may take to answer.")
-    slowest_bytes_per_second: Size = Field(20 * MIB, ge=1, description="A transfer slower than that is given up.")
-    poll_seconds: Seconds = Field(5e-3, gt=0, description="Longest wait between two looks for a message.")
+    slowest_bytes_per_second: Size = Field(20 * MIB, ge=1, description="A transfer that is slower is given up.")
+    poll_seconds: Seconds = Field(5e-3, gt=0, description="Longest wait between two searches for a message.")
     copy_out: bool = Field(False, description="Receivers get copies, not views of registered buffers.")
     checksum: bool = Field(
         True, description="Messages carry a CRC-32 of their tensors, and one that was altered on its way is an error."

@@ -23,7 +23,7 @@ BATCH = 512  # keys in one call
 
 
 class Outbox:
-    """Sends the messages of one process. The lock of its records is never held during a call of the store.
+    """Sender of the messages of one process. The lock of its records is never held during a call of the store.
 
     Attributes:
         unasked_bytes: bytes put since the master was last asked which messages are gone.
@@ -41,7 +41,7 @@ class Outbox:
 
     @property
     def progress(self) -> int:
-        """A number that grows with every message that has left, after which there may be room again."""
+        """Return a number that grows with every message that was received or removed: there may be room again."""
         counts = self.counts
         return counts.consumed + counts.replaced + counts.discarded + counts.expired + counts.lost
 
@@ -132,8 +132,8 @@ class Outbox:
         self.counts.lost += len(left)
         if left:
             logger.error(
-                "%d messages that nobody got are lost with this process's segment (the first: %r of %s): no other "
-                "process lends the store a segment with room for them",
+                "%d messages that were not received are lost with this process's segment (the first: %r of %s): no "
+                "other process lends the store a segment with room for them",
                 len(left), left[0].key[:80], left[0].edge,
             )  # fmt: skip
 
@@ -158,7 +158,7 @@ class Outbox:
                 self._replace(before)
             if sent.linked:
                 self._writer.link(sent, self._writer.config)
-        except BaseException:  # nobody knows of it, or ever will
+        except BaseException:  # it was never shown to receivers
             self._buffers.give_back(room)
             self._writer.remove_quietly([stored])
             raise
@@ -212,7 +212,7 @@ class Outbox:
                         self._store.remove([link_key(sent.plain)])
 
     def _restore(self) -> None:
-        """Put our copies again, because the master has restarted without its data, or had taken us for dead.
+        """Put the copies of messages again, because the master has restarted without its data, or considered us dead.
 
         What was put since the beacon of this life was lit, by others or by a `_restore` that stopped half way, is left
         alone: if it is missing, it was got.
@@ -236,11 +236,11 @@ class Outbox:
         if not self._ledger.holds(sent):
             return
         config = self._writer.config
-        if sent.linked and sent.room is not None:  # first: what is there is linked, wherever this stops
+        if sent.linked and sent.room is not None:  # first, so that the message has its link even if a later step fails
             self._writer.link(sent, config)
         room = self._ledger.begins_to_read(sent)
         if room is None:
-            if not self._ledger.forget(sent):  # it was got after all
+            if not self._ledger.forget(sent):  # it was received meanwhile
                 return
             self.counts.lost += 1
             logger.error("message %r of %s was lost by the Mooncake master: no copy was left", sent.key[:80], sent.edge)
@@ -250,7 +250,7 @@ class Outbox:
                 sent.stored, room.address, sent.nbytes, config, lambda code: self._comes_late(sent, room, code)
             )
         except HangingError:
-            raise  # `_comes_late` is called when nobody reads the copy any more
+            raise  # `_comes_late` is called when no call reads the copy any more
         except BaseException:
             self._ledger.has_read(sent, room)
             raise

@@ -1,4 +1,4 @@
-"""A client of a Mooncake store: its calls, and the meaning of their return codes."""
+"""Client of a Mooncake store: its calls, and the meaning of their return codes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_library() -> Any:
         import mooncake.store as library
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "the Mooncake path needs mooncake-transfer-engine, which is not installed: "
+            "the Mooncake transport needs mooncake-transfer-engine, which is not installed: "
             f"`{how_to_install('mooncake')}` (on hosts without CUDA: mooncake-transfer-engine-non-cuda)"
         ) from error
     except ImportError as error:
@@ -50,7 +50,7 @@ def load_library() -> Any:
 
 
 class Store:
-    """A client that is set up. Its calls have deadlines, and are safe against `close` on another thread.
+    """Connected client. Its calls have deadlines, and are safe against `close` on another thread.
 
     Attributes:
         sick: why nothing works at present, "" when it does.
@@ -67,7 +67,7 @@ class Store:
         self._library = load_library()
         self.protocol = options.protocol()
         _reach(options, clock)
-        os.environ.setdefault(SETUP_RETRIES, "1")  # else it tries for 90 s, whatever we say
+        os.environ.setdefault(SETUP_RETRIES, "1")  # otherwise the library tries for 90 s, whichever timeout is set
         self.calls = Calls(clock)
         self._closing = threading.Lock()
         self._closed = False
@@ -136,7 +136,7 @@ class Store:
         return int(self.calls.run(seconds, self._client.upsert_from, key, address, nbytes, config, late=late))
 
     def remove(self, keys: list[str]) -> list[int]:
-        """Remove at once, whoever has a lease; 0 for each that was there.
+        """Remove objects at once, also leased ones; return 0 for each that existed.
 
         Raises:
             MasterGoneError: it does not answer: what was removed is not known.
@@ -150,7 +150,7 @@ class Store:
         return len(self._ask(self._client.get_replica_desc, key))
 
     def register(self, address: int, nbytes: int) -> None:
-        """Let the library read and write memory.
+        """Register memory with the library, which may then read and write it.
 
         Raises:
             RendezvousError: it does not take it.
@@ -175,7 +175,7 @@ class Store:
                 self.keep()
 
     def keep(self) -> None:
-        """Never destroy the client, because threads are in it, or it belongs to our parent."""
+        """Keep the client from being destroyed, because threads use it, or it belongs to the parent process."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._client))
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A Mooncake store as a transport: messages between hosts."""
+"""Transport of messages between hosts, through a Mooncake store."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ logger = get_logger(__name__)
 
 BUSY_WAIT, IDLE_WAIT = 0.25, 1.0  # seconds between two looks at the master, with and without messages in flight
 ASK_AFTER = 32 << 20
-"""After so many bytes the master is asked at once what was got: memory that is used again soon is quick memory, but
-asking while a message is on its way holds that up."""
+"""Number of bytes put after which the master is asked at once which messages were received: memory that is reused soon
+is faster, but asking while a message is in transfer delays it."""
 LOOKS = 8  # for a message that is to be leased
-HANDING_OVER = 5.0  # seconds that `close` takes at most for messages that nobody has got
+HANDING_OVER = 5.0  # most seconds that `close` takes for messages that were not received
 
 
 class MooncakeTransport(MediumTransport):
-    """Carries messages between processes whose Mooncake clients have the same master and namespace.
+    """Transport of messages between processes whose Mooncake clients have the same master and namespace.
 
-    1. A message lies in its sender's segment, and goes through the network once, when it is got.
-    2. It is kept until it is got, discarded or expires: a master that comes back is told again of what nobody got yet.
-    3. A call that the library does not come back from is given up. While the master is gone, `get` finds nothing,
-       and `put` waits for it up to its deadline; nothing else is asked of the library then.
-    4. A receiver has a message as soon as `get` returns it: what it dies with after that is not given back.
-    5. `close` leaves messages that nobody got to the segments of others, if there are any. A process that is killed
-       takes them with it; the master, and so their receivers, know that after its `-client_ttl`.
+    1. A message is stored in its sender's segment, and crosses the network once, when it is received.
+    2. It is kept until it is received, discarded or expires: messages that were not received are registered again
+       with a master that has restarted.
+    3. A call that does not return is given up. While the master does not answer, `get` finds nothing, and `put` waits
+       until its deadline; the library is not called for anything else then.
+    4. A receiver has a message as soon as `get` returns it: if the receiver dies after that, it is not given back.
+    5. `close` moves messages that were not received to the segments of other processes, if there are any. The messages
+       of a killed process are lost; the master, and so their receivers, know that after its `-client_ttl`.
 
     Raises:
         ConfigError: the library is not installed, or does not load.
@@ -108,7 +109,7 @@ class MooncakeTransport(MediumTransport):
         try:
             return self._inbox.get(edge, key)
         except RendezvousError:
-            return None  # it is where it was; `health` says what is wrong
+            return None  # the message stays in the store; `health` reports the problem
 
     def _holds(self, name: bytes) -> bool:
         return self._outbox.holds(name)

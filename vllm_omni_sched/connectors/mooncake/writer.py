@@ -1,4 +1,4 @@
-"""Writing of a process's messages, links and beacon into the store."""
+"""Writer of a process's messages, links and beacon into the store."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ logger = get_logger(__name__)
 
 
 class Writer:
-    """Puts objects into the store, and removes those that were put in vain.
+    """Writer of objects into the store; it removes objects whose put completed too late.
 
     Attributes:
-        life: of the beacon, 0 before the first: as long as it is there, a message that was put in that life and is
-            missing was got.
+        life: number of the beacon, 0 before the first: as long as the beacon exists, a message that was put in that
+            life and is missing was received.
     """
 
     def __init__(self, store: Store, buffers: BufferPool, ledger: Ledger, names: Names) -> None:
@@ -37,7 +37,7 @@ class Writer:
         return self._ledger.release(nbytes) or self._buffers.make(nbytes)
 
     def message(self, sent: Sent, room: PooledBuffer, config: Any) -> bool:
-        """Put what lies in ``room``; False when the store has no room.
+        """Put the content of ``room``; return False if the store has no room.
 
         Raises:
             RendezvousError: the store does not take it; ``room`` is given back.
@@ -58,10 +58,10 @@ class Writer:
         raise RendezvousError(f"message {sent.key[:80]!r} of {sent.edge} was not put: Mooncake says {code}")
 
     def link(self, sent: Sent, config: Any) -> None:
-        """Say which key a message lies under.
+        """Put a link to the key under which a message is stored.
 
         Raises:
-            RendezvousError: that could not be said.
+            RendezvousError: the store does not take the link.
         """
         link = make_link(sent.generation)
         room = self.room(len(link))
@@ -78,7 +78,7 @@ class Writer:
         """Put a new beacon.
 
         Raises:
-            MasterGoneError: it is not taken.
+            MasterGoneError: the store does not take the beacon.
         """
         room, life = self.room(8), next(self._lives)  # each time another: one that comes late says nothing
         room.data[:] = 1
@@ -93,7 +93,7 @@ class Writer:
     def _write(
         self, key: str, room: PooledBuffer, nbytes: int, config: Any, came_late: Callable[[str], None] = lambda _: None
     ) -> int:
-        """Put what lies in ``room``; whatever it raises, ``room`` is given back, once nobody reads it any more.
+        """Put the content of ``room``; after an error, ``room`` is freed as soon as no call reads it any more.
 
         Args:
             came_late: called with the key when it was put after we had given up.

@@ -1,4 +1,4 @@
-"""The choice of a message's path, by topology, size, health and measured cost, and of compression for it."""
+"""Choice of a message's transport, by topology, size, health and measured cost, and of its compression."""
 
 from vllm_omni_sched.connectors.routing.options import RoutingOptions
 from vllm_omni_sched.connectors.routing.presence import Presence

@@ -1,4 +1,4 @@
-"""Measurements of routing: cost of each path on each edge, health of paths, and what receivers report."""
+"""Measurements of routing: costs of each transport on each edge, health of transports, and reports of receivers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from vllm_omni_sched.config.errors import CorruptMessageError
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message, make_message
 from vllm_omni_sched.connectors.routing.options import RoutingOptions
-from vllm_omni_sched.connectors.routing.route import LARGE, SMALL, Illness, PathState, RouteReason, TransferCost
+from vllm_omni_sched.connectors.routing.route import (
+    LARGE,
+    SMALL,
+    RetrySchedule,
+    RouteReason,
+    TransferCost,
+    TransportState,
+)
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
 
 
-REPORT_EVERY = 32  # messages of an edge and path
+REPORT_EVERY = 32  # messages of an edge and transport
 KEY = "omni-sched/report/"
 
 
@@ -31,16 +38,16 @@ class Report(msgspec.Struct):
     large: tuple[int, float] | None
 
 
-def report_message(edge: Edge, path: str, report: Report) -> Message:
+def report_message(edge: Edge, transport: str, report: Report) -> Message:
     """Return a report to the senders of ``edge``; a newer report replaces an unread one."""
-    return make_message(Edge(edge.target, edge.source), KEY + path, report)
+    return make_message(Edge(edge.target, edge.source), KEY + transport, report)
 
 
 def read_report(arrival: Arrival) -> Report:
     """Return the report in a message.
 
     Raises:
-        CorruptMessageError: it is no report.
+        CorruptMessageError: the message is not a report.
     """
     try:
         return msgspec.convert(arrival.open(), Report)
@@ -50,27 +57,27 @@ def read_report(arrival: Arrival) -> Report:
 
 @dataclass
 class _Flow:
-    """Measurements of one path on one edge."""
+    """Measurements of one transport on one edge."""
 
     put: TransferCost = field(default_factory=TransferCost)
-    got: TransferCost = field(default_factory=TransferCost)  # by this process, or as its receivers say
-    unused: int = 0  # messages that went by others since it was used
+    got: TransferCost = field(default_factory=TransferCost)  # by this process, or as reported by receivers
+    unused: int = 0  # messages that other transports carried since it was used
     count: int = 0  # messages put or got
-    small: tuple[int, float] | None = None  # the last one got, to be reported
+    small: tuple[int, float] | None = None  # the last received one, to be reported
     large: tuple[int, float] | None = None
 
 
 class Learnt:
-    """Measurements of every path; thread-safe, and calls no path.
+    """Measurements of every transport; thread-safe, and calls no transport.
 
     Args:
-        distances: of paths, by name.
+        distances: distances of transports, by name.
     """
 
     def __init__(self, distances: dict[str, int], options: RoutingOptions) -> None:
         self._distances, self._options = distances, options
-        self._illness = {
-            name: Illness(options.first_retry_seconds, options.longest_retry_seconds) for name in distances
+        self._retries = {
+            name: RetrySchedule(options.first_retry_seconds, options.longest_retry_seconds) for name in distances
         }
         self._flows: dict[tuple[Edge, str], _Flow] = {}
         self._lock = threading.Lock()
@@ -78,17 +85,21 @@ class Learnt:
         self.served_bytes: Counter[tuple[Edge, str]] = Counter()
         self.fell_back: Counter[str] = Counter()
 
-    def states(self, edge: Edge, nbytes: int, names: Sequence[str], here: bool, now: float) -> list[PathState]:
-        """Return the states of paths for a message; ``here``: paths within this host reach its receiver."""
+    def states(self, edge: Edge, nbytes: int, names: Sequence[str], here: bool, now: float) -> list[TransportState]:
+        """Return the states of transports for a message.
+
+        Args:
+            here: whether transports within this host reach the receiver.
+        """
         with self._lock:
             states = []
             for name in names:
-                flow, illness = self._flow(edge, name), self._illness[name]
+                flow, retries = self._flow(edge, name), self._retries[name]
                 put, got = flow.put.seconds(nbytes), flow.got.seconds(nbytes)
                 seconds = None if put is None else put + (got or 0.0)
-                trial = illness.is_due(now) or (illness.well and flow.unused >= self._options.trial_every)
+                trial = retries.is_due(now) or (retries.well and flow.unused >= self._options.trial_every)
                 distance = self._distances[name]
-                states.append(PathState(name, distance, here or distance > 0, illness.well, trial, seconds))
+                states.append(TransportState(name, distance, here or distance > 0, retries.well, trial, seconds))
         return states
 
     def bytes_per_second(self, edge: Edge, name: str) -> float | None:
@@ -97,11 +108,11 @@ class Learnt:
             return self._flow(edge, name).got.bytes_per_second
 
     def took(self, edge: Edge, name: str, nbytes: int, reason: RouteReason, seconds: float, of: Sequence[str]) -> bool:
-        """Record that a path took a message; return whether it is time to read receivers' reports."""
+        """Record that a transport took a message; return whether it is time to read receivers' reports."""
         with self._lock:
-            if not self._illness[name].well:
-                logger.warning("path %s takes messages again", name)
-            self._illness[name].took()
+            if not self._retries[name].well:
+                logger.warning("transport %s takes messages again", name)
+            self._retries[name].took()
             for other in of:
                 self._flow(edge, other).unused += 1
             flow = self._flow(edge, name)
@@ -113,11 +124,11 @@ class Learnt:
             return flow.count % REPORT_EVERY == 0 and len(self._distances) > 1
 
     def refused(self, name: str, error: Exception, now: float) -> None:
-        """Record that a path refused a message."""
+        """Record that a transport refused a message."""
         with self._lock:
-            if self._illness[name].well:
-                logger.warning("path %s refused a message: %s", name, error)
-            self._illness[name].refused(now)
+            if self._retries[name].well:
+                logger.warning("transport %s refused a message: %s", name, error)
+            self._retries[name].refused(now)
             self.fell_back[name] += 1
 
     def got(self, edge: Edge, name: str, nbytes: int, seconds: float) -> Report | None:
@@ -134,7 +145,7 @@ class Learnt:
             return Report(flow.small, flow.large) if due else None
 
     def told(self, edge: Edge, name: str, report: Report) -> None:
-        """Take over a receiver's report."""
+        """Record the measurements of a receiver's report."""
         with self._lock:
             for one in filter(None, (report.small, report.large)):
                 self._flow(edge, name).got.observe(*one)
@@ -146,7 +157,7 @@ class Learnt:
 
     def sick(self) -> list[str]:
         with self._lock:
-            return [name for name, illness in self._illness.items() if not illness.well]
+            return [name for name, retries in self._retries.items() if not retries.well]
 
     def facts(self) -> dict[str, Any]:
         """Return numbers for `Health.facts`."""

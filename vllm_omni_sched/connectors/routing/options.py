@@ -16,19 +16,23 @@ class RoutingOptions(BaseModel):
 
     edges: dict[str, list[str]] = Field(
         default_factory=dict,
-        description="Paths that reach the receiver of an edge ('0->1'), by name; default: those between hosts, and "
-        "those within this host while the receiver's stage is on it.",
+        description="Transports that reach the receiver of an edge ('0->1'), by name; default: those between hosts, "
+        "and those within this host while the receiver's stage is on it.",
     )
     replicas: dict[str, int] = Field(
         default_factory=dict,
-        description="How many replicas a stage ('1') has on all hosts together, where some are on others; default: "
-        "those that are found here.",
+        description="How many replicas a stage ('1') has on all hosts together, if some are on other hosts; default: "
+        "the replicas that are found on this host.",
     )
     trial_every: Count = Field(
-        500, ge=1, description="A path that was not used for so many messages of an edge is tried, to measure it."
+        500, ge=1, description="Messages of an edge after which an unused transport is tried, to measure it."
     )
-    first_retry_seconds: Seconds = Field(0.5, gt=0, description="When a sick path is tried again; then twice that.")
-    longest_retry_seconds: Seconds = Field(30.0, gt=0, description="The most that this becomes.")
+    first_retry_seconds: Seconds = Field(
+        0.5, gt=0, description="Pause after which a sick transport is tried again; doubled after each refusal."
+    )
+    longest_retry_seconds: Seconds = Field(
+        30.0, gt=0, description="Longest pause before a sick transport is tried again."
+    )
 
     @field_validator("edges")
     @classmethod
@@ -38,7 +42,7 @@ class RoutingOptions(BaseModel):
             if len(stages) != 2 or not all(stages) or edge != "".join(edge.split()):
                 raise ValueError(f"{edge!r} names no edge: write the ids of its two stages, as '0->1'")
             if not ways:
-                raise ValueError(f"{edge!r} has no path: name one or more, or leave it out for all of them")
+                raise ValueError(f"{edge!r} has no transport: name one or more, or leave it out for all of them")
         return value
 
     @field_validator("replicas", mode="before")

@@ -1,4 +1,4 @@
-"""The stages on this host, as their processes announce them in the arena's directory."""
+"""Stages on this host, as their processes announce them in the arena's directory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Presence:
 
     1. A stage is here when each of its replicas has a living process here: numbers from 0 on without a gap, and as many
        as are expected. A replica elsewhere could be the one that a message is for.
-    2. An announcement counts on the host that it was made on, whoever else sees the directory.
-    3. The directory is listed again only when it has changed, or to see who has died.
+    2. An announcement counts only on the host where it was made, even if other hosts see the directory.
+    3. The directory is listed again only when it has changed, or to find dead processes.
 
     Args:
-        directory: of the arena.
-        host: names this host; None: the boot id of its kernel.
+        directory: directory of the arena.
+        host: name of this host; None: the boot id of its kernel.
 
     Attributes:
         listings: how often the directory was listed.
@@ -47,7 +47,7 @@ class Presence:
         """Announce that this process serves ``stage``, until it ends or `close`.
 
         Raises:
-            RendezvousError: that cannot be written.
+            RendezvousError: the announcement cannot be written.
         """
         name = f"{_short(stage)}-{replica}-{self._host}-{secrets.token_hex(4)}"
         path = self._directory / f"{name}{meeting.STAGE}"
@@ -74,7 +74,7 @@ class Presence:
         now = self._clock()
         try:
             names = self._listing.names(again=now - self._listed_at >= CHECK_EVERY)
-        except OSError:  # it was removed: nobody is there
+        except OSError:  # the directory was removed: no process is announced
             names, self._listed_at = [], -math.inf
         else:
             if names is None:

@@ -1,4 +1,4 @@
-"""The order in which paths are tried for a message, by their cost. Pure: a snapshot in, a plan out."""
+"""Order in which transports are tried for a message, by their cost. Pure: a snapshot in, a plan out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALL, LARGE = 16 << 10, 256 << 10
 
 
 class TransferCost:
-    """The time of a message as a fixed part and a part per byte, in seconds, for one path and edge."""
+    """Time of a message as a fixed part and a part per byte, in seconds, for one transport and edge."""
 
     def __init__(self) -> None:
         self._fixed = Rate(0.0)
@@ -28,7 +28,7 @@ class TransferCost:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """The throughput of long messages; None without measurements."""
+        """Return the throughput of long messages; None without measurements."""
         return 1 / self._per_byte.per_unit if self._per_byte.is_measured and self._per_byte.per_unit > 0 else None
 
     def seconds(self, nbytes: int) -> float | None:
@@ -37,8 +37,8 @@ class TransferCost:
         return self._fixed.per_unit + self._per_byte.seconds(nbytes) if known else None
 
 
-class Illness:
-    """Schedules retries of a path that refused messages: after a wait that doubles with every refusal.
+class RetrySchedule:
+    """Schedule of retries of a transport that refused messages: after a wait that doubles with every refusal.
 
     Args:
         first, longest: seconds until the next trial.
@@ -54,7 +54,7 @@ class Illness:
         return not self._wait
 
     def is_due(self, now: float) -> bool:
-        """Return whether a sick path should be tried now."""
+        """Return whether a sick transport should be tried now."""
         return not self.well and now >= self._until
 
     def refused(self, now: float) -> None:
@@ -68,22 +68,22 @@ class Illness:
 
 
 class RouteReason(str, Enum):
-    """Reason for the position of a path among those to try."""
+    """Reason for the position of a transport among those to try."""
 
-    ONLY = "only"  # no other reaches the receiver
-    QUICKEST = "quickest"  # by what was measured
-    NEAREST = "nearest"  # costs of some are not known: the one with the least in between
-    NEXT = "next"  # if the ones before refuse
-    TRIAL = "trial"  # not measured for long, or sick: this one message finds out
+    ONLY = "only"  # no other transport reaches the receiver
+    QUICKEST = "quickest"  # according to measurements
+    NEAREST = "nearest"  # some costs are unknown: the transport with the shortest distance
+    NEXT = "next"  # if the transports before it refuse
+    TRIAL = "trial"  # not measured for long, or sick: this message measures it
     LAST_RESORT = "last_resort"  # sick, and not due for a trial: only when all others refuse
 
 
 @dataclass(frozen=True)
-class PathState:
-    """The state of a path for one message.
+class TransportState:
+    """State of a transport for one message.
 
-    ``distance``: 0 for the same host, more with every thing in between. ``seconds``: what the message would take, put
-    and got; None when not known. ``well``: it took its last message. ``trial``: it is time to try it again.
+    ``distance``: 0 within a host, larger for farther hosts. ``seconds``: expected time of put and get of the message;
+    None if unknown. ``well``: the transport took its last message. ``trial``: it is time to try the transport again.
     """
 
     name: str
@@ -96,18 +96,19 @@ class PathState:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A path to try, and the reason."""
+    """Transport to try, and the reason."""
 
-    path: str
+    name: str
     reason: RouteReason
 
 
-def route(states: Sequence[PathState]) -> tuple[Attempt, ...]:
-    """Paths in the order in which to try them; empty when none reaches the receiver.
+def route(states: Sequence[TransportState]) -> tuple[Attempt, ...]:
+    """Return the transports in the order in which to try them; empty if none reaches the receiver.
 
-    1. A path that is due for a trial comes first: what is not used is not measured, and what is sick not known well.
-    2. Well paths come before sick ones.
-    3. Among well ones the quickest is first if all were measured, else the nearest.
+    1. A transport that is due for a trial comes first: unused transports are not measured, and sick ones may have
+       recovered.
+    2. Healthy transports come before sick ones.
+    3. Among healthy ones, the fastest is first if all were measured, else the nearest.
     """
     reaching = [state for state in states if state.reaches]
     trials = [state for state in reaching if state.trial]
@@ -117,8 +118,8 @@ def route(states: Sequence[PathState]) -> tuple[Attempt, ...]:
     best = RouteReason.QUICKEST if measured else RouteReason.NEAREST
     attempts = [Attempt(state.name, RouteReason.TRIAL) for state in sorted(trials, key=lambda s: s.distance)[:1]]
     attempts += [Attempt(s.name, best if not place else RouteReason.NEXT) for place, s in enumerate(well)]
-    rest = [state for state in reaching if state.name not in {attempt.path for attempt in attempts}]
+    rest = [state for state in reaching if state.name not in {attempt.name for attempt in attempts}]
     attempts += [Attempt(state.name, RouteReason.LAST_RESORT) for state in sorted(rest, key=lambda s: s.distance)]
     if len(attempts) == 1:
-        return (Attempt(attempts[0].path, RouteReason.ONLY),)
+        return (Attempt(attempts[0].name, RouteReason.ONLY),)
     return tuple(attempts)

@@ -1,4 +1,4 @@
-"""Several paths combined into one."""
+"""Transport that combines several others."""
 
 from __future__ import annotations
 
@@ -25,40 +25,41 @@ from vllm_omni_sched.connectors.packing import pack
 from vllm_omni_sched.connectors.routing.learnt import KEY, Learnt, read_report, report_message
 from vllm_omni_sched.connectors.routing.options import RoutingOptions
 from vllm_omni_sched.connectors.routing.presence import Presence
-from vllm_omni_sched.connectors.routing.route import PathState, route
+from vllm_omni_sched.connectors.routing.route import TransportState, route
 from vllm_omni_sched.connectors.transport import Health, Lease, Status, Traffic, Transport
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
 
 REMEMBERED = 1 << 14
-"""Number of messages whose last path is remembered."""
+"""Number of messages whose last transport is remembered."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A path and its distance: 0 within a host, 1 between hosts."""
+    """Transport and its distance: 0 within a host, 1 between hosts."""
 
-    path: Transport
+    transport: Transport
     distance: int
 
 
 class RoutedTransport(Transport):
-    """Sends each message by the path that suits it, and finds it whichever it came by.
+    """Transport that sends each message by the most suitable of several transports, and receives from all of them.
 
-    1. A path that refuses a message is sick: the next one takes it, and the sick one is tried again after a while.
-       That a receiver is behind, or a message too large for a path, does not make the path sick.
-    2. A message is on one path at a time; one that no path takes is refused, with what each of them said.
-    3. A message costs what putting takes here, and getting where it arrives: receivers report that now and then.
-    4. Buffers are compressed for paths between hosts where that saves time, never within a host.
-    5. Paths within a host are for receivers on it: for a stage that is not here, or not yet, they do not count, if
-       there is a path between hosts. `edges` knows better.
+    1. A transport that refuses a message is sick: the next one takes the message, and the sick one is tried again after
+       a while. A receiver that is behind, or a message that is too large, does not make a transport sick.
+    2. A message is in one transport at a time. If no transport takes it, `put` raises an error with all refusals.
+    3. The cost of a message is the time of `put` here plus the time of `get` at its receiver, which receivers report
+       regularly.
+    4. Buffers are compressed for transports between hosts where that saves time, never within a host.
+    5. If there is a transport between hosts, transports within a host are used only for stages that are announced on
+       this host. The option `edges` overrides this.
 
     Args:
-        presence: knows which stages are on this host; None: all. It is closed with the paths.
+        presence: stages on this host, closed with the transports; None: all stages are on this host.
 
     Raises:
-        ConfigError: there is no path, two have one name, or an edge names one that is not there.
+        ConfigError: there is no transport, two have the same name, or an edge names one that does not exist.
     """
 
     name = "auto"
@@ -71,20 +72,20 @@ class RoutedTransport(Transport):
         clock: Clock = monotonic_seconds,
         presence: Presence | None = None,
     ) -> None:
-        self._ways = {way.path.name: way for way in ways}
+        self._ways = {way.transport.name: way for way in ways}
         if not ways or len(self._ways) < len(ways):
-            raise ConfigError("routing needs at least one path, and paths with different names")
+            raise ConfigError("routing needs at least one transport, and transports with different names")
         for edge, names in options.edges.items():
             if not names or not set(names) <= self._ways.keys():
                 raise ConfigError(f"option `edges`: {edge!r} names {names}; there are {sorted(self._ways)}")
         self._options, self._compressor, self._clock, self._presence = options, compressor, clock, presence
         self._some_go_far = any(way.distance for way in ways)
         self.learnt = Learnt({name: way.distance for name, way in self._ways.items()}, options)
-        self._lock = threading.Lock()  # of `_last_way`; never held while a path works
+        self._lock = threading.Lock()  # of `_last_way`; never held during a call of a transport
         self._looking = threading.Lock()
-        self._here: dict[str, bool] = {}  # by stage: whether all of it was on this host when it was sent to
+        self._here: dict[str, bool] = {}  # by stage: whether all its replicas were on this host at the last put
         self._carried = threading.local()
-        self._last_way: OrderedDict[bytes, str] = OrderedDict()  # by name of a message: what it was put by
+        self._last_way: OrderedDict[bytes, str] = OrderedDict()  # by name of a message: the transport of its last put
         self._closed = False
 
     def put(self, message: Message, deadline: float | None = None) -> int:
@@ -93,43 +94,44 @@ class RoutedTransport(Transport):
         attempts = route(self._states(message))
         refusals: list[tuple[str, ConnectorError]] = []
         for place, attempt in enumerate(attempts):
-            way, last = self._ways[attempt.path], place == len(attempts) - 1
+            way, last = self._ways[attempt.name], place == len(attempts) - 1
             sent = self._packed(message, way)
             started = self._clock()
             try:
                 try:
-                    held_bytes = way.path.put(sent, deadline if last else None)
-                except ReceiverBehindError:  # which is what slows senders down: no way around it
-                    held_bytes = way.path.put(sent, deadline)
+                    held_bytes = way.transport.put(sent, deadline if last else None)
+                except ReceiverBehindError:  # slows the sender down; other transports are not used to bypass it
+                    held_bytes = way.transport.put(sent, deadline)
             except ReceiverBehindError:
                 raise
             except ConnectorError as error:
-                refusals.append((attempt.path, error))
+                refusals.append((attempt.name, error))
                 if not isinstance(error, MessageTooLargeError):
-                    self.learnt.refused(attempt.path, error, self._clock())
+                    self.learnt.refused(attempt.name, error, self._clock())
                 continue
-            self._carried.by = attempt.path
+            self._carried.by = attempt.name
             edge, seconds = sent.edge, self._clock() - started
-            if self.learnt.took(edge, attempt.path, sent.nbytes, attempt.reason, seconds, self._reaching(edge)):
-                self._read_report(edge, attempt.path)
+            if self.learnt.took(edge, attempt.name, sent.nbytes, attempt.reason, seconds, self._reaching(edge)):
+                self._read_report(edge, attempt.name)
             if len(self._ways) > 1:
-                self._replace(message, attempt.path)
+                self._replace(message, attempt.name)
             return held_bytes
         never = refusals and all(isinstance(error, MessageTooLargeError) for _, error in refusals)
         said = "; ".join(f"{name}: {error}" for name, error in refusals) or "none reaches it"
         kind = MessageTooLargeError if never else NoRoomError
-        raise kind(f"no path takes a message on edge {message.edge}: {said}")
+        raise kind(f"no transport takes a message on edge {message.edge}: {said}")
 
     def _replace(self, message: Message, name: str) -> None:
-        """Take back an unreceived message that was put under the same key by another path."""
+        """Take back an unreceived message that was put under the same key by another transport."""
         with self._lock:
             before = self._last_way.pop(message.name, name)
             self._last_way[message.name] = name
             if len(self._last_way) > REMEMBERED:
                 self._last_way.popitem(last=False)
         if before != name:
-            with contextlib.suppress(ConnectorError):  # a path that does not answer has lost it, or gives it later
-                self._ways[before].path.withdraw(message.edge, message.key)
+            # a transport that does not answer has lost it, or delivers it later
+            with contextlib.suppress(ConnectorError):
+                self._ways[before].transport.withdraw(message.edge, message.key)
 
     def get(self, edge: Edge, key: str) -> Arrival | None:
         if self._closed:
@@ -138,8 +140,8 @@ class RoutedTransport(Transport):
         for name in self._reaching(edge):
             started = self._clock()
             try:
-                found = self._ways[name].path.get(edge, key)
-            except RendezvousError as error:  # it may have come another way
+                found = self._ways[name].transport.get(edge, key)
+            except RendezvousError as error:  # another transport may have it
                 trouble = error
                 continue
             if found is not None:
@@ -153,11 +155,11 @@ class RoutedTransport(Transport):
         return None
 
     def holds(self, edge: Edge, key: str) -> bool:
-        return any(way.path.holds(edge, key) for way in self._ways.values())
+        return any(way.transport.holds(edge, key) for way in self._ways.values())
 
     def lease(self, edge: Edge, key: str) -> Lease | None:
         for way in self._ways.values():
-            if way.path.holds(edge, key) and (found := way.path.lease(edge, key)) is not None:
+            if way.transport.holds(edge, key) and (found := way.transport.lease(edge, key)) is not None:
                 try:
                     if self._compressor is not None:
                         found.arrival.unpack(self._compressor.decompress)
@@ -168,24 +170,24 @@ class RoutedTransport(Transport):
         return None
 
     def withdraw(self, edge: Edge, key: str) -> bool:
-        return sum(way.path.withdraw(edge, key) for way in self._ways.values()) > 0
+        return sum(way.transport.withdraw(edge, key) for way in self._ways.values()) > 0
 
     def discard(self, key: str) -> int:
-        return sum(way.path.discard(key) for way in self._ways.values())
+        return sum(way.transport.discard(key) for way in self._ways.values())
 
     def reap(self, limit: int | None = None) -> int:
-        return sum(way.path.reap(limit) for way in self._ways.values())
+        return sum(way.transport.reap(limit) for way in self._ways.values())
 
     def carrier(self) -> str:
         return str(getattr(self._carried, "by", self.name))
 
     def traffic(self) -> dict[tuple[str, Edge], Traffic]:
-        found = [item for way in self._ways.values() for item in way.path.traffic().items()]
+        found = [item for way in self._ways.values() for item in way.transport.traffic().items()]
         sent = self.learnt.edges()
         return {(name, edge): one for (name, edge), one in found if edge in sent}
 
     def health(self) -> Health:
-        found = {name: way.path.health() for name, way in self._ways.items()}
+        found = {name: way.transport.health() for name, way in self._ways.items()}
         facts, sick = {**self.learnt.facts(), "stages_here": dict(self._here)}, self.learnt.sick()
         if self._compressor is not None:
             counts = self._compressor.counts()
@@ -210,18 +212,18 @@ class RoutedTransport(Transport):
         if self._presence is not None:
             self._presence.close()
         for way in self._ways.values():
-            way.path.close()
+            way.transport.close()
 
     def _reaching(self, edge: Edge) -> list[str]:
         return self._options.edges.get(str(edge)) or list(self._ways)
 
-    def _states(self, message: Message) -> list[PathState]:
+    def _states(self, message: Message) -> list[TransportState]:
         edge = message.edge
         here = self._is_here(edge)
         return self.learnt.states(edge, message.nbytes, self._reaching(edge), here, self._clock())
 
     def _is_here(self, edge: Edge) -> bool:
-        """Return whether paths within this host reach the receiver of an edge, as far as known."""
+        """Return whether transports within this host reach the receiver of an edge, as far as known."""
         if self._presence is None or not self._some_go_far or str(edge) in self._options.edges:
             return True
         with self._looking:
@@ -234,7 +236,7 @@ class RoutedTransport(Transport):
     def _packed(self, message: Message, way: Way) -> Message:
         if self._compressor is None or not way.distance:
             return message
-        link = self.learnt.bytes_per_second(message.edge, way.path.name)
+        link = self.learnt.bytes_per_second(message.edge, way.transport.name)
         return pack(message, self._compressor, link)
 
     def _got(self, edge: Edge, name: str, nbytes: int, seconds: float) -> None:
@@ -242,10 +244,10 @@ class RoutedTransport(Transport):
         if report is None:
             return
         with contextlib.suppress(ConnectorError):  # the next one will do
-            self._ways[name].path.put(report_message(edge, name, report))
+            self._ways[name].transport.put(report_message(edge, name, report))
 
     def _read_report(self, edge: Edge, name: str) -> None:
         with contextlib.suppress(ConnectorError):
-            found = self._ways[name].path.get(Edge(edge.target, edge.source), KEY + name)
+            found = self._ways[name].transport.get(Edge(edge.target, edge.source), KEY + name)
             if found is not None:
                 self.learnt.told(edge, name, read_report(found))

@@ -1,4 +1,4 @@
-"""Moves one message from tier to tier."""
+"""Moves of single messages between tiers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.config.errors import ConnectorError, CorruptMessageError
 from vllm_omni_sched.connectors.framing import message_of
-from vllm_omni_sched.connectors.routing.route import Illness, TransferCost
+from vllm_omni_sched.connectors.routing.route import RetrySchedule, TransferCost
 from vllm_omni_sched.connectors.tiers.duplicates import Tickets
 from vllm_omni_sched.connectors.tiers.ledger import Item, Ledger, Owner
 from vllm_omni_sched.connectors.tiers.policy import TierReason
@@ -22,7 +22,7 @@ logger = get_logger(__name__)
 
 
 class Stage(str, Enum):
-    """The stage of a move."""
+    """Stage of a move."""
 
     LEASED = "leased"  # in its old tier, where receivers cannot get it
     DOUBLED = "doubled"  # in its new one, where they can, and in the old one, where they cannot
@@ -44,7 +44,7 @@ class MoveCounts:
     moved_bytes: Counter[str] = field(default_factory=Counter)
     move_seconds: dict[str, float] = field(default_factory=dict)
     moves_refused: int = 0  # by the tier that a message was to go to
-    moves_too_late: int = 0  # it was got, discarded or replaced meanwhile, or is wanted before it would be there
+    moves_too_late: int = 0  # it was received, discarded or replaced meanwhile, or is needed before the move would end
     moves_failed: int = 0  # for reasons that are in the log
 
     def facts(self) -> dict[str, Any]:
@@ -53,26 +53,37 @@ class MoveCounts:
 
 
 class Carrier:
-    """Moves messages so that each is got once, whoever dies.
+    """Mover of messages between tiers, so that each is received once even if a process dies.
 
-    1. The message is leased: receivers do not find it, and do as soon as this process dies.
-    2. It is put into its new tier, and its ticket says meanwhile that there may be two copies.
-    3. The lease is consumed. Whoever wants to discard or replace it waits at most for one copy to be written.
+    1. The message is leased: receivers do not find it, unless this process dies.
+    2. It is put into its new tier. Meanwhile, its ticket shows that there may be two copies.
+    3. The lease is consumed. A thread that discards or replaces the message waits for one copy to be written at most.
 
-    A new tier that refuses gives the message back to the old one. A message that was discarded or replaced in between
-    is not put anywhere.
+    If the new tier refuses the message, it is given back to the old one. A message that was discarded or replaced in
+    between is not put anywhere.
     """
 
     def __init__(
-        self, paths: Sequence[Transport], ledger: Ledger, costs: Sequence[Costs], tickets: Tickets | None, clock: Clock
+        self,
+        transports: Sequence[Transport],
+        ledger: Ledger,
+        costs: Sequence[Costs],
+        tickets: Tickets | None,
+        clock: Clock,
     ) -> None:
-        self._paths, self._ledger, self._costs, self._tickets, self._clock = paths, ledger, costs, tickets, clock
-        self._illness = [Illness() for _ in paths]
+        self._transports, self._ledger, self._costs, self._tickets, self._clock = (
+            transports,
+            ledger,
+            costs,
+            tickets,
+            clock,
+        )
+        self._retries = [RetrySchedule() for _ in transports]
         self.counts = MoveCounts()
 
     def takes(self, tier: int) -> bool:
-        """Return whether to try to move messages to a tier: after a refusal it is left alone for a growing time."""
-        return self._illness[tier].well or self._illness[tier].is_due(self._clock())
+        """Return whether to try to move messages to a tier: after a refusal, the pauses between attempts grow."""
+        return self._retries[tier].well or self._retries[tier].is_due(self._clock())
 
     def carry(self, item: Item, target: int, reason: TierReason) -> Iterator[Stage]:
         """Move a message; other threads may act between the yielded stages. Iterate to the end, in one thread."""
@@ -93,7 +104,7 @@ class Carrier:
         lease.consume()
         if self._tickets is not None:
             self._tickets.remove(item.id)
-        name = f"{self._paths[source].name}->{self._paths[target].name} {reason.value}"
+        name = f"{self._transports[source].name}->{self._transports[target].name} {reason.value}"
         self.counts.moved[name] += 1
         self.counts.moved_bytes[name] += item.nbytes
         seconds = self.counts.move_seconds
@@ -103,7 +114,7 @@ class Carrier:
         if self._ledger.get(item.name) is not item or item.owner != Owner.NOBODY:
             return None
         try:
-            lease = self._paths[item.tier].lease(item.edge, item.key)
+            lease = self._transports[item.tier].lease(item.edge, item.key)
         except CorruptMessageError as error:
             logger.error(
                 "message %r of edge %s was damaged in its tier, and is lost: %s", item.key[:80], item.edge, error
@@ -128,10 +139,10 @@ class Carrier:
         try:
             if self._tickets is not None:
                 self._tickets.write(item.id)
-            held_bytes = self._paths[target].put(message, None)
+            held_bytes = self._transports[target].put(message, None)
         except (ConnectorError, OSError) as error:
             self.counts.moves_refused += 1
-            self._illness[target].refused(self._clock())
+            self._retries[target].refused(self._clock())
             logger.debug("message %r of %s stays where it is: %s", item.key[:80], item.edge, error)
         finally:
             item.owner = Owner.NOBODY
@@ -139,7 +150,7 @@ class Carrier:
                 self._stay(item, lease)
         if held_bytes is None:
             return False
-        self._illness[target].took()
+        self._retries[target].took()
         self._costs[target].into.observe(message.nbytes, self._clock() - began)
         self._ledger.move(item, target, held_bytes)
         return True

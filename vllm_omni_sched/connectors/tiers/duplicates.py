@@ -18,24 +18,24 @@ logger = get_logger(__name__)
 
 
 class Tickets:
-    """A ticket lies in a directory from before a message shows up in its new tier until it is gone from the old one.
+    """Tickets of moved messages: files that exist while there may be two copies of a message, in its old and new tier.
 
-    1. Who gets a copy takes the ticket, if there is one. Who comes second has got what was got before, and drops it.
-    2. A ticket that was taken by a process that has died can be taken again: it may have given its copy back.
-    3. The mover takes its ticket away. If it has died, who came second does, or in the end a sweep.
+    1. The first receiver of a copy takes the ticket. The second one finds it taken, and drops its copy.
+    2. A ticket that was taken by a dead process can be taken again: the process may have given its copy back.
+    3. The mover removes its ticket. If the mover has died, the second receiver removes it, or finally a sweep.
 
     Args:
-        members: of a directory that all processes which send and receive have.
+        members: members of a directory that all sending and receiving processes share.
     """
 
     def __init__(self, members: Members, clock: Clock) -> None:
         self._members, self._clock = members, clock
 
     def write(self, number: int) -> None:
-        """The message of that id is about to be in two places.
+        """Write a ticket for the message of that id, which is about to have two copies.
 
         Raises:
-            OSError: no ticket can be written there: it should not be moved.
+            OSError: the ticket cannot be written; the message should not be moved.
         """
         path = self._ticket(number)
         with open(path, "w", opener=_private) as file:
@@ -52,11 +52,11 @@ class Tickets:
     def take(self, number: int) -> bool:
         """Return whether a received copy is the first.
 
-        A ticket is taken by a link that leads nowhere and says who has it: a full disk has room for that, and it takes
-        no descriptor.
+        A ticket is taken by a symbolic link whose target names the process: this works on a full disk, and needs no
+        descriptor.
 
         Raises:
-            OSError: that cannot be found out now.
+            OSError: the ticket cannot be read or taken now.
         """
         if not os.access(self._ticket(number), os.F_OK):
             return True
@@ -69,7 +69,7 @@ class Tickets:
         try:
             taker = int(os.readlink(taken), 16)
         except FileNotFoundError:
-            return False  # its mover has just taken it away, and somebody has had it
+            return False  # the mover has just removed it, and another receiver had taken it
         if self._members.is_alive(taker):
             self.remove(number)
             return False
@@ -94,7 +94,7 @@ def _private(path: str, flags: int) -> int:
 
 
 class Found(NamedTuple):
-    """A message received from a tier, and the path by which it came."""
+    """Message received from a tier, and the name of the transport that carried it."""
 
     name: bytes
     arrival: Arrival
@@ -102,12 +102,13 @@ class Found(NamedTuple):
 
 
 class DuplicateFilter:
-    """Asks the tickets about what was got.
+    """Filter of received messages that drops second copies, by tickets.
 
-    Its tier has it no more: should there be no answer now, it is kept, and comes with the next `get` of its name.
+    A received message is not in its tier any more. If its ticket cannot be checked now, the message is kept, and
+    returned by the next `get` of its name.
 
     Args:
-        tickets: None: there are never two copies.
+        tickets: tickets of moved messages; None: there are never two copies.
     """
 
     def __init__(self, tickets: Tickets | None) -> None:
@@ -129,7 +130,7 @@ class DuplicateFilter:
         """Return whether a message was not received before.
 
         Raises:
-            RendezvousError: that cannot be found out now; it is kept.
+            RendezvousError: the ticket cannot be checked now; the message is kept.
         """
         number = found.arrival.id
         try:

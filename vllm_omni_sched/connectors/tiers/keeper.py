@@ -22,7 +22,7 @@ logger = get_logger(__name__)
 
 
 class Waits:
-    """Learns how long messages of each edge wait, in seconds.
+    """Learnt waiting times of the messages of each edge, in seconds.
 
     Args:
         start: expected wait before any was observed.
@@ -48,7 +48,7 @@ class TierCounts(MessageCounts):
 
     got: int = 0
     got_bytes: int = 0
-    repeated: int = 0  # copies of messages that were got before, left by a mover that died
+    repeated: int = 0  # copies of messages that were received before, left by a dead mover
     placed: Counter[str] = field(default_factory=Counter)  # put, by tier and reason
 
     def facts(self) -> dict[str, Any]:
@@ -57,22 +57,22 @@ class TierCounts(MessageCounts):
 
 
 class Keeper:
-    """Checks messages from time to time, and learns how long they waited."""
+    """Keeper of the records: checks messages regularly, and learns how long they waited."""
 
     def __init__(
-        self, paths: Sequence[Transport], ledger: Ledger, waits: Waits, ttl_seconds: float, clock: Clock
+        self, transports: Sequence[Transport], ledger: Ledger, waits: Waits, ttl_seconds: float, clock: Clock
     ) -> None:
-        self._paths, self._ledger, self._waits = paths, ledger, waits
+        self._transports, self._ledger, self._waits = transports, ledger, waits
         self._ttl_seconds, self._clock = ttl_seconds, clock
-        self.lock = threading.Lock()  # of the counts, and of what is learnt
+        self.lock = threading.Lock()  # of the counts and the learnt waits
         self.counts = TierCounts()
-        self._last: dict[Edge, Traffic] = {}  # what was got last
+        self._last: dict[Edge, Traffic] = {}  # the last received messages
 
     def check_credit(self, message: Message, max_inflight: int | None, window: int | None) -> None:
         """Check that the receiver of an edge is not too far behind; one message is always allowed.
 
         Raises:
-            ReceiverBehindError: it has to get something first.
+            ReceiverBehindError: the receiver has to receive earlier messages first.
         """
         edge, ledger = message.edge, self._ledger
         for again in (True, False):
@@ -89,9 +89,9 @@ class Keeper:
         )
 
     def look(self, items: Sequence[Item]) -> int:
-        """Forget messages that were got, and take back those that nobody got in time; how many.
+        """Remove received messages from the records, and take back expired ones; return how many.
 
-        One that cannot be looked at is looked at again next time: whoever came here has another one in hand.
+        A message that cannot be checked is checked again next time, so that the caller's own message is not affected.
         """
         gone, now = 0, self._clock()
         for item in items:
@@ -105,26 +105,26 @@ class Keeper:
 
     def _look_at(self, item: Item, now: float) -> bool:
         late = now - item.put_at > self._ttl_seconds
-        if item.owner != Owner.NOBODY or (not late and self._paths[item.tier].holds(item.edge, item.key)):
+        if item.owner != Owner.NOBODY or (not late and self._transports[item.tier].holds(item.edge, item.key)):
             return False
         with self._ledger.alone(item.name, wait=False) as alone:
             if not alone or item.owner != Owner.NOBODY or self._ledger.get(item.name) is not item:
                 return False
             if late:
                 return self._expire(item)
-            if self._paths[item.tier].holds(item.edge, item.key):
+            if self._transports[item.tier].holds(item.edge, item.key):
                 return False
             with self.lock:
                 self._waits.observe(item.edge, now - item.put_at)
             return self.gone(item, "consumed")
 
     def _expire(self, item: Item) -> bool:
-        path = self._paths[item.tier]
-        if path.withdraw(item.edge, item.key):
+        transport = self._transports[item.tier]
+        if transport.withdraw(item.edge, item.key):
             logger.warning(
                 "message %r of edge %s expired, because it was not received in time", item.key[:80], item.edge
             )
-        elif path.holds(item.edge, item.key):
+        elif transport.holds(item.edge, item.key):
             return False
         return self.gone(item, "expired")  # where it was not there, its tier was first
 

@@ -12,7 +12,7 @@ from vllm_omni_sched.connectors.keyed_lock import KeyedLock
 
 
 class Owner:
-    """The holder of a message that receivers cannot get now."""
+    """Holder of a message that receivers cannot get now."""
 
     NOBODY, MOVER, CALLER = range(3)
 
@@ -45,12 +45,12 @@ class Item:
 
 
 class Ledger(KeyedLock):
-    """One entry for each message in flight, so that each is in one tier. The lock is never held while bytes move."""
+    """Records with one entry for each message in flight. The lock is never held while bytes are copied."""
 
     def __init__(self, pools: list[set[str]]) -> None:
         super().__init__()
         self._pools = pools  # of each tier
-        self._items: OrderedDict[bytes, Item] = OrderedDict()  # who was looked at longest ago comes first
+        self._items: OrderedDict[bytes, Item] = OrderedDict()  # the message checked longest ago comes first
         self._by_key: dict[str, set[bytes]] = {}
         self.used: Counter[tuple[int, str]] = Counter()  # bytes, by tier and pool
         self.lying: Counter[int] = Counter()  # messages, by tier

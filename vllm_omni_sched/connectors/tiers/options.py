@@ -18,30 +18,37 @@ class TierRules(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     high_water: float = Field(
-        0.85, gt=0, le=1, description="A tier, or a pool of it, that is fuller than this part has messages moved down."
+        0.85, gt=0, le=1, description="Fraction of a tier, or of one of its pools, above which messages are moved down."
     )
-    low_water: float = Field(0.7, gt=0, le=1, description="Until it is no fuller than this part.")
+    low_water: float = Field(0.7, gt=0, le=1, description="Fraction down to which messages are moved.")
     recompute_seconds: dict[str, float] = Field(
         default_factory=dict,
-        description="What computing a message again would take, by edge ('0->1'): it is not moved where going there "
-        "and back takes longer. Default: it cannot be computed again.",
+        description="Time to compute a message again, by edge ('0->1'): a message is not moved if moving it down "
+        "and up again takes longer. Default: messages cannot be computed again.",
     )
     expected_wait_seconds: Seconds = Field(
-        1.0, gt=0, description="How long messages wait for their receivers, until that was learnt for their edge."
+        1.0, gt=0, description="Expected waiting time of messages, until it was learnt for their edge."
     )
     long_wait_seconds: Seconds = Field(
-        30.0, gt=0, description="What is expected to wait longer goes down at once, where the first tier is filling up."
+        30.0,
+        gt=0,
+        description="Messages that are expected to wait longer go down at once if the first tier is filling up.",
     )
     soon_seconds: Seconds = Field(
-        0.5, ge=0, description="What is expected to be wanted within it, and the time of moving, comes up again."
+        0.5,
+        ge=0,
+        description="Messages that are expected to be needed within this time, plus that of the move, move up again.",
     )
     bytes_per_second: float = Field(
-        1e9, gt=0, allow_inf_nan=False, description="Of tiers below the first, until it was measured."
+        1e9,
+        gt=0,
+        allow_inf_nan=False,
+        description="Expected throughput of tiers below the first, until it was measured.",
     )
     min_bytes: StoredBytes = Field(64 * KIB, ge=0, description="Smaller messages are not moved.")
-    interval_seconds: Seconds = Field(0.05, gt=0, description="Time between two looks at what should move.")
+    interval_seconds: Seconds = Field(0.05, gt=0, description="Time between two checks for messages to move.")
     ttl_seconds: Seconds = Field(
-        600.0, gt=0, description="A message nobody gets for so long is dropped, wherever it lies."
+        600.0, gt=0, description="Age at which a message that was not received is dropped, in any tier."
     )
 
     @model_validator(mode="after")
@@ -52,12 +59,12 @@ class TierRules(BaseModel):
 
 
 class TiersOptions(TierRules):
-    """Options of the tiers below the paths, and the rules for moving messages. Unknown keys are errors."""
+    """Options of the tiers below the first, and the rules for moving messages. Unknown keys are errors."""
 
     mooncake: MooncakeOptions | None = Field(None, description="Options of a Mooncake store as a tier; null: none.")
     disk: DiskOptions | None = Field(DiskOptions(), description="Options of files as a tier; null: none.")
     order: list[Literal["mooncake", "disk"]] = Field(
-        ["mooncake", "disk"], description="From the upper to the lower; those that are not there are left out."
+        ["mooncake", "disk"], description="Tiers from the upper to the lower; those without options are left out."
     )
 
     @model_validator(mode="after")

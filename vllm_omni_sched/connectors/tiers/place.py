@@ -1,4 +1,4 @@
-"""Puts one message into the tier that is best for it, by a view of what all tiers hold."""
+"""Placement of a message in the best tier, by a view of the content of all tiers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def next_use_seconds(expected: float, waited: float) -> float:
 
 
 class View:
-    """Makes snapshots of what is known, and asks the policy.
+    """View of all tiers: makes snapshots of the records, and asks the policy.
 
     Args:
         capacities: bytes of each tier, by pool; "" for all that have none of their own.
@@ -106,9 +106,9 @@ class View:
 
 @dataclass(frozen=True)
 class Tier:
-    """A path and its capacity in bytes, by pool (a `Modality`, or "" for all without a pool of their own)."""
+    """Transport and its capacity in bytes, by pool (a `Modality`, or "" for all without a pool of their own)."""
 
-    path: Transport
+    transport: Transport
     capacity_bytes: Mapping[str, int]
 
     def pools(self) -> dict[str, int]:
@@ -118,11 +118,11 @@ class Tier:
 
 
 class Placer:
-    """Tries tiers in the policy's order, and takes back a message that is replaced, in whatever tier it is."""
+    """Placer of messages: tries tiers in the policy's order, and takes back replaced messages from any tier."""
 
     def __init__(
         self,
-        paths: Sequence[Transport],
+        transports: Sequence[Transport],
         ledger: Ledger,
         view: View,
         keeper: Keeper,
@@ -130,15 +130,15 @@ class Placer:
         costs: Sequence[Costs],
         clock: Clock,
     ) -> None:
-        self._paths, self._ledger, self._view, self._keeper = paths, ledger, view, keeper
+        self._transports, self._ledger, self._view, self._keeper = transports, ledger, view, keeper
         self._waits, self._costs, self._clock = waits, costs, clock
 
     def put(self, message: Message, pool: str) -> tuple[int, int]:
-        """Put a message, in place of another of its name; the tier, and the bytes that it holds for it.
+        """Put a message, replacing another of its name; return the tier and the bytes that it holds for the message.
 
         Raises:
-            ReceiverBehindError: a tier says so.
-            TransportClosedError: one is closed.
+            ReceiverBehindError: a tier raised it.
+            TransportClosedError: a tier is closed.
             MessageTooLargeError: no tier will ever have room.
             NoRoomError: none has room now.
         """
@@ -146,14 +146,14 @@ class Placer:
         with self._ledger.alone(message.name):
             before = self._ledger.get(message.name)
             for attempt in self._view.placements(message, pool):
-                path, began = self._paths[attempt.tier], self._clock()
+                transport, began = self._transports[attempt.tier], self._clock()
                 try:
                     waits = before is not None and self._waits_in(before, attempt.tier)
-                    held_bytes = path.put(message, None)
+                    held_bytes = transport.put(message, None)
                 except (ReceiverBehindError, TransportClosedError):
                     raise
                 except ConnectorError as error:
-                    refusals.append((path.name, error))
+                    refusals.append((transport.name, error))
                     continue
                 now = self._clock()
                 if before is not None:
@@ -165,7 +165,7 @@ class Placer:
                     self._costs[attempt.tier].into.observe(message.nbytes, now - began)
                     counts.put += 1
                     counts.put_bytes += message.nbytes
-                    counts.placed[f"{path.name} {attempt.reason.value}"] += 1
+                    counts.placed[f"{transport.name} {attempt.reason.value}"] += 1
                 return attempt.tier, held_bytes
         never = all(isinstance(error, MessageTooLargeError) for _, error in refusals)
         said = "; ".join(f"{name}: {error}" for name, error in refusals)
@@ -175,14 +175,14 @@ class Placer:
 
     def _waits_in(self, item: Item, tier: int) -> bool:
         """Return whether a message waits in that tier, where another of its name would replace it."""
-        return item.tier == tier and item.owner == Owner.NOBODY and self._paths[tier].holds(item.edge, item.key)
+        return item.tier == tier and item.owner == Owner.NOBODY and self._transports[tier].holds(item.edge, item.key)
 
     def _replace(self, before: Item, tier: int, was_replaced: bool) -> None:
-        """Take back a message after another of its name was put, in whatever tier it is."""
+        """Take back a message from its tier after another of its name was put."""
         replaced = was_replaced or before.owner == Owner.MOVER
         if before.tier != tier and before.owner == Owner.NOBODY:
             try:
-                replaced = self._paths[before.tier].withdraw(before.edge, before.key)
+                replaced = self._transports[before.tier].withdraw(before.edge, before.key)
             except ConnectorError as error:
                 logger.warning("message %r of %s was replaced, and stays: %s", before.key[:80], before.edge, error)
         self._keeper.gone(before, "replaced" if replaced else "consumed")

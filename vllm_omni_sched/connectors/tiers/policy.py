@@ -1,4 +1,4 @@
-"""The choice of a message's tier, and of the messages to move. Pure: a snapshot in, a plan out."""
+"""Choice of a message's tier, and of the messages to move. Pure: a snapshot in, a plan out."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vllm_omni_sched.connectors.tiers.options import TierRules
 class TierReason(str, Enum):
     """Reason why a message goes to a tier."""
 
-    FIRST = "first"  # put there, as all are while there is room
-    LONG_WAIT = "long_wait"  # put below at once: nobody is expected to want it for long
+    FIRST = "first"  # put there, like all messages while there is room
+    LONG_WAIT = "long_wait"  # put below at once: it is not expected to be needed soon
     NO_ROOM = "no_room"  # put below: the tiers above have refused it
-    HIGH_WATER = "high_water"  # moved down: the tier was too full, and others are expected to be wanted before it
-    EXPECTED_SOON = "expected_soon"  # moved up: somebody is expected to want it soon
+    HIGH_WATER = "high_water"  # moved down: the tier was too full, and other messages are expected to be needed earlier
+    EXPECTED_SOON = "expected_soon"  # moved up: it is expected to be needed soon
 
 
 class Link(NamedTuple):
@@ -34,7 +34,7 @@ AT_ONCE = Link(0.0, float("inf"))
 
 
 class Pool(NamedTuple):
-    """A part of a tier that fills up by itself."""
+    """Part of a tier with a capacity of its own."""
 
     capacity_bytes: int
     used_bytes: int
@@ -42,23 +42,23 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True)
 class TierState:
-    """The state of a tier: pools by name ("" for all without one of their own), costs ``into`` and ``out``."""
+    """State of a tier: pools by name ("" for all without one of their own), costs ``into`` and ``out``."""
 
     pools: Mapping[str, Pool]
     into: Link = AT_ONCE
     out: Link = AT_ONCE
 
     def pool_of(self, name: str) -> str:
-        """The pool of this tier for messages of the pool ``name`` elsewhere."""
+        """Return the pool of this tier for messages of the pool ``name`` in other tiers."""
         return name if name in self.pools else ""
 
 
 @dataclass(frozen=True)
 class ItemState:
-    """A message that waits, or is to be put (``tier`` is not used then).
+    """Message that waits, or is to be put (``tier`` is not used then).
 
-    ``next_use_seconds``: until somebody is expected to want it; ``told``: somebody has said so. ``recompute_seconds``:
-    None when it cannot be.
+    ``next_use_seconds``: time until it is expected to be needed; ``told``: that time was announced.
+    ``recompute_seconds``: time to compute it again; None if that is impossible.
     """
 
     id: int
@@ -71,14 +71,14 @@ class ItemState:
 
 
 class Placement(NamedTuple):
-    """A tier to try, and the reason."""
+    """Tier to try, and the reason."""
 
     tier: int
     reason: TierReason
 
 
 class Move(NamedTuple):
-    """A message to move, its target and the reason."""
+    """Message to move, its target and the reason."""
 
     id: int
     target: int
@@ -86,7 +86,7 @@ class Move(NamedTuple):
 
 
 def place(item: ItemState, tiers: Sequence[TierState], rules: TierRules) -> tuple[Placement, ...]:
-    """Tiers in the order in which to try them for a message that is put.
+    """Return the tiers in the order in which to try them for a message that is put.
 
     1. The first one, and when it refuses, those below that pay.
     2. A message that is expected to wait long goes below at once, if the first one would be above its low mark with it.
@@ -103,14 +103,14 @@ def place(item: ItemState, tiers: Sequence[TierState], rules: TierRules) -> tupl
 
 
 def plan(items: Sequence[ItemState], tiers: Sequence[TierState], rules: TierRules) -> tuple[Move, ...]:
-    """Moves, in their order.
+    """Return the moves to make, in order.
 
     1. A pool above its high mark has messages moved down until it is at its low mark: first those that save most room
        for the longest time, bytes x seconds until their next use.
     2. They go to the next tier below that pays (see `place`) and stays below its high mark. Without one they stay.
-    3. What is expected to be wanted soon comes up to the highest tier that stays at its low mark: the soonest first.
-       What somebody has said will be wanted before it is there, with what is moved before it, stays: its receiver
-       would have to wait for the move, and gets it sooner where it lies. What is only learnt is not as exact as that.
+    3. Messages that are expected to be needed soon move up to the highest tier that stays below its low mark, the
+       soonest first. A message stays if it was announced to be needed before this move and those before it are done:
+       its receiver would have to wait for the move. Learnt times are not exact enough for this rule.
     4. Messages below ``min_bytes`` do not move down; nothing moves twice in a plan, and nothing is ever dropped.
     """
     room = _Room(tiers, rules)
@@ -153,7 +153,7 @@ def is_in_time(item: ItemState, tiers: Sequence[TierState], move: Move) -> bool:
 
 
 def move_seconds(item: ItemState, tiers: Sequence[TierState], target: int) -> float:
-    """Return what moving a message to a tier takes."""
+    """Return the seconds that moving a message to a tier takes."""
     return tiers[item.tier].out.seconds(item.nbytes) + tiers[target].into.seconds(item.nbytes)
 
 
@@ -163,7 +163,7 @@ def _pays(item: ItemState, tier: TierState) -> bool:
 
 
 class _Room:
-    """Tracks the fill of tiers while a plan is made."""
+    """Fill of all tiers while a plan is made."""
 
     def __init__(self, tiers: Sequence[TierState], rules: TierRules) -> None:
         self._tiers, self._rules = tiers, rules

@@ -1,4 +1,4 @@
-"""Tiers as one path."""
+"""Transport that combines several tiers."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ PLANNING_SHARE = 0.02
 
 
 class TieredTransport(MediumTransport):
-    """Messages in the first of several paths, and in those below it what does not fit, or waits for long.
+    """Transport through the first of several tiers, and through lower ones for messages that do not fit or wait long.
 
-    1. A message lies in one tier; while it moves, in two, of which receivers see one. It is got once.
+    1. A message is in one tier; while it is moved, in two, of which receivers see one. It is received once.
     2. A sender moves its own messages, in a thread that is started when there is something to move.
     3. Receivers look into all tiers, the first one first. While a message is moved, they see that it is not there yet.
-    4. Only a lack of room puts messages below: a receiver that is behind slows its sender, wherever messages lie.
-    5. What no tier takes is refused.
-    6. A get of this process goes before messages that are to be moved.
+    4. Only a lack of room puts messages into lower tiers: a receiver that is behind slows its sender, over all tiers.
+    5. A message that no tier takes is refused.
+    6. A get of this process takes precedence over moves.
 
     Args:
         tiers: the fastest first; receivers have the same.
-        max_inflight, window_size: messages and bytes of one edge that nobody has got yet.
-        background: False: `move` is called by somebody else.
+        max_inflight, window_size: most messages and bytes of one edge that are not received yet.
+        background: whether a thread calls `move`; if not, the caller does.
 
     Raises:
-        ConfigError: there are less than two tiers, two have one name, or one has no room.
+        ConfigError: there are fewer than two tiers, two have the same name, or one has no room.
     """
 
     name, title = "tiers", "the tiered transport"
@@ -65,9 +65,9 @@ class TieredTransport(MediumTransport):
         sleep: Callable[[float], None] = sleep_seconds,
         background: bool = True,
     ) -> None:
-        self._paths = [tier.path for tier in tiers]
-        if len({path.name for path in self._paths}) < max(2, len(tiers)):
-            raise ConfigError("tiers need at least two paths, with different names")
+        self._transports = [tier.transport for tier in tiers]
+        if len({transport.name for transport in self._transports}) < max(2, len(tiers)):
+            raise ConfigError("tiers need at least two transports, with different names")
         if not all(tier.capacity_bytes and min(tier.capacity_bytes.values()) > 0 for tier in tiers):
             raise ConfigError("a tier needs room: give the number of its bytes")
         capacities = [tier.pools() for tier in tiers]
@@ -78,13 +78,13 @@ class TieredTransport(MediumTransport):
         self._waits = Waits(rules.expected_wait_seconds)
         self._costs = [Costs() for _ in tiers]
         self.ledger = Ledger([set(capacity) for capacity in capacities])
-        disk = next((path for path in self._paths if isinstance(path, DiskTransport)), None)
+        disk = next((transport for transport in self._transports if isinstance(transport, DiskTransport)), None)
         tickets = None if disk is None else Tickets(disk.members, clock)
         self._duplicates = DuplicateFilter(tickets)
-        self._carrier = Carrier(self._paths, self.ledger, self._costs, tickets, clock)
-        self._keeper = Keeper(self._paths, self.ledger, self._waits, rules.ttl_seconds, clock)
+        self._carrier = Carrier(self._transports, self.ledger, self._costs, tickets, clock)
+        self._keeper = Keeper(self._transports, self.ledger, self._waits, rules.ttl_seconds, clock)
         self._view = View(capacities, rules, self.ledger, self._costs, self._waits, clock)
-        self._placer = Placer(self._paths, self.ledger, self._view, self._keeper, self._waits, self._costs, clock)
+        self._placer = Placer(self._transports, self.ledger, self._view, self._keeper, self._waits, self._costs, clock)
         self._worker = Worker(self.move, rules.interval_seconds) if background else None
         self._carried = threading.local()
         self._opened()
@@ -107,7 +107,7 @@ class TieredTransport(MediumTransport):
             tier, held_bytes = self._placer.put(message, modality_of(message).value)
         except NoRoomError as error:
             return Refusal(type(error), str(error))
-        self._carried.by = self._paths[tier].carrier()
+        self._carried.by = self._transports[tier].carrier()
         if self._worker is not None and self._view.is_worth_a_plan():
             self._worker.wake()
         return held_bytes
@@ -129,7 +129,9 @@ class TieredTransport(MediumTransport):
 
     def _holds(self, name: bytes) -> bool:
         item = self.ledger.get(name)
-        return item is not None and (item.owner == Owner.MOVER or self._paths[item.tier].holds(item.edge, item.key))
+        return item is not None and (
+            item.owner == Owner.MOVER or self._transports[item.tier].holds(item.edge, item.key)
+        )
 
     def _withdraw(self, name: bytes) -> bool:
         item = self.ledger.get(name)
@@ -144,7 +146,7 @@ class TieredTransport(MediumTransport):
             item = self.ledger.get(name)
             if item is None or item.owner != Owner.NOBODY:
                 return None
-            lease = self._paths[item.tier].lease(edge, key)
+            lease = self._transports[item.tier].lease(edge, key)
             if lease is None:
                 return None
             item.owner = Owner.CALLER
@@ -177,7 +179,7 @@ class TieredTransport(MediumTransport):
             for name in names:
                 alone.enter_context(self.ledger.alone(name))
             items = [item for name in names if (item := self.ledger.get(name)) is not None]
-            found = sum(path.discard(key) for path in self._paths)
+            found = sum(transport.discard(key) for transport in self._transports)
             found += sum(item.owner == Owner.MOVER for item in items)
             for place, item in enumerate(items):
                 self._keeper.gone(item, "discarded" if place < found else "consumed")
@@ -185,8 +187,8 @@ class TieredTransport(MediumTransport):
 
     def _reap(self, limit: int | None) -> int:
         gone = self._keeper.look(self.ledger.next(limit))
-        for path in self._paths:
-            path.reap(limit)
+        for transport in self._transports:
+            transport.reap(limit)
         return gone
 
     def carrier(self) -> str:
@@ -195,8 +197,8 @@ class TieredTransport(MediumTransport):
     def _traffic(self) -> dict[Edge, Traffic]:
         """Return traffic under one name for all tiers, because a receiver that gets from one tier is well."""
         found = self._keeper.traffic()
-        for path in self._paths:
-            for (_, edge), one in path.traffic().items():
+        for transport in self._transports:
+            for (_, edge), one in transport.traffic().items():
                 if one.held:
                     found.setdefault(edge, Traffic()).held.extend(one.held)
         return found
@@ -227,7 +229,7 @@ class TieredTransport(MediumTransport):
         return max(self._rules.interval_seconds, took / PLANNING_SHARE) if self._view.is_worth_a_plan() else None
 
     def health(self) -> Health:
-        tiers = {path.name: path.health() for path in self._paths}
+        tiers = {transport.name: transport.health() for transport in self._transports}
         health = super().health()
         facts = health.facts | {
             name: {"status": one.status.value, "reason": one.reason, **one.facts} for name, one in tiers.items()
@@ -243,7 +245,7 @@ class TieredTransport(MediumTransport):
         return Health(status, "; ".join(reasons), facts)
 
     def _facts(self) -> dict[str, Any]:
-        names = [path.name for path in self._paths]
+        names = [transport.name for transport in self._transports]
         with self._keeper.lock:
             counts = self._keeper.counts.facts()
         moves = self._carrier.counts.facts()
@@ -263,8 +265,8 @@ class TieredTransport(MediumTransport):
         if self._worker is not None:
             self._worker.close()
         self._duplicates.close()
-        for path in self._paths:
-            path.close()
+        for transport in self._transports:
+            transport.close()
 
     def _abandon(self) -> None:
         self._keeper.lock = threading.Lock()
@@ -273,11 +275,11 @@ class TieredTransport(MediumTransport):
         self._gets.forget_locks()
 
     def _find(self, edge: Edge, key: str) -> Found | None:
-        for number, path in enumerate(self._paths):
+        for number, transport in enumerate(self._transports):
             began = self._clock()
-            arrival = path.get(edge, key)
+            arrival = transport.get(edge, key)
             if arrival is not None:
                 if number:
                     self._costs[number].out.observe(arrival.nbytes, self._clock() - began)
-                return Found(name_of(edge, key), arrival, path.carrier())
+                return Found(name_of(edge, key), arrival, transport.carrier())
         return None

@@ -1,4 +1,4 @@
-"""The thread that moves messages in the background, and yields to calls of `get`."""
+"""Thread that moves messages in the background, and yields to calls of `get`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PATIENCE_SECONDS = 0.05  # receivers that never stop asking do not stop moves
 
 
 class GetsFirst:
-    """Keeps account of the gets of this process.
+    """Precedence of the gets of this process over moves.
 
-    1. Who moves messages gives way before each message.
+    1. The mover gives way before each message.
     2. It then waits until no get runs, at most `PATIENCE_SECONDS`.
-    3. What has begun is not stopped: a get waits for one message at most.
+    3. A move that has begun is not stopped: a get waits for one message at most.
     """
 
     def __init__(self) -> None:
@@ -53,13 +53,13 @@ LONGEST_REST = 1.0  # seconds after a failure
 
 
 class Worker:
-    """Calls a function in a thread of its own when woken, and again after the seconds that it says.
+    """Thread that calls a function when woken, and again after the number of seconds that the function returns.
 
-    The thread is started when it is woken first. Nothing that the function raises ends it.
+    The thread starts when it is first woken. Exceptions of the function do not end it.
 
     Args:
-        work: in how many seconds it wants to be called again, None: when woken.
-        rest_seconds: between two calls, however often it is woken.
+        work: the function; returns the seconds until its next call, None to wait until woken.
+        rest_seconds: shortest time between two calls.
     """
 
     def __init__(self, work: Callable[[], float | None], rest_seconds: float) -> None:

@@ -120,7 +120,7 @@ def test_a_sender_that_closes_alone_says_what_is_lost(own: Deployment, caplog: p
     sender = own.path()
     put(sender, "nobody", 1)
     sender.close()
-    assert "1 messages that nobody got are lost" in caplog.text
+    assert "1 messages that were not received are lost" in caplog.text
     assert sender.health().facts["lost"] == 1
 
 

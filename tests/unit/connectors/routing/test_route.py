@@ -6,43 +6,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_omni_sched.connectors.routing.route import LARGE, Illness, PathState, RouteReason, TransferCost, route
+from vllm_omni_sched.connectors.routing.route import (
+    LARGE,
+    RetrySchedule,
+    RouteReason,
+    TransferCost,
+    TransportState,
+    route,
+)
 
-NEAR, FAR = PathState("near", 0), PathState("far", 1)
+NEAR, FAR = TransportState("near", 0), TransportState("far", 1)
 
 
-def tried(*states: PathState) -> list[tuple[str, str]]:
-    return [(attempt.path, attempt.reason.value) for attempt in route(states)]
+def tried(*states: TransportState) -> list[tuple[str, str]]:
+    return [(attempt.name, attempt.reason.value) for attempt in route(states)]
 
 
 def test_the_nearest_comes_first_until_all_are_measured() -> None:
     assert tried(FAR, NEAR) == [("near", "nearest"), ("far", "next")]
-    assert tried(NEAR, PathState("far", 1, seconds=1e-6)) == [("near", "nearest"), ("far", "next")]
+    assert tried(NEAR, TransportState("far", 1, seconds=1e-6)) == [("near", "nearest"), ("far", "next")]
 
 
 def test_the_quickest_comes_first_once_all_are() -> None:
-    assert tried(PathState("near", 0, seconds=2e-3), PathState("far", 1, seconds=1e-3)) == [
+    assert tried(TransportState("near", 0, seconds=2e-3), TransportState("far", 1, seconds=1e-3)) == [
         ("far", "quickest"),
         ("near", "next"),
     ]
 
 
 def test_who_does_not_reach_the_receiver_is_not_tried() -> None:
-    assert tried(PathState("near", 0, reaches=False), FAR) == [("far", "only")]
-    assert tried(PathState("near", 0, reaches=False)) == []
+    assert tried(TransportState("near", 0, reaches=False), FAR) == [("far", "only")]
+    assert tried(TransportState("near", 0, reaches=False)) == []
 
 
 def test_a_sick_path_waits_for_its_trial_and_is_the_last_resort() -> None:
-    assert tried(PathState("near", 0, well=False), FAR) == [
+    assert tried(TransportState("near", 0, well=False), FAR) == [
         ("far", "quickest" if False else "nearest"),
         ("near", "last_resort"),
     ]
-    assert tried(PathState("near", 0, well=False, trial=True), FAR) == [("near", "trial"), ("far", "nearest")]
+    assert tried(TransportState("near", 0, well=False, trial=True), FAR) == [("near", "trial"), ("far", "nearest")]
 
 
 states = st.lists(
     st.builds(
-        PathState,
+        TransportState,
         name=st.sampled_from("abcdef"),
         distance=st.integers(0, 2),
         reaches=st.booleans(),
@@ -55,28 +62,30 @@ states = st.lists(
 
 
 @given(states)
-def test_every_path_that_reaches_is_tried_once_and_well_ones_before_the_last_resort(found: list[PathState]) -> None:
+def test_every_path_that_reaches_is_tried_once_and_well_ones_before_the_last_resort(
+    found: list[TransportState],
+) -> None:
     attempts = route(found)
-    assert sorted(attempt.path for attempt in attempts) == sorted(state.name for state in found if state.reaches)
+    assert sorted(attempt.name for attempt in attempts) == sorted(state.name for state in found if state.reaches)
     last = [attempt.reason is RouteReason.LAST_RESORT for attempt in attempts]
     assert last == sorted(last)
     assert sum(attempt.reason is RouteReason.TRIAL for attempt in attempts) <= 1
 
 
 def test_a_refusal_is_waited_out_longer_each_time_and_forgotten_with_the_first_success() -> None:
-    illness = Illness(first=1.0, longest=3.0)
+    retries = RetrySchedule(first=1.0, longest=3.0)
     due = []
     for _ in range(4):
-        illness.refused(now=10.0)
-        due.append([illness.is_due(10.0 + seconds) for seconds in (0.9, 1.0, 2.0, 3.0)])
+        retries.refused(now=10.0)
+        due.append([retries.is_due(10.0 + seconds) for seconds in (0.9, 1.0, 2.0, 3.0)])
     assert due == [
         [False, True, True, True],
         [False, False, True, True],
         [False, False, False, True],
         [False, False, False, True],
     ]
-    illness.took()
-    assert (illness.well, illness.is_due(99.0)) == (True, False)
+    retries.took()
+    assert (retries.well, retries.is_due(99.0)) == (True, False)
 
 
 def test_a_cost_is_known_for_sizes_that_were_seen() -> None:

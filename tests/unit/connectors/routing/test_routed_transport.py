@@ -256,7 +256,7 @@ def test_what_fits_no_path_is_said_to_be_too_large() -> None:
         ({"edges": {"0-1": ["arena"]}}, "'0-1' names no edge: write the ids of its two stages, as '0->1'"),
         ({"edges": {"0->": ["arena"]}}, "'0->' names no edge"),
         ({"edges": {"0 -> 1": ["arena"]}}, "'0 -> 1' names no edge"),
-        ({"edges": {"0->1": []}}, "'0->1' has no path"),
+        ({"edges": {"0->1": []}}, "'0->1' has no transport"),
         ({"replicas": {"1": 0}}, "stage '1' must have 1 replica or more, got 0"),
         ({"replicas": {"1": -2}}, "must have 1 replica or more"),
         ({"replicas": {"0->1": 2}}, "'0->1' names no stage"),

@@ -94,7 +94,7 @@ def test_a_get_that_comes_while_messages_are_to_be_moved_goes_first(root: str, m
         path.reap()
         assert path.ledger.used[0, "image"] < there
     wanted = below[-1].key
-    told = Told(path._paths[1], monkeypatch)
+    told = Told(path._transports[1], monkeypatch)
     told.wants = lambda: path.get(EDGE, wanted)  # type: ignore[assignment, return-value]
     path.move()
     assert told.receiver is not None
@@ -135,7 +135,7 @@ def test_a_move_is_left_out_when_its_message_is_wanted_before_its_turn(
     root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, below = some_below(root)
-    files = path._paths[1]
+    files = path._transports[1]
     lease = files.lease
 
     def first(edge: Edge, key: str) -> Lease | None:

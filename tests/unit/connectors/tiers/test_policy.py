@@ -176,15 +176,15 @@ def test_options_that_cannot_be(options: dict[str, Any]) -> None:
 def test_tiers_that_cannot_be() -> None:
     one, two = (Tier(ScriptedPath(name, [0.0]), {"": 1000}) for name in ("one", "two"))
     for tiers in ([one], [one, one]):
-        with pytest.raises(ConfigError, match="at least two paths, with different names"):
+        with pytest.raises(ConfigError, match="at least two transports, with different names"):
             TieredTransport(tiers, RULES)
     with pytest.raises(ConfigError, match="needs room"):
-        TieredTransport([one, Tier(two.path, {"": 0})], RULES)
+        TieredTransport([one, Tier(two.transport, {"": 0})], RULES)
     with pytest.raises(ConfigError, match="`arena` is null"):
-        tiered_transport(one.path, None, None, TiersOptions())
+        tiered_transport(one.transport, None, None, TiersOptions())
     store = MooncakeOptions()
     with pytest.raises(ConfigError, match="unset one of both"):
-        tiered_transport(one.path, ArenaOptions(), store, TiersOptions(mooncake=store))
+        tiered_transport(one.transport, ArenaOptions(), store, TiersOptions(mooncake=store))
 
 
 def test_paths_that_do_not_tell_what_was_got_have_no_tiers(tmp_path: Any) -> None:

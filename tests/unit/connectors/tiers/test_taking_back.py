@@ -38,7 +38,7 @@ def put(path: TieredTransport, key: str, hint: float | None = None) -> str:
     path.put(message)
     item = path.ledger.get(message.name)
     assert item is not None
-    return path._paths[item.tier].name
+    return path._transports[item.tier].name
 
 
 def put_below(path: TieredTransport, key: str) -> None:
