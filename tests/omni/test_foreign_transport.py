@@ -140,7 +140,7 @@ def test_health_and_close(sender: Transport, receiver: Transport) -> None:  # no
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"name": "NixlConnector"}, "path 'x' cannot be made: .*NIXL is not available.*pip install nixl"),
+        ({"name": "NixlConnector"}, "transport 'x' cannot be made: .*NIXL is not available.*pip install nixl"),
         ({"name": "NoSuchConnector"}, r"names 'NoSuchConnector'; vLLM-Omni has \[.*'NixlConnector'"),
         ({"name": "OmniAutoConnector"}, "names 'OmniAutoConnector'; vLLM-Omni has"),
         ({"name": "NixlConnector", "mail": "pigeon"}, r"`mail: pigeon`; available are \['arena'\]"),
