@@ -26,7 +26,7 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize("scheduler", ["stock", "ours"])
 @pytest.mark.parametrize(("name", "size"), cases())
 def test_step_cost(benchmark: Any, name: str, size: int, scheduler: str) -> None:
-    """One round of the benchmark is one sample; its clock is the scenario's, CPU time of the timed sections alone."""
+    """Measure one sample per round, on the scenario's clock: CPU time of the timed sections alone."""
     scheduler_cls = None if scheduler == "stock" else vllm_omni_sched.OmniScheduler
     scenario = SCENARIOS[name](scheduler_cls, size)
     benchmark._timer = lambda: scenario.timed.seconds

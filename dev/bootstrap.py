@@ -40,7 +40,7 @@ NO_CPU_TORCH = "torch could not be installed; if pip does not find it, give it t
 
 
 class BootstrapError(Exception):
-    """What went wrong, in one line for the person who ran the command."""
+    """Raised with one line for the person who ran the command."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Environment:
         return NEWER_RELEASE.get(self.name, self.kernels)
 
     def sources(self) -> dict[str, str]:
-        """What the environment is built from; equal to the stamp when there is nothing to do."""
+        """Return what the environment is built from; equal to the stamp when there is nothing to do."""
         build_tools = sorted((ROOT / "dev" / "environment").glob("*.py"))
         return {
             "vllm": self.vllm,

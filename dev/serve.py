@@ -38,7 +38,7 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
 
 
 class ServeError(Exception):
-    """What went wrong, in one line."""
+    """Raised with one line that says what went wrong."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _is_healthy(options: Options) -> bool:
 
 
 def _latest_message(server: ChildProcess) -> str:
-    """The last thing vLLM logged, without process, date and file."""
+    """Return vLLM's last log message, without process, date and file."""
     for line in reversed(server.last_lines(20)):
         if " INFO " in line and "] " in line:
             return line.split("] ", 1)[1][:90].replace("[", r"\[")
@@ -160,7 +160,7 @@ def _latest_message(server: ChildProcess) -> str:
 
 
 def _cause(server: ChildProcess) -> str:
-    """The last error vLLM logged that is not about another process having failed."""
+    """Return the last error in vLLM's log that is not about another process having failed."""
     errors = (re.search(r"\b(?:[A-Za-z_]\w*\.)*[A-Z]\w*Error: .+", line) for line in server.last_lines(2000))
     causes = [error[0] for error in errors if error and "Engine core initialization failed" not in error[0]]
     return causes[-1] if causes else f"exit code {server.exit_code}"

@@ -64,7 +64,7 @@ def _files_of(name: str) -> list[Path]:
 
 
 def reaches_vllm(test: Path) -> bool:
-    """Whether a test, or a file of this repository that it uses directly or through others, names vLLM."""
+    """Return whether a test, or a file of this repository that it uses, directly or not, names vLLM."""
     seen = {test, *(folder / "conftest.py" for folder in test.parents if folder.is_relative_to(ROOT / "tests"))}
     seen = {file for file in seen if file.is_file()}
     open_ = list(seen)
@@ -205,7 +205,7 @@ def main(command: str = "test") -> int:
 
 
 def _write_models() -> None:
-    """Before any test, in this one process: engines started at the same time then find them there."""
+    """Write the tiny models before any test, so that engines started at the same time find them."""
     from dev.tiny_models import write_llama, write_llava, write_qwen2_vl, write_voxtral_realtime
 
     write_llama(ROOT / ".models" / "llama")

@@ -16,12 +16,12 @@ Cell = tuple[float | None, str]
 
 
 def load(path: Path) -> Record | None:
-    """The file of one study; None where it has not been run."""
+    """Read the file of one study; return None where it has not been run."""
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def day_night(found: Record | None) -> str:
-    """A row for each variant: what the clients saw, and what it cost."""
+    """Return a row for each variant: latencies, goodput and cost."""
     header = (
         "variant",
         "within SLO",
@@ -44,7 +44,7 @@ def day_night(found: Record | None) -> str:
 
 
 def spoken(found: Record | None) -> str:
-    """Which model spoke, for the variants that forecast; counts are of bins, over both modalities and all seeds."""
+    """Show which model each variant forecast with; counts are of bins, over both modalities and all seeds."""
     if found is None:
         return NOTHING
     rows = []
@@ -65,7 +65,7 @@ def spoken(found: Record | None) -> str:
 
 
 def failures(found: Record | None) -> str:
-    """A row for each variant: who was lost, and how long it hurt."""
+    """Return a row for each variant: lost requests, and the time until recovery."""
     header = (
         "variant", "requests", "lost", "failed", "moved", "within SLO", "TTFT P99, s", "LLM deaths",
         "LLM replicas at work", "seconds without any", "worst bin", "bins below SLO",
@@ -93,7 +93,7 @@ def failures(found: Record | None) -> str:
 
 
 def _table(found: Record | None, header: Sequence[str], row: Callable[[Record, Record], Sequence[Cell]]) -> str:
-    """A row for each variant: means over its seeds, with half of their 95 % intervals."""
+    """Return a row for each variant: means over its seeds, with half of their 95 % intervals."""
     if found is None:
         return NOTHING
     rows = []

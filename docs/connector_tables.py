@@ -10,7 +10,7 @@ MEGA = 1e6
 
 
 def compression(results: Sequence[Result]) -> str:
-    """Each kind of payload: its codec and break-even speeds; then a row per kind and link."""
+    """Show each kind of payload: its codec and break-even speeds; then a row per kind and link."""
     parts = []
     for result in results:
         records = result["results"]
@@ -45,7 +45,7 @@ def _link_cells(raw: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[str, s
 
 
 def tiers(results: Sequence[Result]) -> str:
-    """A burst larger than the arena: a row per measure, a column per variant, with quartiles' distance."""
+    """Show a burst larger than the arena: a row per measure, a column per variant, with quartiles' distance."""
     parts = []
     for result in results:
         lines: dict[str, dict[str, str]] = {}

@@ -11,7 +11,7 @@ from vllm_omni_sched.sim.costs.roofline import EFFICIENCY_SOURCES, Efficiency
 
 
 def devices() -> str:
-    """Each kind, with its peaks."""
+    """Show each kind of device with its peaks."""
     head = ("device", "memory GB", "GB/s", "bf16 TFLOP/s", "SMs", "NVDEC", "NVLink GB/s", "PCIe GB/s", "source")
     return _table(
         head,
@@ -25,7 +25,7 @@ def devices() -> str:
 
 
 def links() -> str:
-    """Each link."""
+    """Show each link."""
     return _table(
         ("link", "GB/s", "source", "latency µs", "source"),
         (
@@ -37,7 +37,7 @@ def links() -> str:
 
 
 def models() -> str:
-    """Each model: what follows from its shape, and what its card says."""
+    """Show each model: what follows from its shape, and what its card says."""
     return _table(
         ("model", "parameters, 10⁹", "published", "KV bytes a token", "encodes", "source"),
         (
@@ -49,7 +49,7 @@ def models() -> str:
 
 
 def efficiencies() -> str:
-    """Each option of `Efficiency` with its default."""
+    """Show each option of `Efficiency` with its default."""
     return _table(
         ("option", "default", "source"),
         ((f"`{one.name}`", f"{one.default:g}", _of(EFFICIENCY_SOURCES[one.name])) for one in fields(Efficiency)),
@@ -57,7 +57,7 @@ def efficiencies() -> str:
 
 
 def decoders() -> str:
-    """Each decoder: frames of 1920 x 1080 per second, by codec."""
+    """Show each decoder: frames of 1920 x 1080 per second, by codec."""
     codecs = ("h264", "hevc", "vp9", "av1")
     pixels = 1920 * 1080
     core = [str(round(1 / (CORE_PIXEL_SECONDS[c] * pixels))) if c in CORE_PIXEL_SECONDS else "–" for c in codecs]

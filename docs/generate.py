@@ -63,7 +63,7 @@ PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)",
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; bars inside cells are escaped."""
+    """Return a Markdown table; bars inside cells are escaped."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
@@ -83,7 +83,7 @@ def options(model: type[BaseModel] = OmniSchedConfig) -> str:
 
 
 def stage_options() -> str:
-    """Options of each section of the stage scheduler, and of what they hold, as a table of its own."""
+    """Return a table for each section of the stage scheduler's options, with nested options."""
     parts = []
     for name, field in StageSchedConfig.model_fields.items():
         parts.append(f"\n### {name}\n\n{field.description}\n\n")
@@ -112,7 +112,7 @@ def _option_rows(model: Any, prefix: str) -> Iterable[Sequence[str]]:
 
 
 def pool_options() -> str:
-    """Defaults of the three pools beside each other."""
+    """Show the defaults of the three pools beside each other."""
     pools = {"text": TextPool(), "image": ImagePool(), "audio": AudioPool()}
     rows = [
         (f"`{name}`", *(f"{getattr(pool, name):,}" for pool in pools.values()), field.description or "")
@@ -199,7 +199,7 @@ def versions() -> str:
 
 
 def inventory() -> str:
-    """Every override of a vLLM name, as a list: the texts are too long for the cells of a table."""
+    """List every override of a vLLM name; the texts are too long for the cells of a table."""
     return "".join(
         f"- `{entry.symbol}`: {entry.delta}\n"
         f"    - guard: {entry.guard}\n"
@@ -210,7 +210,7 @@ def inventory() -> str:
 
 
 def patches() -> str:
-    """The patches of each version in the order they apply, in the words of their headers."""
+    """Show the patches of each version in the order they apply, in the words of their headers."""
     parts = []
     for series in map(Series.read, Series.versions()):
         rows = [
@@ -223,14 +223,14 @@ def patches() -> str:
 
 
 def pictures(benchmark: str, folder: str) -> str:
-    """The pictures of one benchmark, of the newest vLLM where it made some of several, on a page that has them in
+    """Return the pictures of one benchmark, of the newest vLLM where there are several, for a page with them in
     `folder`."""
     found = result_tables.of_newest(sorted(path.name for path in RESULTS.glob(f"{benchmark}*.png")))
     return _pictures(benchmark, folder, found)
 
 
 def readme_picture(benchmark: str, folder: str) -> str:
-    """The picture of the newest vLLM with the most sessions."""
+    """Return the picture of the newest vLLM with the most sessions."""
     found = result_tables.of_newest([path.name for path in RESULTS.glob(f"{benchmark}*.png")])
     return _pictures(benchmark, folder, sorted(found, key=result_tables.load_of)[-1:])
 

@@ -12,7 +12,7 @@ Result = Mapping[str, Any]
 
 
 def learning(results: Sequence[Result]) -> str:
-    """By control: what `learned` has more; then by setting and control."""
+    """Show the gain of `learned` over each control, then the results by setting and control."""
     if not results:
         return NOTHING
     parts = []
@@ -28,7 +28,7 @@ def learning(results: Sequence[Result]) -> str:
 
 
 def _by_sizes(records: Sequence[Mapping[str, Any]]) -> str:
-    """The same apart for settings whose text and output sizes training has drawn too, and for the others."""
+    """Show the gain apart for settings whose text and output sizes training has drawn too, and for the others."""
     seen = {setting.name for setting in TEST if setting.has_sizes_of_training}
     settings = list(dict.fromkeys(one["setting"] for one in records))
     groups = [[name for name in settings if name in seen], [name for name in settings if name not in seen]]

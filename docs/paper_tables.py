@@ -29,13 +29,13 @@ Record = Mapping[str, Any]
 
 
 def study(name: str, folder: Path = STUDIES) -> Mapping[str, Any] | None:
-    """The file of a study, if it is there."""
+    """Read the file of a study; return None if there is none."""
     path = folder / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def source(body: Mapping[str, Any]) -> str:
-    """Where the numbers come from, in one paragraph."""
+    """Tell in one paragraph where the numbers come from."""
     p, seeds = body["provenance"], sorted({one["seed"] for one in body["results"]})
     several = f"seeds {seeds[0]} to {seeds[-1]}, mean ± half of the 95 % interval" if len(seeds) > 1 else "one seed"
     return f"\n*Simulated: `{p['command']}`, {p['date'][:10]}, revision {p['revision']}, {several}.*\n"
@@ -63,7 +63,7 @@ def searched(body: Mapping[str, Any], less: bool = False) -> str:
 
 
 def chosen(body: Mapping[str, Any]) -> str:
-    """Which flags the search chose, with how many trials of how many combinations."""
+    """Show which flags the search chose, with how many trials of how many combinations."""
     rows = []
     for case, found in _cases(body).items():
         for system, records in found.items():
@@ -126,7 +126,7 @@ _MARK = 0.8  # of the paper's gain: from there on it counts as reproduced
 
 
 def points(body: Mapping[str, Any], concurrency: Mapping[str, Any] | None) -> str:
-    """The summary of the paper beside what is simulated in closed loops, and whether the gain is reproduced."""
+    """Show the summary of the paper beside closed-loop simulations, and whether the gain is reproduced."""
     rows = []
     cases = dict.fromkeys(_split(one["variant"], _systems(body))[0] for one in body["results"])
     for case in cases:
@@ -159,7 +159,7 @@ def _gain(before: Sequence[float], after: Sequence[float], what: str) -> float:
 def _point(
     body: Mapping[str, Any], concurrency: Mapping[str, Any] | None, case: str, system: str, what: str
 ) -> list[float]:
-    """A value for each seed."""
+    """Return a value for each seed."""
     if what.startswith("requests at a time"):
         records = [] if concurrency is None else concurrency["results"]
         return _found([one for one in records if one["variant"] == f"{case}: {system}" and "found" in one])
@@ -182,7 +182,7 @@ def _point(
 
 @functools.cache
 def _bounds(file: str) -> dict[str, float]:
-    """By case, requests per second that a node of 8 can serve by the operations alone, however it is split."""
+    """Return, by case, the requests/s that a node of 8 can serve by operations alone, however it is split."""
     most: dict[str, float] = {}
     points = load_study(FILES / file).points
     for point in points:
@@ -211,7 +211,7 @@ _MUCH = 1_000_000  # tokens: a step of so many is bound by operations, and one m
 
 
 def _operations_seconds(costs: EngineCosts, request: Request) -> float:
-    """Of one request: its operations and nothing else, as if a step's weights were read once for very many requests."""
+    """Return a request's seconds by its operations alone, as if weights were read once for very many requests."""
 
     encode = sum(costs.encode_seconds(item.modality, item.embeds) for item in request.items)
     alone = costs.step_seconds(0, 0, _MUCH, 0.0)
@@ -224,7 +224,7 @@ def _operations_seconds(costs: EngineCosts, request: Request) -> float:
 
 
 def ablation(body: Mapping[str, Any]) -> str:
-    """A row for each mechanism: alone → left out, of each measure."""
+    """Show a row for each mechanism: each measure with it alone → with all but it."""
     by: dict[str, list[Record]] = {}
     for one in body["results"]:
         if "summary" in one:
@@ -313,7 +313,7 @@ def _systems(body: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _found(records: Sequence[Record]) -> list[float]:
-    """A value for each seed, in the order of the seeds; none where one seed has none."""
+    """Return a value for each seed, in the order of the seeds; none where one seed has none."""
     values = [(one.get("found") or {}).get("value") for one in sorted(records, key=lambda one: one["seed"])]
     return [] if any(value is None for value in values) else values
 
@@ -346,7 +346,7 @@ def _percent(value: float) -> str:
 
 
 def _unsure(records: Sequence[Record]) -> str:
-    """What was searched for is more where all that came was served."""
+    """Return a mark for a found value that is only a lower bound, because everything that arrived was served."""
     return "" if all((one.get("found") or {}).get("saturated", True) for one in records) else "≥ "
 
 
@@ -381,7 +381,7 @@ def _told(value: Any) -> str:
 
 
 def _of(name: str, draw: Callable[[Mapping[str, Any]], str], picture: str = "") -> Callable[[], str]:
-    """A part of a page; with the words for a picture, the one that the study has left is below."""
+    """Return the maker of a page's part; with the words for a picture, the study's picture is below."""
 
     def part() -> str:
         body = study(name)

@@ -25,20 +25,20 @@ SCENARIOS = {
 
 
 def load(folder: Path, benchmark: str) -> list[Result]:
-    """The results of one benchmark, by file name; a file of another one is passed over."""
+    """Read the results of one benchmark, by file name; files of other benchmarks are passed over."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     return [result for result in found if result.get("benchmark") == benchmark]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, numbers to the right from the second column on."""
+    """Return a Markdown table, numbers to the right from the second column on."""
     align = ["---", *["---:"] * (len(header) - 1)]
     lines = [header, align, *rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def source(result: Result) -> str:
-    """Where the numbers come from, in one paragraph."""
+    """Tell in one paragraph where the numbers come from."""
     p = result["provenance"]
     load = ", ".join(f"{value:g}" for value in p["load_average"])
     return (
@@ -48,7 +48,7 @@ def source(result: Result) -> str:
 
 
 def step_cost(results: Sequence[Result]) -> str:
-    """For each scenario: versions and kinds down, n across."""
+    """Show each scenario: versions and kinds down, n across."""
     parts = []
     for result in results:
         for scenario, title in SCENARIOS.items():
@@ -124,7 +124,7 @@ def _shown(cell: Mapping[str, Any]) -> str:
 
 
 def of_newest(names: Sequence[str]) -> list[str]:
-    """Those names of result files that name the newest vLLM, in their order; all of them where none names one."""
+    """Return the names of result files that name the newest vLLM, in order, or all where none names a version."""
     versions = {name: _version_in(name) for name in names}
     newest = max(versions.values(), default=())
     return [name for name in names if versions[name] == newest]
@@ -136,7 +136,7 @@ def _version_in(name: str) -> tuple[int, ...]:
 
 
 def load_of(name: str) -> tuple[int, int]:
-    """(sessions, frames) of a result file of `realtime`, by its name."""
+    """Return (sessions, frames) of a result file of `realtime`, by its name."""
     found = re.search(r"-(\d+)x([\d-]+)\.", name)
     return (max(map(int, found[2].split("-"))), int(found[1])) if found else (0, 0)
 
@@ -167,7 +167,7 @@ def realtime(results: Sequence[Result], points: Sequence[int] = (1000, 2000, 500
 
 
 def _vllm_of(result: Result) -> str:
-    """The version that was measured, without the local part; "0" where the file does not say."""
+    """Return the measured version, without the local part; "0" where the file does not tell."""
     named = {run.get("versions", {}).get("vllm", "") for run in result["results"]} - {""}
     version: str = max(named, default="0")
     return version.split("+")[0]
@@ -178,7 +178,7 @@ def _at(line: Mapping[int, Sequence[float]], frames: int) -> str:
 
 
 def overhead(results: Sequence[Result]) -> str:
-    """Text-only serving: medians, the ratio to stock round by round with its interval, and what that says."""
+    """Show text-only serving: medians, the ratio to stock by round with its interval, and the conclusion."""
     parts = []
     for result in results:
         lines: dict[str, dict[str, Mapping[str, Any]]] = {}
@@ -208,7 +208,7 @@ def overhead(results: Sequence[Result]) -> str:
 
 
 def overhead_summary(results: Sequence[Result]) -> str:
-    """What the plugin costs whoever installs it and gives no flag, in a sentence; from the newest version measured."""
+    """State in a sentence what the installed plugin costs without a flag, by the newest version measured."""
     results = [r for r in results if any(one.get("statement") for one in r["results"])]
     if not results:
         return "What the installed plugin costs text-only serving has not been measured with an interval yet.\n"
@@ -227,7 +227,7 @@ def _interval(record: Mapping[str, Any]) -> str:
 
 
 def mixed(results: Sequence[Result]) -> str:
-    """Text beside images: a table per load, a column per variant, with the ratio of the medians to the first one."""
+    """Show text beside images: a table per load, a column per variant, with the ratio of medians to the first."""
     parts = []
     for result in results:
         workload = result["provenance"]["workload"]
@@ -268,7 +268,7 @@ def warm_up(results: Sequence[Result]) -> str:
 
 
 def gpu_lanes(results: Sequence[Result]) -> str:
-    """An encoder beside decode on a GPU: milliseconds and images per second, with the ratio to running alone."""
+    """Show an encoder beside decode on a GPU: milliseconds and images/s, with the ratio to running alone."""
     parts = []
     for result in results:
         rows = []
@@ -290,7 +290,7 @@ def _beside(record: Mapping[str, Any], key: str, unit: str, factor: float) -> st
 
 
 def gpu_ipc(results: Sequence[Result]) -> str:
-    """A tensor between two processes on a GPU: microseconds at P50, GB/s, and how many times vLLM-Omni's takes."""
+    """Show a tensor between two processes on a GPU: microseconds at P50, GB/s, and the ratio to vLLM-Omni's."""
     parts = []
     for result in results:
         lines: dict[str, dict[str, str]] = {}
@@ -313,7 +313,7 @@ def gpu_ipc(results: Sequence[Result]) -> str:
 
 
 def connectors(results: Sequence[Result]) -> str:
-    """One message between two processes: a row per size and measure, a column per connector."""
+    """Show one message between two processes: a row per size and measure, a column per connector."""
     parts = []
     for result in results:
         lines: dict[tuple[str, str], dict[str, str]] = {}
@@ -348,7 +348,7 @@ _VIDEO_HEADER = ("task", "clip", "loader", "seconds", "× stock", "× FFmpeg", "
 
 
 def video_server(results: Sequence[Result]) -> str:
-    """The first token after a video: a row per measure."""
+    """Show the first token after a video: a row per measure."""
     parts = []
     for result in results:
         lines: dict[str, dict[str, Mapping[str, Any]]] = {}
@@ -363,7 +363,7 @@ def video_server(results: Sequence[Result]) -> str:
 
 
 def video_engines(results: Sequence[Result]) -> str:
-    """The model of many engines: times as fast as one."""
+    """Show how many times as fast as one engine many are, by the model."""
     parts = []
     for result in results:
         lines: dict[tuple[str, str, str], dict[int, str]] = {}

@@ -18,7 +18,7 @@ _ELSEWHERE = (OmniSchedConfig, StageSchedConfig)  # tables of their own, on othe
 
 
 def keys() -> str:
-    """Each table of a scenario, then of a study."""
+    """Show each table of a scenario, then of a study."""
     parts = []
     for model in (Scenario, StudyOptions):
         plain = {name: field for name, field in model.model_fields.items() if not _models(field.annotation)}
@@ -32,7 +32,7 @@ def keys() -> str:
 
 
 def _heading(name: str, annotation: Any, model: type[BaseModel]) -> str:
-    """As the table is written in the file."""
+    """Return the heading of a table as it is written in the file."""
     if get_origin(annotation) is tuple:
         kind = model.model_fields.get("kind")
         own = get_args(kind.annotation) if kind is not None else ()
@@ -41,7 +41,7 @@ def _heading(name: str, annotation: Any, model: type[BaseModel]) -> str:
 
 
 def _flat(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
-    """Fields by dotted key, those of tables within it too."""
+    """Return fields by dotted key, those of nested tables included."""
     found: dict[str, Any] = {}
     for name, field in model.model_fields.items():
         if model is Workload and name == "options":

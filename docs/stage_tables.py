@@ -9,7 +9,7 @@ from result_tables import NOTHING, Result, source, table
 
 
 def stages(results: Sequence[Result]) -> str:
-    """Each task: measures down; stock, ours (median ± half the distance of the quartiles), ratio and bar across."""
+    """Show each task: measures down; stock, ours (median ± half of the quartiles' distance), ratio and bar across."""
     parts = []
     for result in results:
         for task in dict.fromkeys(record["task"] for record in result["results"]):
@@ -42,7 +42,7 @@ def _ratio(record: Mapping[str, Any]) -> str:
 
 
 def anomaly(results: Sequence[Result]) -> str:
-    """Each fault: alarms without it with the rate that so many hours exclude, and how soon it was found."""
+    """Show each fault: false alarms with the rate that so many hours exclude, and the time to detection."""
     parts = []
     for result in results:
         rows = []
@@ -76,7 +76,7 @@ def anomaly(results: Sequence[Result]) -> str:
 
 
 def most_events(seen: int, confidence: float = 0.95) -> float:
-    """The largest mean of a Poisson count under which `seen` or fewer come with probability ``1 - confidence``.
+    """Return the largest Poisson mean under which `seen` or fewer come with probability ``1 - confidence``.
 
     The one-sided upper limit; of none seen it is 3.0, the rule of three.
     """

@@ -66,7 +66,7 @@ def compare_tests(series: Series, pristine: Path) -> Comparison:
 
 
 def compare_decisions(series: Series, pristine: Path) -> tuple[list[str], str]:
-    """Random workloads on both trees: the same decisions, and workers that hold what they are told to use.
+    """Run random workloads on both trees: decisions must agree, and workers hold what they are told to use.
 
     A workload on which stock loses a request is compared up to there; a patched tree must lose none.
     """
@@ -96,7 +96,7 @@ def compare_decisions(series: Series, pristine: Path) -> tuple[list[str], str]:
 
 
 def drift(patch: Patch, series: Series, version: str) -> str:
-    """How a patch, with those before it where they apply, fares on another version."""
+    """Return how a patch, with those before it where they apply, fares on another version."""
     pristine = fetch_source(version)
     path, text = patch.mends()
     needed = (pristine / path).is_file() and text in (pristine / path).read_text()

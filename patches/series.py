@@ -39,13 +39,13 @@ class PatchError(RuntimeError):
 
 
 def release_of(version: str) -> tuple[str, str]:
-    """The project and the version that a folder is named after."""
+    """Return the project and the version that a folder is named after."""
     project, _, number = version.rpartition("-")
     return project or "vllm", number
 
 
 def title_of(version: str) -> str:
-    """For people: `vLLM-Omni 0.30.0`."""
+    """Return the title for people, such as `vLLM-Omni 0.30.0`."""
     project, number = release_of(version)
     return f"{PROJECTS[project]} {number}"
 
@@ -84,7 +84,7 @@ class Patch:
         return [item.strip() for item in self.fields.get(field, "").split(",") if item.strip()]
 
     def touched(self) -> list[str]:
-        """The files of the diff. New ones have no `a/` side."""
+        """Return the files of the diff. New ones have no `a/` side."""
         return re.findall(r"^diff --git a/\S+ b/(\S+)$", self.diff, flags=re.MULTILINE)
 
     def mends(self) -> tuple[str, str]:

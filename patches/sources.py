@@ -50,7 +50,7 @@ def _tree(version: str) -> Path:
 
 
 def fetch_source(version: str) -> Path:
-    """The pristine tree of a release: its package, and `tests/` and pyproject.toml where they are distributed."""
+    """Return a release's pristine tree: its package, with `tests/` and pyproject.toml where distributed."""
     if version not in SHA256:
         raise SourceError(f"no {title_of(version)} here; known are {', '.join(VERSIONS)}")
     tree = _tree(version)
@@ -65,7 +65,7 @@ def fetch_source(version: str) -> Path:
 
 
 def patched_source(version: str) -> Path:
-    """The tree of `fetch_source` with the series of this version applied."""
+    """Return the tree of `fetch_source` with the series of this version applied."""
     series = Series.read(version)
     tree = CACHE / f"{_tree(version).name}-patched-{series.digest()[:12]}"
     if tree.is_dir():

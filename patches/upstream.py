@@ -55,7 +55,7 @@ class Comparison:
 
 
 def python_for(version: str) -> str:
-    """The interpreter whose compiled operators are nearest to a version, of the environments that are built."""
+    """Return the built environment's interpreter whose compiled operators are nearest to a version."""
     project, number = release_of(version)
     latest = project == "vllm" and tuple(map(int, number.split("."))) >= (0, 32)
     for name in (".venv-latest", ".venv") if latest else (".venv", ".venv-latest"):
@@ -66,7 +66,7 @@ def python_for(version: str) -> str:
 
 
 def run_tests(tree: Path, tests: list[str], python: str) -> dict[str, str]:
-    """Outcome by test id: `passed`, `failed`, `skipped`. Kept on disk: a tree is named after its content."""
+    """Run tests and return the outcome by test id: `passed`, `failed` or `skipped`. Cached by the tree's content."""
     present = [test for test in tests if (tree / test).is_file()]
     if not present:
         return {}
@@ -113,7 +113,7 @@ def _outcomes(report: Path) -> dict[str, str]:
 
 
 def extras(python: str) -> Path:
-    """A folder of `EXTRAS`, for PYTHONPATH."""
+    """Return a folder with `EXTRAS` installed, for PYTHONPATH."""
     folder = CACHE / "extras"
     if not folder.is_dir():
         command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *EXTRAS]

@@ -163,7 +163,7 @@ def in_a_row(sock: socket.socket, link: Link, payload: Any, compressor: Compress
 
 
 def packed(payload: Any, compressor: Compressor, speed: float, check: bool = False) -> bytearray:
-    """A message as a path between hosts sends it: compressed where that pays, with a checksum."""
+    """Return a message as a transport between hosts sends it: compressed where that pays, with a checksum."""
     message = make_message(EDGE, "k", {"x": payload, "check": check})
     return pack(message, compressor, speed).to_buffer(checked=True)
 
@@ -180,7 +180,7 @@ def _gone() -> bytes:
 
 
 def record(samples: Samples) -> list[dict[str, Any]]:
-    """By kind, link and way of sending: the rounds, and the median of raw over it round by round."""
+    """Return, by kind, link and way of sending, the rounds and the median of raw over it round by round."""
     found = []
     for (kind, link, variant, way), own in samples.items():
         entry = {"measure": way, "kind": kind, "link": link, "variant": variant, **Summary.of(own).as_dict(9)}

@@ -35,7 +35,7 @@ class Link:
 
 
 def receive(sock: socket.socket) -> bytearray | None:
-    """The next message; None after the last one."""
+    """Return the next message, or None after the last one."""
     front = _exactly(sock, LENGTH.size)
     return None if front is None else _exactly(sock, LENGTH.unpack(front)[0])
 

@@ -63,7 +63,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def one_round(sender: Child, receiver: Child, variant: str, size: str, nbytes: int, turn: int) -> dict[str, float]:
-    """Messages of one size over one connector, one after the other; seconds, P50 but for P99."""
+    """Send messages of one size over one connector, one by one; return seconds, P50 unless named P99."""
     request = {
         "variant": variant,
         "nbytes": nbytes,
@@ -92,7 +92,7 @@ def tell(child: Child, request: dict[str, Any]) -> None:
 
 
 def record(samples: dict[tuple[str, str], list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """Per size, connector and measure: the rounds, and the median of the ratios of theirs to it round by round."""
+    """Return, per size, connector and measure, the rounds and the median ratio of vLLM-Omni's connector to it."""
     found = []
     for (size, variant), rounds in samples.items():
         for measure in rounds[0]:

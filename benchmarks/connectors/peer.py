@@ -98,7 +98,7 @@ def hold(connector: Any, counter: ctypes.c_int64, nbytes: int, messages: int, la
 
 
 def shared_bytes(connector: Any) -> int:
-    """In use now: what is given out of an arena, or the segments that there are."""
+    """Return the bytes in use now: those allocated in an arena, or the existing segments."""
     facts = connector.health()
     if "ring" in facts:
         return int(facts["ring"]["used_bytes"] + sum(pool["used_bytes"] for pool in facts["pools"].values()))

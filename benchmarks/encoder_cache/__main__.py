@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(variant: str, embeds: int, host_bytes: int, traces: Sequence[Sequence[Request]]) -> dict[str, Any]:
-    """The medians over several traces."""
+    """Replay several traces and return the medians."""
     from benchmarks.encoder_cache.replay import Replay  # vLLM: not for --help
 
     runs = []

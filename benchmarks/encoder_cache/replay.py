@@ -51,11 +51,11 @@ class Counts:
 
 
 class Replay:
-    """One variant of `benchmarks.encoder_cache.VARIANTS`.
+    """Replay a trace against one variant of `benchmarks.encoder_cache.VARIANTS`.
 
     Args:
         cache_embeds: capacity, in embeddings.
-        host_bytes: of the variant with a host tier.
+        host_bytes: capacity of the host tier, of the variant that has one.
     """
 
     def __init__(self, variant: str, cache_embeds: int, host_bytes: int) -> None:

@@ -22,7 +22,7 @@ THINK_SECONDS = 45.0
 
 @dataclass(frozen=True)
 class Mix:
-    """Why items come back: part of them is from the catalogue, and a conversation has so many turns on average."""
+    """Share of items that come from the catalogue, and mean number of turns of a conversation."""
 
     from_catalogue: float
     turns: float
@@ -46,7 +46,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Request:
-    """One turn. ``at`` in seconds from the start; it runs until ``until``."""
+    """One turn of a conversation; it runs from ``at`` until ``until``, in seconds from the start."""
 
     at: float
     until: float
@@ -54,7 +54,7 @@ class Request:
 
 
 def requests(mix: Mix, conversations: int, rate: float, seed: int) -> list[Request]:
-    """So many conversations, ``rate`` new ones a second; their turns by time."""
+    """Draw conversations, ``rate`` new ones per second, and return their turns by time."""
     random = np.random.default_rng(seed)
     popularity = 1.0 / np.arange(1, CATALOGUE + 1) ** ZIPF
     popularity /= popularity.sum()

@@ -104,7 +104,7 @@ def answers(mode: str, rounds: Rounds) -> list[dict[str, Any]]:
 
 
 def record(mode: str, rounds: Rounds) -> list[dict[str, Any]]:
-    """Per connector, messages, part and quantile: the rounds, and the median of the ratios of theirs to it."""
+    """Return, per connector, messages, part and quantile, the rounds and the median ratio of vLLM-Omni's to it."""
     found = []
     for messages in MESSAGES:
         for part in PARTS:

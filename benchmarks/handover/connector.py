@@ -88,7 +88,7 @@ class TimedConnector(SharedMemoryConnector):
 
 
 def register() -> None:
-    """The entry point in `vllm.general_plugins`."""
+    """Register the timed connector; the entry point in `vllm.general_plugins`."""
     from vllm_omni_sched.plugin import register as register_ours
 
     register_ours()  # in whichever order plugins are loaded

@@ -35,11 +35,11 @@ class Stamps:
         self._asked: set[str] = set()
 
     def write(self, kind: int, edge: str, key: str, begin: float, end: float) -> None:
-        """Seconds of the monotonic clock."""
+        """Write a stamp, in seconds of the monotonic clock."""
         self._stamps[next(self._next)] = (kind, edge.encode(), key.encode(), begin, end)
 
     def looked(self, edge: str, key: str, begin: float, end: float) -> None:
-        """A look for a message that found none; the first one for a key says since when it is wanted."""
+        """Note a look that found no message; the first one for a key tells since when it is wanted."""
         if key not in self._asked:
             self._asked.add(key)
             self.write(ASKED, edge, key, begin, end)
@@ -50,7 +50,7 @@ class Stamps:
 
 
 class HandOver(NamedTuple):
-    """One message, in seconds of the monotonic clock."""
+    """Times of one message, in seconds of the monotonic clock."""
 
     edge: str
     key: str
@@ -63,7 +63,7 @@ class HandOver(NamedTuple):
 
 
 def read(folder: Path) -> tuple[list[HandOver], int, float]:
-    """All messages that were put and got, how many looks found none, and how long those took."""
+    """Return the messages that were put and got, the number of looks that found none, and their seconds."""
     stamps = [stamp for file in sorted(folder.glob("*.stamps")) for stamp in _of(file)]
     put = {(s["edge"], s["key"]): s for s in stamps if s["kind"] == PUT}
     floor = {s["key"]: float(s["end"] - s["begin"]) for s in stamps if s["kind"] == YIELD}

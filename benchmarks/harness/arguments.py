@@ -6,7 +6,7 @@ import argparse
 
 
 def at_least_one(text: str) -> int:
-    """For ``type=`` of an argument that counts something.
+    """Parse an argument that counts something, as ``type=`` of argparse.
 
     Raises:
         ValueError: it is no number.

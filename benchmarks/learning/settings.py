@@ -20,7 +20,7 @@ from vllm_omni_sched.sim.workloads.registry import build
 
 @dataclass(frozen=True)
 class Setting:
-    """One engine under one workload.
+    """Setting of a comparison: one engine under one workload.
 
     ``encodes``: the engine encodes, ahead of prefill in its lane; otherwise items come encoded.
     """

@@ -110,7 +110,7 @@ def checked_json(text: str) -> str:
 
 
 def measures(answer: dict[str, Any]) -> dict[str, float]:
-    """What one round says. Latencies in milliseconds, of text requests and of image requests apart."""
+    """Return the measures of one round; latencies in milliseconds, of text and of image requests apart."""
     text = [r for r in answer["requests"] if r["kind"] == "text"]
     image = [r for r in answer["requests"] if r["kind"] == "image"]
     gaps = [gap * 1e3 for r in text for gap in r["gaps"]]
@@ -139,7 +139,7 @@ def measures(answer: dict[str, Any]) -> dict[str, float]:
 
 
 def is_good(request: dict[str, Any]) -> bool:
-    """Whether it met its SLO."""
+    """Return whether a request met its SLO."""
     return bool(request["ttft"] <= TTFT_SLO and max(request["gaps"], default=0.0) <= GAP_SLO)
 
 
@@ -182,7 +182,7 @@ def table(answers: Answers, load: float, variants: Sequence[str]) -> Table:
 
 
 def same_tokens(answers: Answers, load: float, variants: Sequence[str]) -> list[bool]:
-    """For each request of each variant, whether it got the first variant's tokens."""
+    """Return, for each request of each variant, whether it got the first variant's tokens."""
     return [
         a["digest"] == b["digest"]
         for variant in variants[1:]

@@ -17,7 +17,7 @@ PANELS = {
 
 
 def draw(path: Path, records: Sequence[dict[str, Any]]) -> Path | None:
-    """None, and no file, when there are not two variants at two loads."""
+    """Draw all panels; return None, without a file, unless there are two variants at two loads."""
     variants = list(dict.fromkeys(record["variant"] for record in records))
     loads = sorted({record["load"] for record in records})
     if len(loads) < 2 or len(variants) < 2:

@@ -74,7 +74,7 @@ def build_engine(model: str, variant: str, options: dict[str, Any]) -> Any:
 async def serve(
     engine: Any, tree: ProcessTree, turn: int, plan: list[Arrival], session_chunks: int = 0
 ) -> dict[str, Any]:
-    """Each request at its time, whatever became of those before; beside them a realtime session of so many chunks."""
+    """Send each request at its time, whatever became of the others, beside a realtime session of so many chunks."""
     prompts = [prompt_of(arrival) for arrival in plan]
     before, started = tree.usage(), time.monotonic()
 
@@ -95,7 +95,7 @@ async def serve(
 
 
 async def session(engine: Any, request_id: str, chunks: int) -> dict[str, Any]:
-    """A streaming session that is sent three tokens four times a second and answers each with one."""
+    """Run a streaming session that gets three tokens four times per second and answers each time with one."""
     from vllm import SamplingParams
     from vllm.engine.protocol import StreamingInput
     from vllm.sampling_params import RequestOutputKind

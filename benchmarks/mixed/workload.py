@@ -17,7 +17,7 @@ TEXT_RATE, IMAGE_RATE = 2.0, 0.4  # requests a second at load 1
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request. `at` in seconds from the start; `image_seeds` has one number for each of its images."""
+    """A request that arrives `at` seconds from the start; `image_seeds` has one number for each of its images."""
 
     at: float
     prompt_words: int
@@ -52,7 +52,7 @@ def arrivals(load: float, seconds: float, seed: int, *, text_tokens: int = 300, 
 
 
 def _times(random: np.random.Generator, rate: float, cv: float, seconds: float) -> list[float]:
-    """Gamma-distributed gaps of mean 1/rate."""
+    """Return arrival times with Gamma-distributed gaps of mean 1/rate."""
     shape = 1.0 / cv**2
     times: list[float] = []
     at = 0.0

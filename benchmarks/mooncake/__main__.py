@@ -62,7 +62,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def open_side(stack: ExitStack, side: str) -> tuple[Child, Child]:
-    """Sender and receiver, with a master of their own: else theirs would put into the segments of ours."""
+    """Start sender and receiver with their own master: else vLLM-Omni's would put into the segments of ours."""
     deployment = stack.enter_context(Deployment())
     with deployment.inside():
         arguments = [side, deployment.master.address]
@@ -89,7 +89,7 @@ def one_round(sides: Sides, size: str, turn: int, order: random.Random) -> dict[
 
 
 def record(samples: dict[tuple[str, str], list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """Per size, side and measure: the rounds, and the median of the ratios of theirs to ours round by round."""
+    """Return, per size, side and measure, the rounds and the median ratio of vLLM-Omni's connector to ours."""
     found = []
     for (size, side), rounds in samples.items():
         for measure in MEASURES:

@@ -65,7 +65,7 @@ class Ours:
         return arrival.open()
 
     def forget(self, key: str) -> None:
-        """It was removed when it was got."""
+        """Do nothing: the message was removed when it was received."""
 
 
 class Theirs:

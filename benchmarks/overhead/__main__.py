@@ -110,7 +110,7 @@ METRICS: dict[str, Callable[[dict[str, Any]], float]] = {
 
 
 def why_enough(rounds: Rounds, turn: int, seconds: float, options: argparse.Namespace) -> str:
-    """Why no further round is needed, or empty while one is."""
+    """Return why no further round is needed, or "" while one is."""
     if turn >= options.max_rounds:
         return "all rounds were run"
     if seconds >= options.seconds and turn > 0:
@@ -130,7 +130,7 @@ def why_enough(rounds: Rounds, turn: int, seconds: float, options: argparse.Name
 def compared(
     rounds: Rounds, variant: str, read: Callable[[dict[str, Any]], float], seed: int = 0
 ) -> tuple[float, float, float]:
-    """(median of the round-by-round ratios to stock, low, high): a 95 % bootstrap interval over the pairs of rounds."""
+    """Return the median ratio to stock by round, and the ends of its 95 % bootstrap interval over the rounds."""
     ratios = [read(own) / read(stock) for own, stock in zip(rounds[variant], rounds["stock"], strict=True)]
     return statistics.median(ratios), *median_interval(ratios, random.Random(seed))
 

@@ -96,7 +96,7 @@ def comes(waiting: int, rng: random.Random) -> Bench:
 
 
 def look(running: int, rng: random.Random) -> Bench:
-    """At a replica that runs so many requests; one ends and another begins between two looks."""
+    """Time the look at a replica that runs so many requests; one ends and another begins between two looks."""
     load, clock, numbers = ReplicaLoad(FixedBatch(running)), Clock(), count(running)
     for number in range(running):
         load.begin(str(number), rng.uniform(1.0, 10.0), clock())

@@ -19,7 +19,7 @@ LIMIT = 32
 
 
 class Requests:
-    """They come one a millisecond: three classes, costs over two decades, a third shares an item with others."""
+    """Makes a request per millisecond: three classes, costs over two decades, a third shares an item with others."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng, self._numbers, self._clock = rng, count(), Clock()
@@ -39,7 +39,7 @@ class Requests:
         )
 
     def at_gate(self) -> GateRequest:
-        """A tenth is long."""
+        """Return the next request at a gate; a tenth of them are long."""
         waiting = self.next()
         units = self._rng.randrange(64, 4096) if self._rng.random() < 0.1 else 0
         return GateRequest(waiting, low=waiting.sla.rank == 2, units=units)
@@ -83,7 +83,7 @@ class NoCredits(GateTerms):
 
 
 def _replicas(places: int, rng: random.Random) -> list[ReplicaState]:
-    """So many of them have room for one."""
+    """Return replicas of which ``places`` have room for one request."""
     return [
         ReplicaState(i, rng.uniform(1, 9), LIMIT - (i < places), LIMIT, units=64, units_limit=16384)
         for i in range(REPLICAS)
@@ -91,7 +91,7 @@ def _replicas(places: int, rng: random.Random) -> list[ReplicaState]:
 
 
 def gate(make: Callable[[], Any], places: int, terms: GateTerms | None = None) -> Callable[[int, random.Random], Bench]:
-    """A decision of a gate; who was released is followed by as many that come."""
+    """Return the bench of a gate's decision; as many requests arrive as were released."""
 
     def laid_out(waiting: int, rng: random.Random) -> Bench:
         tried, requests, replicas = make(), Requests(rng), _replicas(places, rng)

@@ -88,7 +88,7 @@ async def run_session(engine: Any, index: int, options: argparse.Namespace, mete
 
 
 async def noise(frames: int, seed: int) -> AsyncGenerator[Any, None]:
-    """`frames` chunks of float32 noise, shape (1280,), every one different: equal chunks would be one cached item."""
+    """Yield `frames` chunks of float32 noise, shape (1280,), all different: equal ones would be one cached item."""
     import numpy as np
 
     random = np.random.default_rng(seed)

@@ -77,7 +77,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def alone(case: Case) -> dict[str, Any]:
-    """In a process of its own."""
+    """Run a case in its own process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found: dict[str, Any] = pool.apply(run, (case,))
     console.print(f"{found['variant']}, {found['gpus']} GPUs: {found['events_per_second']:,} events/s")
@@ -85,7 +85,7 @@ def alone(case: Case) -> dict[str, Any]:
 
 
 def median_run(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of runs of one case the one in the middle, of two the quicker one; ``cpu_seconds_of_runs``: of all, rising."""
+    """Return the median run of one case (of two the quicker), with the ascending seconds of all runs."""
     ordered = sorted(runs, key=lambda one: one["cpu_seconds"])
     return {**ordered[(len(runs) - 1) // 2], "cpu_seconds_of_runs": [one["cpu_seconds"] for one in ordered]}
 
@@ -95,13 +95,13 @@ def of(rows: Sequence[Mapping[str, Any]], variant: str) -> list[Mapping[str, Any
 
 
 def median_us(decision: Decision, waiting: int, seed: int, rounds: int) -> float:
-    """Of a decision with so many requests waiting, as in ``policy_cost``; of the rounds the one in the middle."""
+    """Return the median microseconds of a decision with so many requests waiting, as in ``policy_cost``."""
     taken = [decision.make(waiting, random.Random(seed)).seconds(500, 0.2) for _ in range(rounds)]
     return round(1e6 * statistics.median(map(statistics.median, taken)), 2)
 
 
 def exponent(rows: Sequence[Mapping[str, Any]], key: str) -> float:
-    """b of seconds = a x key^b, by least squares of the logarithms."""
+    """Fit b of seconds = a x key^b by least squares of the logarithms."""
     across, up = [math.log(row[key]) for row in rows], [math.log(row[_SECOND]) for row in rows]
     return round(float(np.polyfit(across, up, 1)[0]), 3)
 

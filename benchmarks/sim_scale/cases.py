@@ -51,7 +51,7 @@ _OPTIONS = {"stock": "", "ours": _OURS, "gated": _OURS + "[orchestration.graph]\
 
 @dataclass(frozen=True)
 class Case:
-    """``rate``: requests per second of one GPU. ``timed``: whether decisions are timed, which takes time itself."""
+    """One run. ``rate``: requests per second and GPU. ``timed``: decisions are timed, which takes time itself."""
 
     variant: str
     gpus: int
@@ -62,7 +62,7 @@ class Case:
 
 
 def run(case: Case) -> dict[str, Any]:
-    """What it took: processor seconds of the one thread that a run is, and the largest resident memory."""
+    """Run a case and return the processor seconds of its one thread and the largest resident memory."""
     text = _SCENARIO.format(
         seed=case.seed, seconds=case.seconds, rate=case.rate * case.gpus, nodes=-(-case.gpus // 8), gpus=case.gpus,
         options=_OPTIONS[case.variant],
@@ -117,7 +117,7 @@ class _Timer:
 
 
 def _timers() -> dict[str, _Timer]:
-    """In place of the decisions, for the rest of this process."""
+    """Replace the decisions by timed ones for the rest of this process."""
     timers: dict[str, _Timer] = {}
     places: list[tuple[Any, str, str]] = [
         (WaitingQueue, "pop", "WaitingQueue.pop"),

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def tables(results: Mapping[str, Any]) -> str:
-    """In Markdown: by GPUs, by the rate, decisions within a run, and decisions with many waiting."""
+    """Return the tables in Markdown: by GPUs, by rate, decisions within a run, and decisions with many waiting."""
     scale = _table(
         ("policies", "GPUs", "events", "events/s", "processor s per simulated s", "µs per request", "peak MiB"),
         (

@@ -53,7 +53,7 @@ def drawn(load: str, rng: Random) -> list[Request]:
 
 
 def record(load: str, order: str, rounds: Sequence[Round]) -> list[dict[str, Any]]:
-    """The makespan; what it would be by the steps alone; how busy replicas were, which tells what limited it."""
+    """Return the makespan, its value by the steps alone, and how busy replicas were, which tells the bottleneck."""
     spans = [[turn[name]["seconds"] for _, turn in rounds] for name in VARIANTS]
     stock, ours = spans
     found = [entry(TASK, "makespan", ours, stock, bar=Bar(0.85))]
@@ -86,7 +86,7 @@ def replica_seconds(wave: dict[str, Any]) -> list[float]:
 
 
 def first_free(costs: Sequence[float]) -> float:
-    """When the last is done if each goes, in order, to the replica that is free first."""
+    """Return the makespan if each request goes, in order, to the replica that is free first."""
     loads = [0.0] * REPLICAS
     for cost in costs:
         loads[loads.index(min(loads))] += cost
@@ -98,7 +98,7 @@ def longest_first(costs: Sequence[float]) -> float:
 
 
 def in_turns(costs: Sequence[float]) -> float:
-    """When the last is done by round-robin."""
+    """Return the makespan of round-robin."""
     return max(sum(costs[first::REPLICAS]) for first in range(REPLICAS))
 
 

@@ -79,7 +79,7 @@ def classes(number: int, high: int, rng: Random, *, scale: float, most: int) -> 
 
 
 def spread(requests: Sequence[Request], seconds: float, rng: Random) -> list[Request]:
-    """The same requests with Gamma gaps that add up to ``seconds``."""
+    """Return the same requests with Gamma gaps that add up to ``seconds``."""
     shape = 1 / ARRIVAL_CV**2
     gaps = [rng.gammavariate(shape, 1.0) for _ in requests]
     at, found = 0.0, []
@@ -103,7 +103,7 @@ def heavy_clients(number: int, rng: Random, *, steps: float, most: int) -> list[
 
 
 def images(rng: Random) -> int:
-    """Of one request."""
+    """Draw the number of images of one request."""
     u = rng.random()
     for count, probability in FEW_IMAGES:
         if u < probability:
@@ -116,7 +116,7 @@ def images(rng: Random) -> int:
 
 
 def _between(table: Sequence[tuple[float, float]], u: float) -> float:
-    """The u-quantile of a distribution that is given by some of its quantiles."""
+    """Return the u-quantile of a distribution given by some of its quantiles."""
     for (low, value), (high, next_value) in itertools.pairwise(table):
         if u <= high:
             return value + (next_value - value) * (u - low) / (high - low)

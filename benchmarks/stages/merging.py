@@ -30,7 +30,7 @@ def run(settings: Settings) -> list[dict[str, Any]]:
 
 
 def repeats(requests: Sequence[Request]) -> list[bool]:
-    """Which ones ask what an earlier one has asked."""
+    """Return, for each request, whether an earlier one asked the same."""
     asked: set[tuple[str, int, int]] = set()
     found = []
     for request in requests:

@@ -77,5 +77,5 @@ class Pair:
         return self._children[variant].ask(requests=plain, together=together, kill=kill)
 
     def turn(self, requests: Sequence[Request], rng: Random, *, together: bool = True) -> Turn:
-        """Both, in random order."""
+        """Ask both variants, in random order."""
         return {name: self.ask(name, requests, together=together) for name in rng.sample(VARIANTS, len(VARIANTS))}

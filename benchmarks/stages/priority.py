@@ -22,7 +22,7 @@ Round = tuple[list[Request], Turn]
 
 
 def run(settings: Settings) -> list[dict[str, Any]]:
-    """What the pipeline can take is what stock does when all come at once."""
+    """Measure both variants under load; the capacity is stock's throughput when all requests arrive at once."""
     rng = settings.rng(TASK)
     with settings.pair(SEQS, {"graph": {"priority": {"client_classes": ["realtime", "batch"]}}}) as pair:
         pair.turn(requests_of(rng), rng)

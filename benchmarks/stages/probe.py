@@ -25,7 +25,7 @@ class Probe:
         self.restarts: list[float] = []  # seconds that each took
 
     def install(self) -> None:
-        """Before the pipeline starts."""
+        """Install the probe, before the pipeline starts."""
         from vllm_omni.engine.stage_pool import StagePool
 
         from vllm_omni_sched.omni.stages import restart
@@ -53,7 +53,7 @@ class Probe:
         return sum(count for (stage, _), count in self.submitted.items() if stage == stage_id)
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Of the front end and of each replica, since it started."""
+        """Return the CPU seconds of the front end and of each replica since its start."""
         seconds = {"front end": _seconds([os.getpid()])}
         for stage_id, pool in sorted(self.pools.items()):
             for replica_id in pool.live_replica_ids():
@@ -90,7 +90,7 @@ class Probe:
 
 
 async def _until(condition: Callable[[], bool]) -> float | None:
-    """When it was found to hold; None if it never was."""
+    """Wait for the condition; return when it was found to hold, or None if it never was."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         if condition():

@@ -48,7 +48,7 @@ async def serve(omni: Any, spec: PipelineSpec, probe: Probe) -> None:
 
 
 async def wave(omni: Any, spec: PipelineSpec, probe: Probe, asked: dict[str, Any]) -> dict[str, Any]:
-    """All requests of one wave, when each is due; or one after the other."""
+    """Serve the requests of one wave, each when it is due, or one after the other."""
     submitted, cpu = probe.submitted.copy(), probe.cpu_seconds()
     requests, began = asked["requests"], time.monotonic()
     death = None

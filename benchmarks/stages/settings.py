@@ -18,7 +18,7 @@ class Settings:
     seed: int
 
     def rng(self, task: str) -> Random:
-        """Each task has its own, so that it draws the same whichever others run."""
+        """Return the generator of a task; each has its own, so that it draws the same whichever others run."""
         return Random(f"{self.seed} {task}")
 
     def pair(self, seqs: int, options: dict[str, object] | None = None) -> Pair:

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def start(trees: Trees, options: argparse.Namespace, stack: contextlib.ExitStack) -> dict[Variant, Child]:
-    """The workers of all variants, importing at the same time; one that cannot start is left out, and said so."""
+    """Start the workers of all variants at the same time; print and leave out one that cannot start."""
     workers: dict[Variant, Child] = {}
     for variant in options.variants:
         try:

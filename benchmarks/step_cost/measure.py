@@ -17,7 +17,7 @@ WARM_UP = 3  # samples thrown away, of those that cost little
 
 @dataclass
 class Cell:
-    """One variant in one scenario at one size. `samples` are seconds, or bytes in the scenario `message_bytes`."""
+    """Holds samples of one variant, scenario and size: seconds, or bytes in the scenario `message_bytes`."""
 
     variant: Variant
     scenario: str
@@ -82,7 +82,7 @@ def measure(
 
 
 def _prepare(worker: Child, variant: Variant, scenario: str, size: int) -> list[Cell]:
-    """The cells of one variant: that of the scenario, still empty, and that of its worker message where it has one."""
+    """Return the cells of one variant: the scenario's, still empty, and its worker message's where it has one."""
     worker.ask(do="prepare", scenario=scenario, size=size)
     sizes = [worker.ask(do="message")["bytes"] for _ in range(3)]
     message = [] if None in sizes else [Cell(variant, "message_bytes", size, rounds=list(sizes), samples=list(sizes))]

@@ -27,7 +27,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Bar:
-    """An upper limit: seconds (or bytes) at `size`, or an `exponent`, or a `ratio` to stock of the same version."""
+    """An upper bound: seconds (or bytes) at `size`, or an `exponent`, or a `ratio` to stock of the same version."""
 
     scenario: str
     size: int | None = None

@@ -44,7 +44,7 @@ class Stopwatch:
 
 
 class Scenario(ABC):
-    """Base: one scheduler, a stopwatch, and `sample()`. One that also has `message_bytes()` is asked for that too."""
+    """Base class with a scheduler, a stopwatch and `sample()`; `message_bytes()` is measured where it exists."""
 
     name: ClassVar[str]
     config: ClassVar[dict[str, Any]] = {}
@@ -77,7 +77,7 @@ class Scenario(ABC):
         self.scheduler.finish_requests(list(self.scheduler.requests), RequestStatus.FINISHED_ABORTED)
 
     def take(self) -> float:
-        """Seconds on the stopwatch since the last call."""
+        """Return the seconds on the stopwatch since the last call."""
         spent = self.timed.seconds - self.taken
         self.taken = self.timed.seconds
         return spent
@@ -101,7 +101,7 @@ class Scenario(ABC):
 
 
 class Sessions(Scenario):
-    """Base: `sessions`, each of which holds n items and has been resumed before."""
+    """Base class with `sessions`, each of which holds n items and has been resumed before."""
 
     sessions: ClassVar[tuple[str, ...]]
 
@@ -139,7 +139,7 @@ class RealtimeFrame(Sessions):
     sessions = ("session",)
 
     def message_bytes(self) -> int:
-        """The worker message of one more session update: SchedulerOutput pickled as vLLM's MessageQueue does."""
+        """Return the size of the message of one more session update, pickled as vLLM's MessageQueue does."""
         size = message_bytes(self.frame())
         self.take()
         return size
@@ -202,7 +202,7 @@ class Abort(Scenario):
 
 
 class OneChunk(Scenario):
-    """The schedule() of one 64-token chunk while n items wait behind it."""
+    """Times the schedule() of one 64-token chunk while n items wait behind it."""
 
     name = "one_chunk"
     config: ClassVar[dict[str, Any]] = {"max_num_batched_tokens": 64}
@@ -264,7 +264,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
 
 
 def whole_request(request_id: str, num_items: int, **options: Any) -> Request:
-    """A prompt of `num_items` tokens, every one an item of its own."""
+    """Return a request whose prompt has `num_items` tokens, every one an item of its own."""
     return make_request(
         request_id, num_items, [make_item(i, 1, f"{request_id}/{i}") for i in range(num_items)], **options
     )

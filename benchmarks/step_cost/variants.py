@@ -43,7 +43,7 @@ class Variant:
 
 
 def choose(versions: Sequence[str] | None, kinds: Sequence[str], runners: Sequence[str] | None = None) -> list[Variant]:
-    """The default pairs of `kinds`; with `versions`, every kind of theirs that can be had. Older and stock come first.
+    """Return the default pairs of `kinds`, or all kinds that `versions` offer, older and stock first.
 
     Without `runners`, V1 everywhere, and V2 too where the scheduler does more for it.
 
@@ -81,7 +81,7 @@ class Trees:
         self.installed = importlib.metadata.version("vllm").partition("+")[0]
 
     def of(self, variant: Variant) -> Path | None:
-        """The tree to put on PYTHONPATH; None for the installed vLLM."""
+        """Return the tree to put on PYTHONPATH, or None for the installed vLLM."""
         if variant.kind == "patched":
             from patches.sources import patched_source
 

@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def profile(scenario: Any, count: int, top: int = 25) -> list[tuple[float, float, str]]:
-    """Where the timed sections of `count` samples go: (own seconds a sample, calls a sample, function), by cProfile.
+    """Profile the timed sections of `count` samples: (own seconds per sample, calls per sample, function).
 
     Own time only; a profiler charges every call, so small functions look dearer than they are.
     """

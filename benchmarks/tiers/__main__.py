@@ -158,7 +158,7 @@ def options_of(variant: str, shm: str, disk: str, held: int) -> AutoOptions:
 
 
 def record(samples: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """By variant and measure: the rounds, and the median of the ratios of blocking to it round by round."""
+    """Return, by variant and measure, the rounds and the median ratio of blocking to it round by round."""
     found = []
     for variant in VARIANTS:
         for measure in samples[variant][0]:

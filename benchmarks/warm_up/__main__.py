@@ -67,7 +67,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def ratios(rounds: Sequence[Sequence[float]]) -> list[float]:
-    """TTFT of the first request over that of the last, for each start of the engine."""
+    """Return the TTFT of the first request over that of the last, for each start of the engine."""
     return [of_one[0] / of_one[-1] for of_one in rounds]
 
 

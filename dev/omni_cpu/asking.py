@@ -10,7 +10,7 @@ WORDS = 12  # that the text stage says of what is to be drawn
 
 
 class Ask(NamedTuple):
-    """One request: the thinker says `thinks` tokens, the talker `says`; the talker never ends first."""
+    """A request for which the thinker makes `thinks` tokens and the talker `says`; the talker never ends first."""
 
     prompt: str
     thinks: int
@@ -27,7 +27,7 @@ class Draw(NamedTuple):
 
 
 async def answer_to(omni: Any, spec: PipelineSpec, request_id: str, ask: Ask) -> dict[str, Any]:
-    """`{"text": {stage: token ids}, "sound": samples}`; the sound is there if the pipeline makes any.
+    """Return `{"text": {stage: token ids}, "sound": samples}`, with sound if the pipeline makes any.
 
     Raises:
         RuntimeError: the request failed.
@@ -62,7 +62,7 @@ def sampling_params(spec: PipelineSpec, ask: Ask) -> list[Any]:
 
 
 def drawing_params(draw: Draw) -> list[Any]:
-    """For the text stage, and for the diffusion stage."""
+    """Return the parameters of the text stage and of the diffusion stage."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
     from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 

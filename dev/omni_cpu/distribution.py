@@ -25,7 +25,7 @@ ENVIRONMENT = {
 
 
 def environment(folder: Path, plugins: Mapping[str, str]) -> dict[str, str]:
-    """For processes that run pipelines.
+    """Return the environment of processes that run pipelines.
 
     Args:
         folder: the distribution is written to it.

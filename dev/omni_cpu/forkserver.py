@@ -44,7 +44,7 @@ class _Context(ForkServerContext):
 
 
 def start(*modules: str) -> None:
-    """Before this process imports vLLM: the two then do it at the same time. The server imports `modules`, too."""
+    """Start the fork server, which imports vLLM and `modules` while this process imports vLLM."""
     multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOAD, *modules, LAST])
     forkserver.ensure_running()
 

@@ -39,7 +39,7 @@ class Talker(Thinker):
     def preprocess(
         self, input_ids: torch.Tensor, input_embeds: torch.Tensor | None, **payload: Any
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """What the runner asks before each step, once a request; `payload` is what has come over the edge."""
+        """Make the input of a request's step for the runner; `payload` is what has come over the edge."""
         step = payload["_omni_num_computed_tokens"]
         if len(input_ids) != 1:
             raise ValueError(f"the talker goes one code a step, not {len(input_ids)}")

@@ -47,7 +47,7 @@ class Transformer(nn.Module):
         self.out = nn.Linear(HIDDEN, LATENTS)
 
     def forward(self, latents: torch.Tensor, words: torch.Tensor, time: float) -> torch.Tensor:
-        """The velocity at a time between 1 (noise) and 0; words are tokens of the sequence, ahead of the latents."""
+        """Return the velocity at a time between 1 (noise) and 0; words precede the latents in the sequence."""
         places = torch.arange(latents.shape[1])[:, None] / 10 ** torch.linspace(0, 3, HIDDEN)
         text = self.words(words)[None] + torch.arange(len(words))[:, None].cos()
         hidden = torch.cat([text, self.into(latents) + places.sin()], dim=1) + self.time(torch.tensor([time, time**2]))
@@ -57,7 +57,7 @@ class Transformer(nn.Module):
 
 
 class PicturePipeline(nn.Module):
-    """Text to a picture; one request at a time."""
+    """Turns text into a picture, one request at a time."""
 
     def __init__(self, *, od_config: OmniDiffusionConfig, prefix: str = "") -> None:
         super().__init__()
@@ -83,14 +83,14 @@ class PicturePipeline(nn.Module):
 
 
 def words_of(prompt: Any) -> torch.Tensor:
-    """What the text stage has said; of vLLM-Omni's own dummy request, and of text as it is, its bytes."""
+    """Return the text stage's tokens, or the bytes of plain text, such as vLLM-Omni's own dummy request."""
     text = prompt if isinstance(prompt, str) else prompt.get("prompt") or ""
     given: Sequence[int] = () if isinstance(prompt, str) else prompt.get("prompt_token_ids") or ()
     return torch.tensor([*given, *text.encode()]) % WORDS
 
 
 def to_pictures(od_config: OmniDiffusionConfig) -> Callable[[torch.Tensor], list[Image.Image]]:
-    """What turns outputs of the model into pictures, made once by the engine."""
+    """Return the function that turns outputs of the model into pictures; the engine asks for it once."""
 
     def pictures(pixels: torch.Tensor) -> list[Image.Image]:
         bytes_ = ((pixels.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)

@@ -43,7 +43,7 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
 
     @classmethod
     def keep_to_device(cls) -> None:
-        """The process that calls runs on the cores of the devices that it was given, if that is not the machine."""
+        """Pin this process to the cores of its devices, unless it was given the whole machine."""
         given = [int(one) for one in os.environ.get(cls.device_control_env_var, "0").split(",")]
         if 0 not in given:
             cores = sorted(os.sched_getaffinity(0))
@@ -73,5 +73,5 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
 
 
 def qualified_name() -> str:
-    """Entry point in `vllm_omni.platform_plugins`."""
+    """Return the platform's class name; the entry point in `vllm_omni.platform_plugins`."""
     return f"{CpuOmniPlatform.__module__}.{CpuOmniPlatform.__qualname__}"

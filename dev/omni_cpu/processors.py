@@ -92,5 +92,5 @@ def talker2vocoder_chunk(
 
 
 def encoder2dit_prompt(source_outputs: Sequence[Any], *_: Any) -> OmniTokensPrompt:
-    """All that is sent to the diffusion stage: no connector is between the two."""
+    """Return all that is sent to the diffusion stage: no connector is between the two."""
     return OmniTokensPrompt(prompt_token_ids=list(source_outputs[0].outputs[0].cumulative_token_ids))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Once in each process of vLLM-Omni, sometimes twice."""
+    """Register models and pipelines; called once in each process of vLLM-Omni, sometimes twice."""
     from vllm.model_executor.models import ModelRegistry
     from vllm_omni.config.pipeline_registry import OMNI_PIPELINES, register_pipeline
     from vllm_omni.diffusion.registry import DiffusionModelRegistry, register_diffusion_model

@@ -16,7 +16,7 @@ START_SECONDS = 900  # a busy machine is slow
 
 @contextmanager
 def running(spec: PipelineSpec, *, model: Path, folder: Path) -> Iterator[Any]:
-    """In a process that has `distribution.environment`; files of the run go to `folder`."""
+    """Run a pipeline in a process that has `distribution.environment`; files of the run go to `folder`."""
     from vllm_omni.entrypoints.async_omni import AsyncOmni
     from vllm_omni.entrypoints.omni import Omni
     from vllm_omni.plugins import load_omni_general_plugins

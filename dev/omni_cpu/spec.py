@@ -19,7 +19,7 @@ DIFFUSION = {TEXT_TO_PICTURE: 1}  # the stage that is one
 
 @dataclass(frozen=True)
 class PipelineSpec:
-    """One pipeline, its mode, and the connector on all its edges, by name and `extra`. It travels as JSON.
+    """Names a pipeline, its mode, and the connector on all its edges with its `extra`. It travels as JSON.
 
     ``connector``: "" for a deploy YAML that names none.
     """
@@ -47,5 +47,5 @@ class PipelineSpec:
         return [(str(stage), str(stage + 1)) for stage in range(self.stages - 1)]
 
     def to_json(self) -> dict[str, Any]:
-        """For `PipelineSpec(**…)`."""
+        """Return the arguments for `PipelineSpec(**…)`."""
         return asdict(self)

@@ -30,7 +30,7 @@ class _StandIn(ModuleType):
 
 
 def stand_in_for_torchaudio() -> None:
-    """Before the server is imported; nothing happens where there is torchaudio. Twice is fine."""
+    """Replace torchaudio before the server is imported, unless it is installed. Calling twice is fine."""
     if "torchaudio" in sys.modules or find_spec("torchaudio") is not None:
         return
     for name in NAMES:

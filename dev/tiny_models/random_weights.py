@@ -11,7 +11,7 @@ from typing import Any
 
 
 def random_weights(named_parameters: Iterable[tuple[str, Any]], *, seed: int) -> dict[str, Any]:
-    """The parameters of a transformers model by name, drawn in the order of their names."""
+    """Draw the parameters of a transformers model, in the order of their names."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

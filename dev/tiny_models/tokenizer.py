@@ -12,7 +12,7 @@ SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
 
 
 def readable_tokenizer(special_tokens: Sequence[str] = SPECIAL_TOKENS) -> Any:
-    """One id per printable character, the other ids made-up words: whatever a random model says can be read.
+    """Make a tokenizer with an id per printable character and made-up words: a random model's output can be read.
 
     Text is split into characters (one outside ASCII becomes `<unk>`); the words only ever come out, never go in.
     The first four of `special_tokens` are those of text.

@@ -21,7 +21,7 @@ FORMATS = {"s": "s", "bytes": "B", "Bps": "B/s", "reqps": "req/s"}
 
 
 class Series(NamedTuple):
-    """One line: its name in the legend, its labels, and its points."""
+    """One line of a panel: its name in the legend, its labels, and its points."""
 
     name: str
     labels: Mapping[str, str]
@@ -39,12 +39,12 @@ class Window(NamedTuple):
 
 
 def panels(dashboard: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those that show something, rows aside."""
+    """Return the panels that show something; rows do not."""
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
 def resolved(expr: str, dashboard: Mapping[str, Any], rate_interval: float) -> str:
-    """A query with the variables filled in as when everything is selected."""
+    """Return a query with its variables filled in as when everything is selected."""
     expr = expr.replace("$__rate_interval", f"{max(1, round(rate_interval))}s")
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
@@ -53,7 +53,7 @@ def resolved(expr: str, dashboard: Mapping[str, Any], rate_interval: float) -> s
 
 
 def ask(url: str, expr: str, window: Window) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
-    """The answer of ``/api/v1/query_range``: labels and points of each series."""
+    """Query ``/api/v1/query_range``; return labels and points of each series."""
     query = {"query": expr, "start": window.start, "end": window.end, "step": window.step}
     with urllib.request.urlopen(f"{url}/api/v1/query_range?{urllib.parse.urlencode(query)}", timeout=10) as answer:
         result = json.load(answer)["data"]["result"]
@@ -63,7 +63,7 @@ def ask(url: str, expr: str, window: Window) -> list[tuple[dict[str, str], list[
 def series_of(
     panel: Mapping[str, Any], dashboard: Mapping[str, Any], url: str, window: Window
 ) -> Iterator[list[Series]]:
-    """For each query of a panel, its series; points that are no numbers are left out."""
+    """Yield the series of each query of a panel, without points that are no numbers."""
     for target in panel["targets"]:
         found = []
         for labels, points in ask(url, resolved(target["expr"], dashboard, window.rate_interval), window):
@@ -74,7 +74,7 @@ def series_of(
 
 
 def draw(dashboard: Mapping[str, Any], shown: Mapping[int, Sequence[Series]], path: Path, note: str = "") -> None:
-    """A picture of the dashboard; `shown`: the series of each panel by its id."""
+    """Draw the dashboard; `shown`: the series of each panel by its id."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -121,7 +121,7 @@ def _lines(axes: Any, series: Sequence[Series], began: float, defaults: Mapping[
 
 
 def _heatmap(axes: Any, series: Sequence[Series], began: float) -> None:
-    """Buckets of a Prometheus histogram: each line holds the ones below it, until it is taken off."""
+    """Draw the buckets of a Prometheus histogram; each line's count without the lines below it."""
     ordered = sorted(series, key=lambda one: float(one.labels["le"]))
     times = sorted({at for one in ordered for at in one.seconds})
     below = dict.fromkeys(times, 0.0)

@@ -9,7 +9,7 @@ from benchmarks.tiers import BLOCKING, FAILING, PREFETCH, TIERS, VARIANTS, __mai
 
 
 def test_nothing_is_refused_but_without_tiers_and_without_waiting(tmp_path):
-    """16 MB of messages and an arena of 4: a real run, of which only what does not depend on time is looked at."""
+    """Put 16 MB of messages into an arena of 4 MB; of this real run only what does not depend on time is checked."""
     quick = ["--arena-mib", "4", "--message-mib", "0.25", "--pace-ms", "0.1", "--starts-after-ms", "50"]
     __main__.main(["--rounds", "2", *quick, "--disk", str(tmp_path), "--out", str(tmp_path)])
     found = json.loads((tmp_path / "tiers.json").read_text())

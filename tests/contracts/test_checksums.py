@@ -107,7 +107,7 @@ def _in_files(root: str) -> tuple[Callable[[], Transport], Callable[[], FilePath
 
 @pytest.mark.parametrize("where", [_in_memory, _in_files])
 def test_what_somebody_writes_over_a_message_where_it_lies_is_never_delivered(where: Callable[..., Any]) -> None:
-    """A hundred random bits in the memory or the file itself: an error, or the payload as it was put."""
+    """Flip a hundred random bits in the memory or the file: each gives an error, or the payload as it was put."""
     rng, altered = random.Random(1), 0
     with place() as root:
         make, medium = where(root)

@@ -40,7 +40,7 @@ def decoder(request):
 
 
 def expected(name: str) -> dict[int, np.ndarray]:
-    """Frames of a plain decode by number."""
+    """Return the frames of a plain decode by number."""
     index = video(name).index
     if index.order is Order.SEQUENCE:
         return {n: picture for n, (_, picture) in enumerate(plain(name))}
@@ -78,7 +78,7 @@ def test_sound_video(name: str, decoder: Decoder) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SOUND if "edit" in name or "trimmed" in name])
 def test_edits_show_what_a_plain_decoder_shows_in_that_order(name: str, decoder: Decoder) -> None:
-    """With nothing of ours on the other side: FFmpeg hides, orders and counts, and PyAV converts."""
+    """Compare with FFmpeg, which hides, orders and counts frames, and with PyAV, which converts them."""
     with av.open(io.BytesIO(clip(name))) as file:
         truth = [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
     source = video(name)

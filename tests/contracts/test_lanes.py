@@ -26,7 +26,7 @@ def on_host(work: Work, capacity: int) -> StreamLane:
 
 
 def on_cuda(work: Work, capacity: int) -> StreamLane:
-    """Tensors go to the device and back, so that kernels run on the lane's stream."""
+    """Make a lane that moves tensors to the device and back, so that kernels run on the lane's stream."""
 
     def on_device(payload: Any, pause: Callable[[], None]) -> Any:
         verb, argument = payload

@@ -164,7 +164,7 @@ def test_a_full_path_says_so_at_once_or_at_its_deadline_and_takes_messages_again
 
 @pytest.mark.parametrize("kind", [kind for kind in TRANSPORTS if kind is not mooncake], ids=lambda kind: kind.__name__)
 def test_what_never_fits_is_refused_before_its_deadline_and_changes_nothing(kind: Kind) -> None:
-    """But a count. A Mooncake store has the segments of others, too, so there it cannot be known."""
+    """Nothing but a count changes. A Mooncake store also has segments of others, so there it cannot be known."""
     with kind() as open_end:
         path = open_end()
         put(path, "k", {"x": torch.zeros(1, 5000)})

@@ -31,7 +31,7 @@ class Diverged(AssertionError):
 
 
 class StockFails(Exception):
-    """Stock raised, and so did ours, the same: this workload ends here."""
+    """Stock and ours raised the same error: this workload ends here."""
 
 
 class Lockstep:
@@ -222,7 +222,7 @@ def run_seed(
     against: Candidate = STOCK,
     **overrides: Any,
 ) -> Counter[str]:
-    """One workload on stock and on `scheduler_cls` (None: stock again), with `overrides` of its `Settings`.
+    """Run a workload on stock and on `scheduler_cls` (None: stock again), with `overrides` of its `Settings`.
 
     `options` are ours (`additional_config["omni_sched"]`); None takes those that the seed draws.
     """

@@ -68,7 +68,7 @@ class Side:
         self.scheduler.add_request(request)
 
     def schedule(self) -> tuple[Any, Any]:
-        """One `schedule()`; the message as the worker understood it, and what its model would answer."""
+        """Call `schedule()`; return the message as the worker understood it, and what its model would answer."""
         output = self.scheduler.schedule()
         answer = make_runner_output(self.scheduler, output, self._sample)
         self.finished_req_ids += sorted(output.finished_req_ids)

@@ -86,7 +86,7 @@ def test_each_part_alone_and_each_left_out(option: str) -> None:
 
 
 def test_encoder_cache_manager_alone() -> None:
-    """Under stock's scheduler, by `--ec-manager-config`."""
+    """Our encoder cache manager is used alone, under stock's scheduler, by `--ec-manager-config`."""
     pytest.importorskip("vllm.config.ec_manager_config", reason="this vLLM has no --ec-manager-config")
     manager = Candidate(encoder_cache_manager_cls="vllm_omni_sched.OmniEncoderCacheManager")
     evictions = 0
@@ -96,5 +96,5 @@ def test_encoder_cache_manager_alone() -> None:
 
 
 def test_equal_workloads_have_equal_ends() -> None:
-    """Stock against stock: what the other tests see is not chance."""
+    """Compare stock with stock: what the other tests see is not chance."""
     assert run_seed(3, None) == run_seed(3, None)

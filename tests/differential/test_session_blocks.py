@@ -18,7 +18,7 @@ WINDOW = 12
 
 
 class Session:
-    """One session, and the receiver of its worker."""
+    """A session with the receiver of its worker."""
 
     def __init__(self, **config: Any) -> None:
         self.scheduler: Any = make_scheduler(

@@ -146,7 +146,7 @@ class Workload:
 def _cut(
     tokens: list[int], items: list[tuple[int, Content]], length: int
 ) -> tuple[list[int], list[tuple[int, Content]]]:
-    """The prompt's first `length` tokens, or fewer where that would cut an item."""
+    """Return the prompt's first `length` tokens, or fewer where that would cut an item."""
     for offset, content in items:
         if offset < length < offset + content.length:
             length = offset

@@ -83,8 +83,8 @@ def test_flags_are_told_with_the_trials_they_took() -> None:
 
 
 def test_the_bound_is_that_of_operations() -> None:
-    """By hand: 2 operations for each parameter and token, attention by pairs, and the tower, at published parts of 312
-    TFLOP/s for each of 8 GPUs."""
+    """Compute by hand: 2 operations for each parameter and token, attention by pairs, and the tower, at published
+    parts of 312 TFLOP/s for each of 8 GPUs."""
     bound = paper_tables._bounds("paper.toml")["7B, 147 embeddings a frame"]
     prompt, answer = 45 * 147 + 60, 130
     squares = ((30 * 147 + 60) ** 2 + (60 * 147 + 60) ** 2) / 2

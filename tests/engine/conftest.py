@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Results(NamedTuple):
-    """What stock and ours wrote: `{engine: {"facts": …, "scenarios": {name: …}, …}}` (see `harness/main.py`)."""
+    """Results of stock and ours: `{engine: {"facts": …, "scenarios": {name: …}, …}}` (see `harness/main.py`)."""
 
     stock: dict[str, Any]
     ours: dict[str, Any]
@@ -72,7 +72,7 @@ def qwen2_vl() -> Path:
 
 @pytest.fixture(scope="session")
 def in_process(llava: Path, voxtral: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """All engines of `harness/engines.py`: core, scheduler and worker in one process, the same steps in every run."""
+    """Run all engines of `harness/engines.py` in one process each, with the same steps in every run."""
     environment = IN_PROCESS | NO_PLUGIN
     engines = stock_engines(llava, voxtral)
     stock, ours = run_side_by_side(

@@ -99,7 +99,7 @@ def test_a_step_without_tokens_waits_for_an_encode_and_reports_it(async_scheduli
 
 
 def test_a_step_that_no_scheduler_made_goes_by():
-    """As at the end of vLLM's warm-up."""
+    """The end of vLLM's warm-up runs such a step."""
     with Engine() as engine:
         assert engine.runner.execute_model(SchedulerOutput.make_empty()) is EMPTY_MODEL_RUNNER_OUTPUT
 

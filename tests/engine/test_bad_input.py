@@ -24,7 +24,7 @@ ENGINES = ["bad-input", "bad-input-async", "bad-input-no-prefix"]
 
 @pytest.fixture(scope="module")
 def outcomes(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """`{case: {"error": class, "message": text} or None}` for the cases of `harness/refusals.py`."""
+    """Return `{case: {"error": class, "message": text} or None}` for the cases of `harness/refusals.py`."""
     answer = subprocess.run(
         [sys.executable, "-m", "tests.engine.harness.refusals", str(llava), str(tmp_path_factory.mktemp("refusals"))],
         cwd=ROOT,
@@ -111,7 +111,7 @@ def test_a_session_beside_the_refused_update_hears_what_it_would_have_heard(in_p
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_items_out_of_order_are_answered_rightly(in_process: Results, engine):
-    """First some pictures, then others under the same texts: the prefix cache must not take one for the other."""
+    """Ask some pictures, then others under the same texts: the prefix cache must not confuse them."""
     got = in_process.of_ours(engine, "reversed_images")["requests"]
     first = in_process.of_stock("sync", "images")["requests"]
     again = {f"{id_}-again": answer for id_, answer in in_process.of_stock("sync", "other_images")["requests"].items()}

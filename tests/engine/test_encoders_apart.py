@@ -82,7 +82,7 @@ def test_same_decisions(in_process: Results, scenario: str) -> None:
 
 @pytest.mark.parametrize("scenario", PICTURES)
 def test_another_instance_made_the_encodings(in_process: Results, scenario: str) -> None:
-    """Of the harness: who encodes itself says the same, and does encode."""
+    """Check the harness: an instance that encodes itself answers the same, and does encode."""
     encoded = in_process.of_stock("encodes", scenario)
     assert any(" | encode " in step for step in encoded["steps"])
     assert first_difference(encoded["requests"], in_process.of_stock("split", scenario)["requests"]) is None

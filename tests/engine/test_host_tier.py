@@ -16,7 +16,7 @@ from vllm_omni_sched.testing import make_item, make_request
 
 
 def bench_with(items: int, **config) -> Bench:
-    """An encoder cache of two items, and a host tier of so many."""
+    """Make a bench with an encoder cache of two items and a host tier of ``items``."""
     return Bench(encoder_cache_size=2 * EMBEDS, host_bytes=items * ITEM_BYTES, **config)
 
 

@@ -19,7 +19,7 @@ DEATHS = ("dies", "dies without a successor")
 
 @pytest.fixture(scope="module")
 def rounds(llava: Path) -> dict[str, Any]:
-    """`{fault: {"tokens", "reasons", …}}`, all from one engine, in the order of `harness/lane_faults.py`."""
+    """Return `{fault: {"tokens", "reasons", …}}`, all from one engine, in the order of `harness/lane_faults.py`."""
     answer = subprocess.run(
         [sys.executable, "-m", "tests.engine.harness.lane_faults", str(llava)],
         cwd=ROOT,

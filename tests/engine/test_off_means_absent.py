@@ -21,7 +21,7 @@ HOOKS = [
 
 @pytest.fixture(scope="module")
 def registration() -> dict:
-    """What `register()` changed in a fresh interpreter (see `harness/absence.py`)."""
+    """Return what `register()` changed in a fresh interpreter (see `harness/absence.py`)."""
     answer = subprocess.run(
         [sys.executable, "-m", "tests.engine.harness.absence"],
         cwd=ROOT,
@@ -66,7 +66,7 @@ def test_an_engine_without_the_flag_holds_nothing_of_ours(in_process: Results):
 
 
 def test_an_engine_with_the_flag_does_leave_traces(in_process: Results):
-    """Of the test above: it can fail."""
+    """Check that the test above can fail."""
     assert len(in_process.ours["sync"]["traces_of_ours"]) > len(HOOKS)
 
 

@@ -63,7 +63,7 @@ def test_same_transcriptions_side_by_side_while_one_client_hangs_up(heard):
 
 
 def test_the_sound_decides_the_text(heard):
-    """Of the test: were the text the same whatever is heard, comparing it would prove nothing."""
+    """Check the other tests: were the text the same whatever is heard, comparing it would prove nothing."""
     texts = [heard["stock"].alone["text"], *(session.get("text") for session in heard["stock"].together)]
     assert len(set(texts)) == 4
     assert sum(piece != "" for piece in heard["stock"].alone["pieces"]) > 50

@@ -54,7 +54,7 @@ def test_gather_finds_what_the_slow_way_finds(arrangement, seed):
 
 @pytest.mark.parametrize("arrangement", ["nested", "unsorted", "unsorted and nested"])
 def test_stock_does_not(arrangement):
-    """If it did, our override could go."""
+    """Our override can go once stock gathers them rightly."""
     wrong = 0
     for seed in range(5):
         rng = Random(seed)

@@ -43,7 +43,7 @@ def test_every_request_leaves_exactly_once(in_process: Results, variant, scenari
 
 @pytest.mark.parametrize("variant", ["encode-ahead-host", "encode-ahead-host-worth"])
 def test_what_left_the_encoder_cache_came_back_from_host_memory(in_process: Results, variant):
-    """25 pictures, of which 12 fit: none is encoded twice but those of the requests that asked at the same time."""
+    """Ask 25 pictures, of which 12 fit: only those of simultaneous requests are encoded twice."""
     before = in_process.of_stock("chunked", "returning_images")["steps"]
     encoded_by_stock = sum(step.count(",") + step.count("[") for step in before if " | encode " in step)
     tiers = in_process.of_ours(variant, "returning_images")["tiers"]
@@ -53,13 +53,13 @@ def test_what_left_the_encoder_cache_came_back_from_host_memory(in_process: Resu
 
 @pytest.mark.parametrize("scenario", SCENARIOS_OF_STOCK["async"])
 def test_async_stock_says_what_sync_stock_says(in_process: Results, scenario):
-    """Of the harness: forced on the CPU, async scheduling computes what synchronous scheduling computes."""
+    """Check the harness: forced on the CPU, async scheduling computes what synchronous scheduling computes."""
     expected = in_process.of_stock("sync", scenario)["requests"]
     assert first_difference(expected, in_process.of_stock("async", scenario)["requests"]) is None
 
 
 def test_pictures_decide_the_tokens(in_process: Results):
-    """Of the harness: were answers the same whatever the picture, comparing them would prove nothing."""
+    """Check the harness: were answers the same whatever the picture, comparing them would prove nothing."""
     these = in_process.of_stock("sync", "images")["requests"]
     others = in_process.of_stock("sync", "other_images")["requests"]
     assert [id_ for id_ in others if these[id_]["tokens"] == others[id_]["tokens"]] == []
@@ -73,7 +73,7 @@ def test_sounds_decide_the_tokens(in_process: Results):
 
 @pytest.mark.parametrize("engine", ["sync", "async"])
 def test_who_leaves_does_not_change_what_others_get(in_process: Results, engine):
-    """Three that ask the same beside those who leave: each gets the same, and who left had got its beginning."""
+    """Three equal requests beside clients that leave get equal answers, and who left had got the beginning."""
     heard = in_process.of_ours(engine, "aborts")["requests"]
     stays = heard["stays-0"]["tokens"]
     assert heard["stays-2"]["tokens"] == heard["stays-6"]["tokens"] == stays

@@ -32,7 +32,7 @@ def servers(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def ask(server: Server, path: str, xargs: dict[str, Any], **more: Any) -> tuple[int, str]:
-    """(status, answer)"""
+    """Ask the server; return (status, answer)."""
     asked: dict[str, Any] = {
         CHAT: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2},
         COMPLETIONS: {"prompt": "hello", "max_tokens": 2},

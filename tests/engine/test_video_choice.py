@@ -19,7 +19,7 @@ OURS = {"video_backend": "omni_flashcodec"}
 
 @pytest.fixture(scope="module")
 def outcomes(qwen2_vl: Path) -> dict[str, dict[str, Any]]:
-    """Of the cases in `harness/video_choice.py`."""
+    """Return the outcomes of the cases in `harness/video_choice.py`."""
     answer = subprocess.run(
         [sys.executable, "-m", "tests.engine.harness.video_choice", str(qwen2_vl)],
         cwd=ROOT,

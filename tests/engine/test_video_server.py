@@ -47,7 +47,7 @@ def trusting() -> list[str]:
 
 
 def ask(server: Server, video: bytes, **media_io: Any) -> tuple[int, str]:
-    """(status, answer or error)"""
+    """Ask the server about a video; return (status, answer or error)."""
     url = "data:video/mp4;base64," + base64.b64encode(video).decode()
     content = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": "what?"}]
     body = {

@@ -84,7 +84,7 @@ def test_a_promise_that_makes_no_sense_is_refused_and_others_go_on(extra, messag
 
 
 def test_a_session_with_memory_is_not_stuck_behind_one_that_finds_none(clock: Clock):
-    """Each would wait for the other for ever: the one for blocks, the session for its turn."""
+    """Neither may wait for the other for ever: the request for blocks, the session for its turn."""
     scheduler = scheduler_with({"waiting_order": "sla"}, num_blocks=11, max_num_batched_tokens=256)  # 160 tokens
     scheduler.add_request(make_session_update("session", 96, max_tokens=1))
     run_step(scheduler)

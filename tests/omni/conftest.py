@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Ran:
-    """`ran(pipeline, mode, connector)`: what it answered; started when first asked for."""
+    """Runs pipelines when first asked for: `ran(pipeline, mode, connector)` returns the outcome."""
 
     def __init__(self, driver: Driver, folder: Path) -> None:
         self._driver = driver
@@ -36,7 +36,7 @@ class Ran:
         self._outcomes: dict[str, Outcome] = {}
 
     def __call__(self, pipeline: str, mode: Mode, connector: Connector, **how: Any) -> Outcome:
-        """`how`: other fields of `RunSpec`."""
+        """Run a pipeline once and return its outcome. `how`: other fields of `RunSpec`."""
         name = "-".join([pipeline, mode, connector.name, *(f"{key}={value}" for key, value in how.items())])
         if name not in self._outcomes:
             folder = self._folder / f"{len(self._outcomes)}-{pipeline}"

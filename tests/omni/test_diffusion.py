@@ -36,7 +36,7 @@ def assert_as_stock(ran: Ran, answers: dict[str, Any]) -> None:
 
 
 def test_pictures_differ(ran: Ran):
-    """Else comparing them would prove nothing."""
+    """Pictures must differ, else comparing them would prove nothing."""
     answers = stock(ran)
     assert {(answer["ends"], len(answer["pictures"])) for answer in answers.values()} == {(1, 1)}
     assert len({tuple(answer["pictures"][0]) for answer in answers.values()}) == len(DRAWS | CROWD)

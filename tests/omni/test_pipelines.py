@@ -72,7 +72,7 @@ def test_two_stages_say_what_three_say(ran: Ran, mode: Mode):
 
 
 def test_the_blocking_entry_point_workers_in_processes_of_their_own_and_two_replicas(ran: Ran):
-    """All at once: a pipeline takes long to start."""
+    """All three are tested at once, because a pipeline takes long to start."""
     auto = next(connector for connector in CONNECTORS if connector.name == "OmniAutoConnector")
     results = ran(TEXT_TO_TEXT, "full_payload", auto, entrypoint="Omni", workers=True, replicas=2).results
     expected = ran.answers(TEXT_TO_TEXT, "full_payload", LOGGING, "one_by_one")
@@ -89,7 +89,7 @@ def test_it_is_noticed_when_payloads_change(ran: Ran):
 
 
 def test_answers_differ(ran: Ran):
-    """Else comparing them would prove nothing."""
+    """Answers must differ, else comparing them would prove nothing."""
     answers = ran.answers(TEXT_TO_SOUND, "async_chunk", REFERENCE, "one_by_one")
     said = [_codes(answers[name])[:6] for name in ASKS]
     assert all(len(set(codes)) > 2 for codes in said)

@@ -83,7 +83,7 @@ def test_what_many_ask_runs_once_in_every_stage(ran: Ran, mode: Mode):
 
 @in_both_modes
 def test_those_that_part_get_answers_of_their_own(ran: Ran, mode: Mode):
-    """Whole payloads: the thinker runs once for all. Chunks: who shares one stage shares all, so these share none."""
+    """The thinker runs once for all with whole payloads; with chunks requests share all stages or none."""
     found = scheduled(ran, mode)["scenarios"]["parting"]
     assert found["submitted"] == {"0": 1 if mode == "full_payload" else 2, "1": 2, "2": 2}
     assert_as_stock(ran, found["answers"])
@@ -118,7 +118,7 @@ def test_what_is_held_for_a_dead_replica_is_not_made_again(ran: Ran):
 
 
 def test_all_are_answered_while_a_replica_moves(ran: Ran):
-    """To another stage and back, and then to another device."""
+    """The replica moves to another stage and back, and then to another device."""
     found = scheduled(ran, "full_payload")["scenarios"]["moved"]
     assert found["outcomes"] == ["moved"] * 3
     assert found["live"] == [[[0, 1], [0], [0]], [[0], [0, 1], [0]], [[0], [0, 1], [0]]]
@@ -131,7 +131,7 @@ def test_all_are_answered_while_a_replica_moves(ran: Ran):
 
 
 def test_what_makes_no_sense_is_refused_before_an_answer_begins(ran: Ran):
-    """As vLLM's error of validation, which its servers answer with HTTP 400."""
+    """The error is vLLM's error of validation, which its servers answer with HTTP 400."""
     said = scheduled(ran, "async_chunk")["scenarios"]["refused"]["said"]
     assert {error for error, _ in said.values()} == {"VLLMValidationError"}
     assert "omni_class is 'vip', which is not an SLA class: it must be one of interactive, batch" in said["unknown"][1]
@@ -159,7 +159,7 @@ def test_what_makes_no_sense_is_answered_with_http_400(ran: Ran):
 
 @in_both_modes
 def test_each_stage_says_once_that_a_request_is_done(ran: Ran, mode: Mode):
-    """Of vLLM-Omni alone, too: else that ours say it as often would mean nothing."""
+    """The same holds for vLLM-Omni alone, else the comparison would mean nothing."""
     assert {tuple(answer["ends"].values()) for answer in stock(ran, "undisturbed")["answers"].values()} == {(1, 1)}
     scenarios = scheduled(ran, mode)["scenarios"]
     for name in set(SCHEDULED[mode]) & STAGE_SCENARIOS.keys():

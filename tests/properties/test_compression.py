@@ -40,7 +40,7 @@ floats = st.sampled_from(sorted(FLOATS))
 
 @st.composite
 def raw_buffers(draw: st.DrawFn) -> tuple[np.ndarray, str, tuple[int, ...]]:
-    """Any bits: NaN, infinities and -0.0 among them; some with few distinct values."""
+    """Draw any bits, with NaN, infinities and -0.0 among them; some with few distinct values."""
     dtype, shape = draw(dtypes), draw(shapes)
     size = num_bytes(dtype, shape)
     if draw(st.booleans()):
@@ -90,7 +90,7 @@ def test_ids_of_any_range(dtype, low, offsets, repeat):
 
 @st.composite
 def features(draw: st.DrawFn) -> tuple[np.ndarray, str, tuple[int, ...]]:
-    """Finite numbers of one type, any magnitude, in rows."""
+    """Draw finite numbers of one type and any magnitude, in rows."""
     dtype = draw(floats)
     shape = (draw(st.integers(8, 12)), draw(st.integers(1, 6)))
     form = FLOATS[dtype]

@@ -67,7 +67,7 @@ class StripFrontier(RuleBasedStateMachine):
 
     @rule(num_computed=st.integers(0, 120))
     def send(self, num_computed: int) -> None:
-        """A full message to a worker with so many computed tokens."""
+        """Send a full message to a worker with so many computed tokens."""
         self.num_computed = num_computed
         self.worker = list(self.features.as_sent(num_computed, strip))
         assert [replace(f, data=None) for f in self.worker] == [replace(f, data=None) for f in self.truth]
@@ -86,7 +86,7 @@ class StripFrontier(RuleBasedStateMachine):
 
     @rule(num_computed=st.integers(0, 120))
     def rewind(self, num_computed: int) -> None:
-        """Preemption: the worker gets back what it must encode again."""
+        """Preempt the request: the worker gets back what it must encode again."""
         former = self.features.frontier
         back = self.features.rewind(num_computed)
         assert list(back) == list(range(self.features.frontier, former))

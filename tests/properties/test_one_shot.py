@@ -27,7 +27,7 @@ def scheduler_of(cls: type | None, **config: Any) -> Any:
 
 
 def prompt(request_id: str, num_items: int, **options: Any) -> Any:
-    """Every token an item of its own, all different."""
+    """Return a request whose prompt tokens are items of their own, all different."""
     features = [make_item(i, 1, f"{request_id}/{i}") for i in range(num_items)]
     return make_request(request_id, num_items, features, max_tokens=1, **options)
 
@@ -115,7 +115,7 @@ def test_who_needs_an_index_gets_one() -> None:
 
 
 def left_of(scheduler: Any, request: Any, held: list[int], num_computed: int, num_placeholders: int) -> Any:
-    """The encoder cache after a step that left the request there, having held these encodings."""
+    """Return the encoder cache after a step that left the request there, having held these encodings."""
     manager = type(scheduler.encoder_cache_manager)(1_000)
     scheduler.encoder_cache_manager = manager
     for item in held:

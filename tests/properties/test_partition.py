@@ -47,7 +47,7 @@ def currents(snapshot):
 
 
 def all_scores(snapshot, current):
-    """Of all assignments that fit, worked out another way than in the code under test."""
+    """Yield the scores of all assignments that fit, computed in another way than in the code under test."""
     for places in product(range(len(snapshot.devices)), repeat=len(snapshot.stages)):
         latency, busiest, fits = 0.0, 0.0, True
         for n, device in enumerate(snapshot.devices):

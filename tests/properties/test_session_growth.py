@@ -23,7 +23,7 @@ def frame(number: int) -> Any:
 
 
 class Session:
-    """One realtime session: a frame, a token, a frame, …"""
+    """A realtime session that alternates frames and tokens."""
 
     def __init__(self, use_v2_model_runner: bool) -> None:
         self.scheduler = make_scheduler(
@@ -37,7 +37,7 @@ class Session:
         self._finish_turn()
 
     def grow(self, num_frames: int) -> Any:
-        """Up to so many frames; the scheduler output that carried the last."""
+        """Grow to so many frames; return the scheduler output that carried the last."""
         while self.num_frames < num_frames:
             update = make_session_update("s", FRAME_TOKENS, [frame(self.num_frames)], max_tokens=1)
             self.scheduler.add_request(update)
@@ -112,7 +112,7 @@ class CountedCalls:
 
 
 def test_calls_of_ours_by_frame(session: Session) -> None:
-    """With many sessions they add up in each turn. Most frames release nothing, which costs more than the others."""
+    """Our calls per frame add up over many sessions. Most frames release nothing; a release costs more."""
     session.grow(RELEASE_BATCH + 2)
     calls = []
     for _ in range(16):

@@ -57,7 +57,7 @@ class Session(RuleBasedStateMachine):
         self.start()
 
     def start(self) -> None:
-        """The session in full."""
+        """Send the session in full."""
         items = [(i, i >= self.covered) for i in range(self.num_items)]
         self.tracker = SessionTracker(len(self.tokens), self.num_items, self.blocks, self.covered)
         self.mirror = SessionMirror(self.tokens, items, self.blocks, self.covered)
@@ -68,7 +68,7 @@ class Session(RuleBasedStateMachine):
 
     @rule(tokens=st.lists(st.integers(0, 9), max_size=4), items=st.integers(0, 3), covered=st.integers(0, 30))
     def update(self, tokens: list[int], items: int, covered: int) -> None:
-        """The next chunk: more of everything, and the frontier anywhere."""
+        """Send the next chunk: more of everything, and the frontier anywhere."""
         self.tokens += tokens
         first_new, self.num_items = self.num_items, self.num_items + items
         self.covered = min(covered, self.num_items)
@@ -99,7 +99,7 @@ class Session(RuleBasedStateMachine):
 
     @rule(blocks=some_blocks)
     def resume(self, blocks: list[list[int]]) -> None:
-        """Preempted and back: other blocks, and a tracker that is dropped."""
+        """Preempt and resume the session, with other blocks and a new tracker."""
         self.blocks = copy.deepcopy(blocks)
         self.covered = 0
         self.start()

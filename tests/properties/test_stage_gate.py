@@ -15,7 +15,7 @@ from vllm_omni_sched.resource.pipeline.stage_gate import GateRequest, StageGate
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 12), st.sampled_from([0, 0.1, 0.5]), st.booleans())
 def test_random_load(seed, num_replicas, max_passed, min_share, flow):
-    """``flow``: credits of a request come and go; else all have them."""
+    """Random requests and replicas keep the invariants. ``flow``: credits come and go; else all have them."""
     rng = random.Random(seed)
     asked = Asked(StageGate(max_hold_seconds=0.05, min_share=min_share, max_passed=max_passed))
     replicas = [ReplicaState(i, limit=rng.randint(1, 4)) for i in range(num_replicas)]

@@ -23,7 +23,7 @@ SHM = "/dev/shm"
 
 @contextmanager
 def place() -> Iterator[str]:
-    """A directory in memory for arenas, empty again in the end."""
+    """Make a directory in memory for arenas, and check that it is empty in the end."""
     with tempfile.TemporaryDirectory(dir=SHM if os.path.isdir(SHM) else None, prefix="arena-tests-") as root:
         yield root
         meeting.sweep(FilePath(root) / f"vllm-omni-sched-{os.geteuid()}")
@@ -31,7 +31,7 @@ def place() -> Iterator[str]:
 
 
 def small(root: str, **options: Any) -> ArenaOptions:
-    """An arena of a megabyte or two for each kind."""
+    """Return options of an arena with a megabyte or two for each kind."""
     pool = {"block_bytes": 4 * KIB, "initial_bytes": 64 * KIB, "max_bytes": 1 * MIB, "inline_bytes": 1 * KIB}
     defaults: dict[str, Any] = {
         "text": pool,

@@ -18,7 +18,7 @@ from vllm_omni_sched.connectors.framing import make_message
 
 
 class Actor:
-    """In a process: its path, and the payloads it holds."""
+    """Runs in a process, with its transport and the payloads it holds."""
 
     def __init__(self) -> None:
         self.path: ArenaTransport
@@ -30,14 +30,14 @@ class Actor:
         self.path = ArenaTransport(ArenaOptions.model_validate(options), clock=self.clock)
 
     def open_tiers(self, root: str, ahead: float = 0.0, **options: Any) -> None:
-        """A path over tiers."""
+        """Open a transport over tiers."""
         from tests.support import tiers
 
         self.clock = lambda: monotonic_seconds() + ahead
         self.path = tiers.small_tiers(root, self.clock, **options)  # type: ignore[assignment]
 
     def open_files(self, root: str) -> None:
-        """A path through files."""
+        """Open a transport through files."""
         from tests.support import tiers
 
         self.path = tiers.disk(root)  # type: ignore[assignment]
@@ -71,7 +71,7 @@ class Actor:
         return found.size, int(found[0, 0]) if (found == found[0, 0]).all() else -1
 
     def send_all(self, count: int, receivers: int) -> None:
-        """Messages of all sizes, and at last a word for each receiver."""
+        """Send messages of all sizes, and at last an end mark for each receiver."""
         for i in range(count):
             message = make_message(EDGE, f"{i}", {"x": pixels(i % 251, 8 + i * 37 % 9000)})
             self.path.put(message, monotonic_seconds() + LONG)
@@ -218,7 +218,7 @@ class Actor:
         return "opened"
 
     def own_mount(self, root: str, nbytes: int) -> None:
-        """A small tmpfs, seen by this process alone."""
+        """Mount a small tmpfs that only this process sees."""
         import ctypes
 
         libc = ctypes.CDLL(None, use_errno=True)

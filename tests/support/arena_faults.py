@@ -20,7 +20,7 @@ Start = Callable[..., Process]
 
 
 def files(directory: Path) -> list[str]:
-    """Kinds of files in the arena."""
+    """Return the kinds of files in the arena."""
     return sorted(path.suffix for path in directory.iterdir())
 
 

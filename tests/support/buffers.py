@@ -13,12 +13,12 @@ RNG = np.random.default_rng(5)
 
 
 def flat(array: Any) -> np.ndarray:
-    """Its bytes."""
+    """Return the bytes of an array."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def bfloat16(values: Any) -> np.ndarray:
-    """The nearest bfloat16, as bits."""
+    """Return the nearest bfloat16 values, as bits."""
     return bfloat16_bits(np.ascontiguousarray(values, np.float32))
 
 
@@ -28,24 +28,24 @@ def buffer(array: Any, dtype: str | None = None, **more: Any) -> Buffer:
 
 
 def numbers(raw: np.ndarray, dtype: str) -> np.ndarray:
-    """Values of a buffer, as float64."""
+    """Return the values of a buffer as float64."""
     if dtype in FLOATS:
         return to_float32(raw.view(FLOATS[dtype].bits), dtype).astype(np.float64)
     return raw.view(dtype).astype(np.float64)
 
 
 def hidden_states(rows: int = 64, channels: int = 48) -> np.ndarray:
-    """Features with channels of very different size, in float32."""
+    """Draw features with channels of very different size, in float32."""
     return RNG.standard_normal((rows, channels), np.float32) * RNG.lognormal(0, 2, channels).astype(np.float32)
 
 
 def tone(samples: int = 4096) -> np.ndarray:
-    """A tone with noise, in int16."""
+    """Return a tone with noise, in int16."""
     return (9000 * np.sin(np.arange(samples) / 11) + RNG.normal(0, 50, samples)).astype(np.int16)
 
 
 def samples() -> dict[str, Buffer]:
-    """One buffer of each sort, by name."""
+    """Return one buffer of each sort, by name."""
     states, pcm = hidden_states(), tone()
     ids = RNG.zipf(1.4, 3000) % 151_936
     return {

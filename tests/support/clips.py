@@ -19,7 +19,7 @@ SIZE = (112, 80)
 
 
 def scene(n: int, width: int, height: int) -> np.ndarray:
-    """Frame ``n`` of a moving scene: uint8 (height, width, 3). No two frames are equal."""
+    """Return frame ``n`` of a moving scene: uint8 (height, width, 3). No two frames are equal."""
     y, x = np.mgrid[0:height, 0:width]
     image = np.stack([x * 3 + n * 5, y * 4 - n * 3, (x + y) * 2 + n], axis=-1) % 256
     at = 10 + (n * 7) % max(width - 40, 1), 8 + (n * 5) % max(height - 30, 1)
@@ -41,7 +41,7 @@ def encode(
     options: dict[str, str] | None = None,
     **stream_attributes: Any,
 ) -> bytes:
-    """A video file.
+    """Encode a video file.
 
     Args:
         times: when frames are shown, in units of 1/1000 s; evenly by default.
@@ -86,7 +86,7 @@ def _silence(n: int, rate: int) -> av.AudioFrame:
 
 
 def audio_only() -> bytes:
-    """An MP4 with a second of silence."""
+    """Return an MP4 with a second of silence."""
     out = io.BytesIO()
     with av.open(out, "w", format="mp4") as file:
         sound = file.add_stream("aac", rate=48000)
@@ -121,7 +121,7 @@ def longer(data: bytes, seconds: float) -> bytes:
 
 
 def remux(data: bytes, container: str, *, skip: int = 0, keep: range | None = None) -> bytes:
-    """The same packets in another container.
+    """Return the same packets in another container.
 
     Args:
         skip: frames at the beginning that an edit list hides, as after ``ffmpeg -ss ... -c copy``.
@@ -142,7 +142,7 @@ def remux(data: bytes, container: str, *, skip: int = 0, keep: range | None = No
 
 
 def edited(data: bytes, edits: Iterable[tuple[int, int]]) -> bytes:
-    """An MP4 with another edit list for its one track.
+    """Return an MP4 with another edit list for its one track.
 
     Args:
         edits: of each, how long it is in 1/1000 s, and where it begins in the track's own time.
@@ -167,14 +167,14 @@ def edited(data: bytes, edits: Iterable[tuple[int, int]]) -> bytes:
 
 
 def damaged(data: bytes, *, at: float = 0.5, nbytes: int = 40, seed: int = 0) -> bytes:
-    """With some bytes overwritten, ``at`` a part of its length."""
+    """Return the data with some bytes overwritten, ``at`` a part of its length."""
     begin = int(len(data) * at)
     noise = np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8).tobytes()
     return data[:begin] + noise + data[begin + nbytes :]
 
 
 def retimed(data: bytes, order: Callable[[list[int]], list[int]]) -> bytes:
-    """The same packets in Matroska, with other pts.
+    """Return the same packets in Matroska, with other pts.
 
     Args:
         order: from the pts, in decode order, to others.
@@ -319,7 +319,7 @@ SOUND = (*_SPECS, *_DERIVED)
 
 @functools.cache
 def clip(name: str) -> bytes:
-    """A video by its name, one of `SOUND` or `BROKEN`."""
+    """Return a video by its name, one of `SOUND` or `BROKEN`."""
     if name in _SPECS:
         return encode(**_SPECS[name])
     return (_DERIVED.get(name) or BROKEN[name])()

@@ -32,7 +32,7 @@ class Video:
 
 @contextmanager
 def as_file(data: bytes) -> Iterator[int]:
-    """A memfd with these bytes."""
+    """Open a memfd with these bytes."""
     fd = os.memfd_create("clip")
     try:
         os.write(fd, data)
@@ -86,7 +86,7 @@ def _packets(file: av.container.InputContainer, stream: av.VideoStream) -> Itera
 
 @dataclass
 class Outcome:
-    """What we make of a clip."""
+    """Result of decoding a clip with our code."""
 
     frames: dict[int, np.ndarray]  # by number in display order
     pieces: list[tuple[Piece, PieceResult]] = field(default_factory=list)

@@ -16,7 +16,7 @@ from vllm_omni_sched.connectors.framing import make_message
 
 
 class DeviceActor(Actor):
-    """In a process: its path, the device, and the payloads it holds."""
+    """Runs in a process, with its transport, the device and the payloads it holds."""
 
     driver: HostDriver
 

@@ -25,9 +25,11 @@ class Difference:
 
 
 def first_difference(left: Any, right: Any, path: str = "", ignore: Collection[str] = ()) -> Difference | None:
-    """None when equal. `left` says what is compared: its fields (not those a subclass on the right adds), its kind of
-    collection (a list equals any sequence of the same values). Fields named in `ignore` are passed over at any
-    depth."""
+    """Return the first difference, or None.
+
+    `left` says what is compared: its fields (not those that a subclass on the right adds), its kind of collection (a
+    list equals any sequence of the same values). Fields named in `ignore` are passed over at any depth.
+    """
     if left is right or (type(left) in ATOMS and left == right):
         return None
     if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):

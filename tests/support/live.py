@@ -34,7 +34,7 @@ def stream(
     width: int = 64,
     rotation: int = 0,
 ) -> Sent:
-    """Moving noise, width by 48, 30 frames per second, as a camera would send it; players turn it clockwise."""
+    """Encode moving noise, width by 48, 30 frames/s, as a camera would send it; players turn it clockwise."""
     file = io.BytesIO()
     noise = np.random.default_rng(7).integers(0, 256, (48, width + gops * GOP, 3), dtype=np.uint8)
     ends = []
@@ -56,13 +56,13 @@ def stream(
 
 
 def plain(data: bytes) -> list[np.ndarray]:
-    """All frames of a file, in display order, those before damage."""
+    """Return all frames of a file before any damage, in display order."""
     with av.open(io.BytesIO(data)) as file:
         return [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
 
 
 def take(live: LiveVideo, count: int) -> list[LiveFrame]:
-    """So many, and no more."""
+    """Take ``count`` frames and stop."""
     found = []
     for frame in live:
         found.append(frame)

@@ -105,7 +105,7 @@ class Master:
 
 
 class Deployment:
-    """A master of its own, and paths to it: ``with Deployment() as deployment: deployment.path()``."""
+    """A master with transports to it: ``with Deployment() as deployment: deployment.path()``."""
 
     def __init__(self, **flags: Any) -> None:
         self._stack = ExitStack()
@@ -114,7 +114,7 @@ class Deployment:
         self._stack.callback(self.master.close)
 
     def options(self, **options: Any) -> MooncakeOptions:
-        """Small ones, to this master."""
+        """Return options of a small transport to this master."""
         defaults = {"segment": "256MB", "localbuf": "128MB", "proto": "tcp", "master": self.master.address}
         return MooncakeOptions(**{**defaults, **options})
 
@@ -130,7 +130,7 @@ class Deployment:
         return self.namespace.inside()
 
     def child(self, script: str, *arguments: str) -> Child:
-        """A process with a path of its own; see `Child`."""
+        """Start a process with a transport of its own; see `Child`."""
         with self.namespace.inside():
             child = Child(script, self.options().model_dump_json(), *arguments)
         self._stack.callback(child.close)

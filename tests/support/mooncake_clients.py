@@ -8,8 +8,8 @@ from vllm_omni_sched.connectors.mooncake.store import load_library
 
 
 class ReusedClients:
-    """In the place of the library: its clients, but those that are closed are given out again. To close one takes the
-    library a second, in which no other thread of the interpreter runs."""
+    """Stands in for the library and gives out closed clients again. To close one takes the library a second, in
+    which no other thread of the interpreter runs."""
 
     def __init__(self) -> None:
         self.ReplicateConfig = load_library().ReplicateConfig
@@ -27,7 +27,7 @@ class ReusedClients:
             self._idle[0].remove_by_regex(f"^{namespace}/.*", True)
 
     def close(self) -> None:
-        """In earnest."""
+        """Close the clients for good."""
         for client in self._idle:
             client.close()
 

@@ -79,7 +79,7 @@ def timed_video(rng: random.Random) -> Piece:
 
 
 def halved_video(rng: random.Random) -> Piece:
-    """Two frames become one in time."""
+    """Draw a video of which two frames become one in time."""
     grid, tokens = _grid(rng, 2 * rng.randint(1, 3))
     return Piece([8] * (tokens * grid[0] // 2), "video", {"video_grid_thw": torch.tensor(grid)})
 
@@ -95,7 +95,7 @@ def framed_video(rng: random.Random) -> Piece:
 
 
 def audio(rng: random.Random) -> Piece:
-    """Of a whole number of seconds: 100 mel frames become 13 tokens."""
+    """Draw audio of a whole number of seconds: 100 mel frames become 13 tokens."""
     seconds = rng.randint(1, 3)
     return Piece([9] * (13 * seconds), "audio", {"audio_feature_lengths": torch.tensor(100 * seconds)})
 

@@ -35,7 +35,7 @@ class Namespace:
             yield
 
     def link(self, other: Namespace, ours: str, theirs: str) -> None:
-        """A cable between two namespaces: device ``link0`` at both ends, with these addresses."""
+        """Connect two namespaces: device ``link0`` at both ends, with these addresses."""
         with self.inside():
             far_end = f"/proc/{os.getpid()}/fd/{other._fd}"
             ip("link", "add", "link0", "type", "veth", "peer", "name", "link0", "netns", far_end)
@@ -45,7 +45,7 @@ class Namespace:
                 ip("link", "set", "link0", "up")
 
     def set_link(self, state: str) -> None:
-        """``up`` or ``down``."""
+        """Set the link ``up`` or ``down``."""
         with self.inside():
             ip("link", "set", "link0", state)
 
@@ -56,7 +56,7 @@ class Namespace:
 
 @cache
 def home() -> Namespace:
-    """The namespace of all paths of this process: the library's first threads stay where they began, and serve all."""
+    """Return the one namespace of this process: the library's first threads stay in it and serve all."""
     return Namespace()
 
 

@@ -28,11 +28,11 @@ START, NONE = PacketFlag.START, PacketFlag(0)
 
 
 class Unsupported(Exception):
-    """``PyNvVCExceptionUnsupported``."""
+    """Stands in for ``PyNvVCExceptionUnsupported``."""
 
 
 class Failure(Exception):
-    """``PyNvVCException``."""
+    """Stands in for ``PyNvVCException``."""
 
 
 class Codecs(Enum):
@@ -97,7 +97,7 @@ class Decoder:
 
 
 class NvCodec:
-    """The module.
+    """Stands in for the module PyNvVideoCodec.
 
     Args:
         fails_at: the packet at which `failure` is raised, counting from 1.
@@ -137,7 +137,7 @@ class NvCodec:
 
 
 class HostDevice:
-    """In place of `slots.Device`: memory is the host's, and work is done when it is queued."""
+    """Stands in for `device.Device`: memory is the host's, and work is done when it is queued."""
 
     def use(self) -> None: ...
 
@@ -162,7 +162,7 @@ def card(gpu: int) -> NvdecDecoder:
 def video(
     codec: str = "libx264", container: str = "mp4", frames: int = 48, pixels: str = "yuv420p", options: str = ""
 ) -> bytes:
-    """A moving gradient, 64x48, GOP 16; ``options`` as ``name=value`` separated by blanks."""
+    """Encode a moving gradient, 64x48, GOP 16; ``options`` as ``name=value`` separated by blanks."""
     file = io.BytesIO()
     with kept_priority(), av.open(file, "w", format=container) as out:
         stream = out.add_stream(codec, rate=Fraction(30))
@@ -177,13 +177,13 @@ def video(
 
 
 def plain(data: bytes) -> dict[int, np.ndarray]:
-    """Every frame by its pts, decoded in sequence."""
+    """Return every frame by its pts, decoded in sequence."""
     with av.open(io.BytesIO(data)) as file:
         return {frame.pts: frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)}
 
 
 def indexed(data: bytes, **changes: Any) -> tuple[VideoIndex, memoryview]:
-    """Facts of a sound video, and its packets' bytes."""
+    """Return the index of an undamaged video, and its packets' bytes."""
     rows, body = [], b""
     with av.open(io.BytesIO(data)) as file:
         stream = file.streams.video[0]
@@ -212,7 +212,7 @@ def indexed(data: bytes, **changes: Any) -> tuple[VideoIndex, memoryview]:
 
 
 def pieces(index: VideoIndex, wanted: list[int], order: Order = Order.PTS) -> list[Piece]:
-    """One for each key frame, of all packets to the next one; closed GOPs only. Slots in order of ``wanted``."""
+    """Return a piece per key frame, up to the next one; closed GOPs only. Slots are in order of ``wanted``."""
     pts = index.packets["pts"]
     shown = np.sort(pts)
     starts = [*np.flatnonzero(index.packets["flags"] & START).tolist(), len(pts)]

@@ -29,7 +29,7 @@ CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind.CUMULATIVE, RequestOutputKind.
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One stage. ``edge``: it gets payloads by a connector; ``kind``: its scheduler, or diffusion."""
+    """Specifies a stage. ``edge``: it gets payloads by a connector; ``kind``: its scheduler, or diffusion."""
 
     replicas: int = 1
     final_output: bool = False
@@ -47,7 +47,7 @@ def said_by(stage_id: int, inputs: Sequence[int]) -> list[int]:
 
 
 class Edges:
-    """All edges: a connector that keeps payloads in a dict, until they are got once."""
+    """Connector of all edges; keeps payloads in a dict until they are got once."""
 
     def __init__(self) -> None:
         self.lying: dict[str, Any] = {}
@@ -68,7 +68,7 @@ if CONNECTOR not in OmniConnectorFactory._registry:
 
 
 class Replica:
-    """An engine's client. Its engine holds requests, and says what the test tells it to."""
+    """Client of an engine that holds requests and emits what the test tells it to."""
 
     stage_type = "llm"
     custom_process_input_func = None
@@ -171,7 +171,7 @@ class Replica:
 
 
 class DiffusionReplica(Replica):
-    """An engine of a diffusion stage."""
+    """Client of an engine of a diffusion stage."""
 
     stage_type = DIFFUSION
 

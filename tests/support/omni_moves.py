@@ -12,7 +12,7 @@ from vllm_omni_sched.omni.stages.replica_migrator import MigrationOutcome
 
 
 class PlacedRuntime(Runtime):
-    """``on``: the devices of what was started, in order."""
+    """Runtime that records placement. ``on``: the devices of what was started, in order."""
 
     on: list[tuple[int, int, str | None]]
     _stage_configs: list[Any]

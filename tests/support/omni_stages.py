@@ -117,7 +117,7 @@ def core_request(request_id: str, tokens: Sequence[int], sampling: Any, **more: 
 
 
 class Rig:
-    """A pipeline: our orchestrator, turned by hand, over engines that are lists.
+    """Runs our orchestrator by hand over engines that are lists.
 
     Use it as an asynchronous context. Time stands still but for `tick`.
 
@@ -200,13 +200,13 @@ class Rig:
     # ---- what clients do
 
     def message(self, request_id: str, tokens: Sequence[int] = (1, 2, 3), **how: Any) -> StageSubmissionMessage:
-        """``each``: the sampling parameters by stage, default the same for all; else those of a request."""
+        """Make a request. ``each``: sampling parameters by stage, default the same for all."""
         until = how.pop("stages", len(self.stages))
         each = how.pop("each", None) or [params(**how.pop("params", {})) for _ in range(until)]
         return submission(request_id, tokens, each, **how)
 
     async def ask(self, request_id: str, tokens: Sequence[int] = (1, 2, 3), **how: Any) -> None:
-        """As `message`."""
+        """Send a request, with the arguments of `message`."""
         await self.omni._dispatch_message(self.message(request_id, tokens, **how))
 
     async def abort(self, *request_ids: str) -> None:
@@ -224,7 +224,7 @@ class Rig:
         return {name: client for client in clients for name in client.requests}
 
     async def step(self, stage_id: int, *names: str) -> None:
-        """One token more."""
+        """Let requests emit one token more."""
         for name in names:
             self.at(stage_id)[name].step(name)
         await self.settle()
@@ -251,7 +251,7 @@ class Rig:
     # ---- what came of it
 
     def told(self, request_id: str) -> list[Any]:
-        """The outputs and errors of a request, in order."""
+        """Return the outputs and errors of a request, in order."""
         return [
             one
             for one in self.messages
@@ -275,7 +275,7 @@ class Rig:
         return [token for one in self.told(request_id) for token in one.engine_outputs.outputs[0].token_ids]
 
     def error(self, request_id: str) -> str:
-        """The error that ended a request, once."""
+        """Return the one error that ended a request."""
         ends = self.ends(request_id)
         assert len(ends) == 1, f"{request_id} ended {len(ends)} times: {ends}"
         assert isinstance(ends[0], ErrorMessage), ends[0]
@@ -294,5 +294,5 @@ class Rig:
 
 
 def of(name: str | None = None, user: str | None = None) -> dict[str, Any]:
-    """Parameters of a request of a class, or a user."""
+    """Return the parameters of a request of a class or a user."""
     return {"extra_args": {key: value for key, value in (("omni_class", name), ("omni_user", user)) if value} or None}

@@ -25,7 +25,7 @@ from vllm_omni_sched.connectors.arena import ArenaOptions
 
 
 class Died(Exception):
-    """The process ended before it answered."""
+    """Raised when the process ended before it answered."""
 
 
 class Process:
@@ -71,7 +71,7 @@ class Process:
         self._orders.send((name, args, {}))
 
     def result(self) -> Any:
-        """What came of it."""
+        """Return the result of the order under way."""
         assert self._orders.poll(LONG)
         said, result = self._orders.recv()
         if said == "raised":
@@ -88,7 +88,7 @@ class Process:
         raise AssertionError(f"{name} did not stop")
 
     def goes_on(self) -> Any:
-        """What came of it."""
+        """Continue a stopped process and return the result of its order."""
         os.kill(self.pid, signal.SIGCONT)
         return self.result()
 
@@ -139,7 +139,7 @@ class Processes:
         return process
 
     def open(self, options: ArenaOptions, ahead: float = 0.0) -> Process:
-        """A process with a path."""
+        """Start a process with a transport."""
         process = self.start()
         process.open(options.model_dump(), ahead)
         return process
@@ -161,7 +161,7 @@ class Processes:
 
 
 def die() -> None:
-    """As if the machine's memory had run out."""
+    """Kill this process, as if the machine's memory had run out."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

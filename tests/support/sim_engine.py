@@ -56,7 +56,7 @@ class PlainCosts:
 
 
 class Run:
-    """An engine, and what came out of it: ``ended`` has (job, when) in the order in which they ended."""
+    """Runs an engine; ``ended`` has (job, when) in the order in which they ended."""
 
     def __init__(
         self,
@@ -106,5 +106,5 @@ class Run:
         return self.engine.ahead.lane.busy_seconds
 
     def end(self, number: int) -> float:
-        """When a request ended."""
+        """Return when a request ended."""
         return self._ends[number]

@@ -78,7 +78,7 @@ def dies(scenario: Scenario, progress: Progress | None = None, spans: Any = None
 
 
 def run(scenario: Scenario, progress: Progress | None = None, spans: Any = None) -> Result:
-    """As `vllm_omni_sched.sim.run.simulate`, without a simulation."""
+    """Stand in for `vllm_omni_sched.sim.run.simulate`, without a simulation."""
     result = synthetic(scenario)
     if progress is not None:
         progress(scenario.duration_seconds / 2, result.events // 2)

@@ -150,7 +150,7 @@ class Traffic:
 
 @contextlib.contextmanager
 def served_traffic() -> Iterator[int]:
-    """Traffic in real time, on the page of a loopback port."""
+    """Serve the metrics of traffic in real time on a loopback port."""
     traffic, stop = Traffic(), threading.Event()
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StageCollector(traffic.board))

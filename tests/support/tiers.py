@@ -20,7 +20,7 @@ DOWN = {"high_water": 0.1, "low_water": 0.05}
 
 
 def files(root: str, **options: Any) -> DiskOptions:
-    """Of a path through files under ``root``."""
+    """Return options of a transport through files under ``root``."""
     return DiskOptions.model_validate({"directory": root, "arena": "files", "max_bytes": 96 * MIB, **options})
 
 
@@ -34,7 +34,7 @@ def disk(root: str) -> Transport:
 
 
 def tiers(root: str) -> Transport:
-    """An arena with room for 32 MB of pixels above files."""
+    """Make a transport with an arena for 32 MB of pixels above files."""
     pool = {"block_bytes": 4096, "initial_bytes": MIB, "max_bytes": 32 * MIB, "inline_bytes": 4096}
     capacity = {"text": MIB, "image": 32 * MIB, "audio": MIB}
     upper, lower = ArenaTransport(small(root, image=pool)), DiskTransport(files(root))

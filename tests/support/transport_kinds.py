@@ -88,7 +88,7 @@ def no_device() -> AbstractContextManager[Open]:
 
 @contextmanager
 def mooncake() -> Iterator[Open]:
-    """Clients of a real master, in a network namespace."""
+    """Open clients of a real master, in a network namespace."""
     if reason := why_not():
         pytest.skip(reason)
     deployment, clients = _deployment()
@@ -105,7 +105,7 @@ def mooncake() -> Iterator[Open]:
 
 @cache
 def _deployment() -> tuple[Deployment, ReusedClients]:
-    """One master for the whole run."""
+    """Start one master for the whole run."""
     made, clients = Deployment(), ReusedClients()
     atexit.register(made.close)
     atexit.register(clients.close)

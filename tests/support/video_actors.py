@@ -28,7 +28,7 @@ WIDTH, HEIGHT = 8, 6
 
 
 def kind(number: int = 2, name: str = CPU, decoder: str = "ActingDecoder") -> DecoderKind:
-    """So many acting decoders."""
+    """Return a kind with so many acting decoders."""
     return DecoderKind(name, f"tests.support.video_actors:{decoder}", Profile.CPU, (NO_DEVICE,) * number)
 
 
@@ -38,7 +38,7 @@ def video(frames: int = 24, *, index: str = "", padding: int = 0, **acts: list[i
 
 
 def read_index(fd: int, limits: Limits) -> tuple[VideoIndex, None]:
-    """Of such a video."""
+    """Read the index of a scripted video."""
     try:
         script = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
     except ValueError:

@@ -26,7 +26,7 @@ class WorkerRequest:
 
 
 class Complaint(NamedTuple):
-    """A runner would fail here, or go on with a wrong embedding."""
+    """A point where a runner would fail, or go on with a wrong embedding."""
 
     what: str
     request_id: str
@@ -34,7 +34,7 @@ class Complaint(NamedTuple):
 
 
 class Worker:
-    """One worker of one engine.
+    """Models one worker of one engine.
 
     Args:
         use_v2_model_runner: whose rules to follow.
@@ -109,8 +109,8 @@ class Worker:
                     group.extend(new)
 
     def _update_encoder_inputs(self, updates: dict[str, dict[int, Any]]) -> None:
-        """Runner V2 since 0.33. `encoder_input_updates` are those that matter: letting go of an item that was
-        installed without its tensors (M-RoPE models keep a few fields of it) does not."""
+        """Update items as runner V2 does since 0.33. `encoder_input_updates` keeps those that matter: letting go of
+        an item installed without its tensors (M-RoPE models keep a few fields of it) does not."""
         self.encoder_input_updates = {}
         for request_id, by_item in updates.items():
             features = self.requests[request_id].features

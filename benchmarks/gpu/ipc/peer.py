@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def pattern(nbytes: int, number: int, device: str) -> torch.Tensor:
-    """What message ``number`` holds: shape (nbytes / 4,), int32, different in every place and message."""
+    """Return the content of message ``number``: (nbytes / 4,) int32, different in every element and message."""
     return torch.arange(nbytes // 4, dtype=torch.int32, device=device) + number * 1_000_003
 
 
@@ -131,7 +131,7 @@ def receive(
 def send_late(
     end: End, device: Device, counter: ctypes.c_int64, nbytes: int, messages: int, label: str, start: int
 ) -> dict[str, Any]:
-    """A long kernel, then one that writes the tensor, and `put` right behind: how often it returned before them."""
+    """Call `put` right behind a long kernel and one that writes the tensor; count how often it returned first."""
     early = 0
     for i in range(WARM_UP + messages):
         final = pattern(nbytes, i, device.name)
@@ -148,7 +148,7 @@ def send_late(
 def receive_late(
     end: End, device: Device, counter: ctypes.c_int64, nbytes: int, messages: int, label: str, start: int
 ) -> dict[str, Any]:
-    """Nothing waits here but the stream: what it compares must be what the late kernel has written."""
+    """Compare what arrives with what the late kernel has written; only the stream waits."""
     wrong = 0
     for i in range(WARM_UP + messages):
         tensor, _ = await_tensor(end, EDGE_OF_ORDER, f"{label}-{i}")

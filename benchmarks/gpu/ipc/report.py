@@ -16,8 +16,8 @@ MEASURES = ("end to end", "P99", "put", "get")
 
 @dataclass(frozen=True)
 class Round:
-    """One size over one variant: seconds by measure, tensors that were not what was put, those that were timed, and
-    those that never left the device, warm-up included."""
+    """Result of one size over one variant: seconds by measure, wrong tensors, timed tensors, and
+    tensors that never left the device, warm-up included."""
 
     seconds: Mapping[str, float]
     wrong: int
@@ -35,7 +35,7 @@ class Found:
 
 
 def a_round(sent: Mapping[str, Any], got: Mapping[str, Any]) -> Round:
-    """Of what both sides have told."""
+    """Compute a round from the answers of both sides."""
     took = [end - begin for begin, end in zip(sent["begun"], got["got"], strict=True)]
     seconds = {
         "end to end": quantile(took, 0.5),
@@ -47,7 +47,7 @@ def a_round(sent: Mapping[str, Any], got: Mapping[str, Any]) -> Round:
 
 
 def record(found: Found, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
-    """For the result file; `theirs_over_it` is the median of the ratios round by round, of vLLM-Omni's to it."""
+    """Return the records of the result file; `theirs_over_it`: median ratio of vLLM-Omni's to it by round."""
     rows: list[dict[str, Any]] = []
     for (size, variant), rounds in found.rounds.items():
         theirs = found.rounds.get((size, THEIRS))
@@ -67,7 +67,7 @@ def record(found: Found, sizes: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]], gpu: str) -> Table:
-    """For the screen: microseconds at P50, GB/s, and how many times as long vLLM-Omni's takes."""
+    """Return the table for the screen: microseconds at P50, GB/s, and the ratio of vLLM-Omni's to it."""
     shown = Table(title=f"one tensor between two processes on {gpu}", title_justify="left", title_style="bold")
     for column in ("", "", "µs", "P99 µs", "put µs", "get µs", "GB/s", "×", "wrong"):
         shown.add_column(column, justify="right")
@@ -92,7 +92,7 @@ def table(rows: Sequence[Mapping[str, Any]], gpu: str) -> Table:
 
 
 def complaints(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What must not be: wrong content, and tensors of the device path that went another way."""
+    """Return what must not be: wrong content, and tensors of the device transport that went through the host."""
     said = [f"{row['variant']}, {row.get('size', 'order')}: {row['wrong']} wrong" for row in rows if row.get("wrong")]
     return said + [
         f"{row['variant']}, {row['size']}: {row['through_host']} went through the host"

@@ -38,7 +38,7 @@ class DecodeLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """One step: hidden states of shape (batch, 4096) to token ids of shape (batch,)."""
+    """Computes one decode step: hidden states of shape (batch, 4096) to token ids of shape (batch,)."""
 
     def __init__(self, layers: int, batch: int, context: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Decoder(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """ViT-L/14 at 336 pixels: 24 layers over 576 patches. Called as the work of a lane."""
+    """Encoder like ViT-L/14 at 336 pixels: 24 layers over 576 patches. Called as the work of a lane."""
 
     def __init__(self, layers: int = 24, hidden: int = 1024, heads: int = 16) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ AIM_ITL, AIM_THROUGHPUT = 1.15, 0.6  # P99 of inter-token latency at most, image
 
 @dataclass(frozen=True)
 class Sample:
-    """One turn of one variant: seconds between tokens, and encoded images per second; either may be missing."""
+    """Result of one turn of a variant: seconds between tokens, and encoded images per second; either may be missing."""
 
     gaps: Sequence[float] = ()
     images_per_second: float = 0.0
@@ -32,7 +32,7 @@ Rounds = Mapping[str, Sequence[Sample]]
 
 @dataclass(frozen=True)
 class Line:
-    """One variant: medians over the rounds, and medians of the ratios to alone, round by round."""
+    """Summary of one variant: medians over the rounds, and medians of the ratios to running alone."""
 
     variant: str
     itl_p50: Summary | None
@@ -71,7 +71,7 @@ def _line(name: str, own: Sequence[Sample], decode: Sequence[Sample], encode: Se
 
 
 def table(found: Sequence[Line], refused: Mapping[str, str], gpu: str) -> Table:
-    """For the screen: what meets the aim is green; what this machine cannot do says why."""
+    """Return the table for the screen: what meets the aim is green; what this machine cannot do says why."""
     shown = Table(title=f"an encoder beside decode on {gpu}", title_justify="left", title_style="bold")
     shown.add_column("")
     for column in ("ITL P50 ms", "of alone", "ITL P99 ms", "of alone", "images / s", "of alone"):
@@ -100,7 +100,7 @@ def _ratio(ratio: float | None) -> str:
 
 
 def record(found: Sequence[Line], refused: Mapping[str, str]) -> list[dict[str, Any]]:
-    """For the result file, times in seconds."""
+    """Return the records of the result file, with times in seconds."""
     rows: list[dict[str, Any]] = []
     for line in found:
         row: dict[str, Any] = {"variant": line.variant}

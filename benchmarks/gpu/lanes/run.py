@@ -37,7 +37,7 @@ class Load:
 
 
 class Step(Protocol):
-    """One decode step, on a stream."""
+    """Runs one decode step on a stream."""
 
     def on_stream(self) -> AbstractContextManager[Any]: ...
 
@@ -137,7 +137,7 @@ class LaneFeeder(Feeder):
 
 
 class InStep(Feeder):
-    """An encode before each decode step, on its stream."""
+    """Runs an encode before each decode step, on its stream."""
 
     def __init__(self, load: Load, step: Step) -> None:
         self._load, self._step = load, step
@@ -154,7 +154,7 @@ class InStep(Feeder):
 def run(
     variant: Variant, load: Load, step: Step, seconds: float, warm_up: float, clock: Clock = time.perf_counter
 ) -> Sample:
-    """Both sides for ``warm_up`` and then ``seconds``, measured.
+    """Run both sides for ``warm_up`` and then ``seconds``, and measure the latter.
 
     Raises:
         LaneError: this machine has no multiprocessors to set apart, or an encode failed.

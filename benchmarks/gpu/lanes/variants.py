@@ -18,7 +18,7 @@ class Encoder(str, Enum):
 
 @dataclass(frozen=True)
 class Variant:
-    """One way. ``sms`` of None is all multiprocessors; ``prior`` puts decode on a stream of the highest priority."""
+    """One way to share a GPU. ``sms``: None for all multiprocessors; ``prior``: decode on a stream of top priority."""
 
     name: str
     encoder: Encoder
@@ -33,7 +33,7 @@ ENCODE_ALONE = Variant("encode alone", Encoder.STREAM, decodes=False)
 
 
 def variants(sms: Sequence[int], shares: Sequence[float]) -> list[Variant]:
-    """All of them; the two that run alone, to which the others are compared, come first."""
+    """Return all variants, first the two that run alone, to which the others are compared."""
     return [
         DECODE_ALONE,
         ENCODE_ALONE,

@@ -81,13 +81,13 @@ def gpu_list(text: str) -> list[int]:
 
 
 def engines(asked: dict[str, Any], gpus: int) -> list[int]:
-    """The GPU of each engine, GPUs in turn; one engine where the driver does not say."""
+    """Return the GPU of each engine, GPUs in turn; assume one engine where the driver does not tell."""
     each = max((told.get("engines", 0) for told in asked.values() if isinstance(told, dict)), default=0)
     return [gpu for _ in range(max(1, each)) for gpu in range(gpus)]
 
 
 def clips(options: argparse.Namespace) -> list[Clip]:
-    """The embedded one, and where PyAV is, larger ones."""
+    """Return the embedded clip and, where PyAV is installed, larger ones."""
     found = [embedded()]
     for codec in options.codecs if find_spec("av") else ():
         console.print(f"making a {codec} clip", highlight=False)
@@ -99,7 +99,7 @@ def clips(options: argparse.Namespace) -> list[Clip]:
 
 
 def measure(options: argparse.Namespace, videos: Sequence[Clip], gpus: Sequence[int]) -> Found:
-    """Every clip and task, by the CPU and by 1 to all engines, in turns; what refuses is left out from there on."""
+    """Measure every clip and task by the CPU and by 1 to all engines, in turns; drop what refuses."""
     found = Found()
     room = max(len(task.wanted) * clip.index.height * clip.index.width * 3 for clip in videos for task in tasks(clip))
     cores = len(os.sched_getaffinity(0))
@@ -133,7 +133,7 @@ def one_clip(options: argparse.Namespace, found: Found, crew: Crew, clip: Clip, 
 
 
 def counts(kind: str, members: int) -> list[int]:
-    """Of decoders: every number of engines; one processor and all."""
+    """Return the numbers of decoders to measure: each number of engines, or one processor and all."""
     return list(range(1, members + 1)) if kind == NVDEC else sorted({1, members})
 
 

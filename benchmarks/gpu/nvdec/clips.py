@@ -47,12 +47,12 @@ class Clip:
 
 
 def digest(frame: Any) -> str:
-    """Of a frame, uint8 of shape (height, width, 3)."""
+    """Return the digest of a frame, uint8 of shape (height, width, 3)."""
     return hashlib.sha256(np.ascontiguousarray(frame)).hexdigest()[:16]
 
 
 def embedded() -> Clip:
-    """H.264, 176x144, 24 frames in two GOPs."""
+    """Read the embedded clip: H.264, 176x144, 24 frames in two GOPs."""
     told = json.loads(EMBEDDED.read_text())
     index = VideoIndex(
         **{name: told[name] for name in _FIELDS},
@@ -65,7 +65,7 @@ def embedded() -> Clip:
 
 
 def made(codec: str, seconds: int, width: int = 1280, height: int = 720, rate: int = 30, gop: int = 60) -> Clip:
-    """A wandering texture with a disc before it, about as hard to decode as a hand-held camera's.
+    """Encode a wandering texture behind a disc, about as hard to decode as a hand-held camera's video.
 
     Raises:
         ImportError: PyAV is missing.

@@ -38,7 +38,7 @@ class Task(NamedTuple):
 
 
 def tasks(clip: Clip) -> list[Task]:
-    """Some frames, and all of them."""
+    """Return the tasks of a clip: some frames, and all of them."""
     total = shown_frames(clip.index)
     whole = Task("all frames", list(range(total)))
     if total <= WANTED:
@@ -47,7 +47,7 @@ def tasks(clip: Clip) -> list[Task]:
 
 
 def shares(pieces: Sequence[Piece], members: int) -> list[list[Piece]]:
-    """Who decodes what: the longest piece first, each to whoever has least. Members without any are left out."""
+    """Assign pieces to members, the longest first, each to the least loaded. Members without any are left out."""
     given: list[list[Piece]] = [[] for _ in range(members)]
     load = [(0.0, member) for member in range(members)]
     for piece in sorted(pieces, key=lambda piece: -piece.cost):
@@ -100,7 +100,7 @@ class Crew(contextlib.ExitStack):
         return self._timed(folder, given)
 
     def rate(self, clip: Clip, task: Task, members: int, videos: int) -> float:
-        """Videos per second, each member decoding ``videos`` of them alone."""
+        """Return videos per second when each member decodes ``videos`` of them alone."""
         given = [list(self._plan(clip, task, 1)) for _ in range(members)]
         folder = self._written(clip, task, given)
         for number in range(members):
@@ -109,7 +109,7 @@ class Crew(contextlib.ExitStack):
         return members * videos / self._timed(folder, [mine * videos for mine in given])
 
     def digests(self, clip: Clip, task: Task) -> list[str]:
-        """Of the frames of the video that was decoded last by `latency`."""
+        """Return the digests of the frames that `latency` decoded last."""
         height, width = clip.index.height, clip.index.width
         frames = np.frombuffer(self._frames, np.uint8, len(task.wanted) * height * width * 3)
         return [digest(frame) for frame in frames.reshape(-1, height, width, 3)]
@@ -122,7 +122,7 @@ class Crew(contextlib.ExitStack):
         return plan(clip.index, task.wanted, members).pieces
 
     def _written(self, clip: Clip, task: Task, given: list[list[Piece]]) -> Path:
-        """What members need, in files; asking for it is not part of what is timed."""
+        """Write what members need to files, so that sending it is not timed."""
         key = hashlib.sha256(f"{clip.name}-{task.name}-{len(given)}".encode()).hexdigest()[:16]
         folder = self._folder / key
         folder.mkdir(exist_ok=True)

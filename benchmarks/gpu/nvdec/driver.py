@@ -14,7 +14,7 @@ _CHROMA_420 = 1
 
 
 class Caps(ctypes.Structure):
-    """In: codec, chroma, bits. Out: the rest."""
+    """Structure ``CUVIDDECODECAPS``; in: codec, chroma, bits; out: the rest."""
 
     _fields_ = [
         ("codec", ctypes.c_int),
@@ -37,7 +37,7 @@ class Caps(ctypes.Structure):
 
 
 def libraries() -> dict[str, str]:
-    """Of each that NVDEC needs: ``found``, or what the loader says."""
+    """Return, for each library that NVDEC needs, ``found`` or the loader's error."""
     told = {}
     for name in LIBRARIES:
         try:
@@ -50,7 +50,7 @@ def libraries() -> dict[str, str]:
 
 
 def capabilities() -> dict[str, Any]:
-    """By codec, for 8-bit 4:2:0, of the GPU whose CUDA context is current; the error where there is one."""
+    """Return the capabilities of the current CUDA context's GPU for 8-bit 4:2:0, by codec, or the error."""
     try:
         ask = ctypes.CDLL("libnvcuvid.so.1").cuvidGetDecoderCaps
     except (OSError, AttributeError) as error:

@@ -16,7 +16,7 @@ NVDEC = "nvdec"
 
 @dataclass(frozen=True)
 class Cell:
-    """One clip and task, by one kind of decoder, by so many of them."""
+    """One case: a clip, a task, a kind of decoder and the number of decoders."""
 
     clip: str
     task: str
@@ -35,7 +35,7 @@ class Found:
 
 
 def record(found: Found) -> list[dict[str, Any]]:
-    """For the result file. ``of_one``: one decoder's figure over it; ``of_cpu``: that of all CPU decoders over it."""
+    """Return the records of the result file, with the ratios ``of_one`` and ``of_cpu`` (all CPU decoders) to it."""
     rows: list[dict[str, Any]] = []
     for cell, own in found.seconds.items():
         row: dict[str, Any] = {
@@ -61,7 +61,7 @@ def record(found: Found) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]], gpu: str) -> Table:
-    """For the screen."""
+    """Return the table for the screen."""
     shown = Table(title=f"one video on the decoders of {gpu}", title_justify="left", title_style="bold")
     for column in ("clip", "task", "decoders", "ms", "× one", "× cpu", "videos/s", "× one", "× cpu"):
         shown.add_column(column, justify="left" if column in ("clip", "task") else "right")
@@ -86,7 +86,7 @@ def table(rows: Sequence[Mapping[str, Any]], gpu: str) -> Table:
 
 
 def complaints(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What must not be: pixels that differ, and a card that decodes nothing."""
+    """Return what must not be: pixels that differ, and a card that decodes nothing."""
     said = [f"{row['clip']}, {row['task']}: {row['wrong']} frames differ" for row in rows if row.get("wrong")]
     if not any(row.get("decoder") == NVDEC and "seconds" in row for row in rows):
         why = sorted({row["refused"] for row in rows if row.get("decoder") == NVDEC and "refused" in row})

@@ -126,7 +126,7 @@ class Engine:
         self.scheduler.add_request(make_request(request_id, prompt, features, max_tokens=max_tokens))
 
     def step(self) -> Any:
-        """One step of the engine; what the runner returned."""
+        """Run a step of the engine and return what the runner returned."""
         scheduled = self.scheduler.schedule()
         sent = pickle.loads(pickle.dumps(scheduled))
         self.tokens.append(sent.total_num_scheduled_tokens)
@@ -168,7 +168,7 @@ class Engine:
             torch.testing.assert_close([row.tolist() for row in found], rows)
 
     def step_until_left(self, *request_ids: str) -> list[Any]:
-        """What the runner returned in each step."""
+        """Run steps until the requests have left; return what the runner returned in each."""
         outputs = []
         while not set(request_ids) <= set(self.left):
             outputs.append(self.step())

@@ -19,7 +19,7 @@ ITEM_BYTES = 4 * EMBEDS
 
 
 class Bench:
-    """The scheduler, and a worker's encoder cache and lane as it would believe them to be."""
+    """A scheduler with a model of its worker's encoder cache and lane."""
 
     def __init__(
         self, *, async_scheduling: bool = False, host_bytes: int = 0, order: str = "age", **config: Any

@@ -14,7 +14,7 @@ NUM_TOKENS = 200
 
 
 def items_of(arrangement: str, rng: Random, prefix: str = "") -> list[Any]:
-    """Items over `NUM_TOKENS` tokens, some of them with placeholder tokens that take no embedding."""
+    """Draw items over `NUM_TOKENS` tokens, some of them with placeholder tokens that take no embedding."""
     spans, position = [], rng.randrange(4)
     while position < NUM_TOKENS - 20:
         length = rng.randint(1, 20)
@@ -36,7 +36,7 @@ def _item(name: str, offset: int, length: int, rng: Random) -> Any:
 
 
 def outputs_of(items: list[Any]) -> dict[str, torch.Tensor]:
-    """Encoder outputs by hash: one row for each embedding, all rows different."""
+    """Return encoder outputs by hash: one row for each embedding, all rows different."""
     outputs = {}
     for i, item in enumerate(items):
         rows = item.mm_position.get_num_embeds()

@@ -10,7 +10,7 @@ SAMPLES_PER_FRAME = 1280  # 80 ms at 16 kHz, what VoxtralRealtime calls a frame
 
 
 def picture(number: int, side: int = 28) -> Any:
-    """An RGB image of `side` × `side` random pixels."""
+    """Return an RGB image of `side` × `side` random pixels."""
     from PIL import Image
 
     pixels = np.random.default_rng(number).integers(0, 256, (side, side, 3), dtype=np.uint8)

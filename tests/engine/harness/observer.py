@@ -82,7 +82,7 @@ class Observer:
 
 
 def _tiers(scheduler: Any) -> dict[str, int]:
-    """The metric `encoder_cache_tier_total` as it would be published now; empty without our scheduler."""
+    """Return the metric `encoder_cache_tier_total` as it would be published now; empty without our scheduler."""
     if not hasattr(scheduler, "omni"):
         return {}
     from vllm_omni_sched.engine.build import refresh

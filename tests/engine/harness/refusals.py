@@ -119,7 +119,7 @@ ACCEPTED = {
 
 
 def outcome(case: Case, model: str, folder: Path) -> dict[str, str] | None:
-    """What `create_engine_config` raised; None if it made a config."""
+    """Return what `create_engine_config` raised, or None if it made a config."""
     from vllm.engine.arg_utils import EngineArgs
 
     for name, text in case.files.items():

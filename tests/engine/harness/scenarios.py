@@ -45,7 +45,7 @@ def images() -> list[Ask]:
 
 @scenario
 def other_images() -> list[Ask]:
-    """The prompts of `images` with other pictures: were the answers the same, comparing them would prove nothing."""
+    """Ask the prompts of `images` with other pictures: were the answers equal, comparing would prove nothing."""
     return [
         Ask(f"images-{count}", _each(count, "look: {}, "), range(10 * count + 500, 11 * count + 500), max_tokens=10)
         for count in range(1, 9)
@@ -54,7 +54,7 @@ def other_images() -> list[Ask]:
 
 @scenario
 def reversed_images() -> list[Ask]:
-    """`images` and then `other_images`, with items out of order."""
+    """Ask `images` and then `other_images`, with items out of order."""
     return [
         replace(ask, id=f"{ask.id}{again}", at_step=ask.at_step + 40 * bool(again), items_reversed=True)
         for again, asks in (("", images().requests), ("-again", other_images().requests))
@@ -98,7 +98,7 @@ def returning_images() -> list[Ask]:
 
 @scenario
 def prefixes() -> list[Ask]:
-    """The same long beginning, with images, again and again: with prefix caching most of it is never computed twice."""
+    """Repeat a long beginning with images: with prefix caching most of it is never computed twice."""
     beginning = _each(6, "a picture {} of many, ")
     return [
         Ask(f"{step}", beginning + ending, range(30, 36), at_step=step)
@@ -108,7 +108,7 @@ def prefixes() -> list[Ask]:
 
 @scenario
 def aborts() -> list[Ask | Session]:
-    """Clients that leave: before the first token, in the middle, between chunks. The others must not notice."""
+    """Let clients leave before the first token, in the middle, and between chunks. The others must not notice."""
     leaving: list[Ask | Session] = [
         Ask(f"leaves-{after}", _each(5, "{} and "), range(40, 45), max_tokens=30, at_step=after // 2, abort_after=after)
         for after in (0, 1, 7)
@@ -124,7 +124,7 @@ def aborts() -> list[Ask | Session]:
 
 @scenario
 def sessions() -> list[Ask | Session]:
-    """Sessions side by side: quick and slow, one that sends all at once, one in text alone, and requests in between."""
+    """Run sessions side by side: quick and slow, all at once, in text alone, and requests in between."""
     return [
         _session("quick", chunks=24, images_per_chunk=1, first=50),
         _session("slow", chunks=8, images_per_chunk=3, first=60, tokens_per_chunk=4, gap_steps=5),
@@ -140,7 +140,7 @@ def sessions() -> list[Ask | Session]:
 
 @scenario
 def long_session() -> list[Ask | Session]:
-    """A session of `ITEMS_OF_LONG_SESSION` images, a few of which come back, and a request every now and then."""
+    """Run a session of `ITEMS_OF_LONG_SESSION` images, a few of which come back, beside occasional requests."""
     chunks = [
         Chunk(_each(4, "{}") + f"{index:03}", [200 + (4 * index + i) % 97 for i in range(4)])
         for index in range(ITEMS_OF_LONG_SESSION // 4)

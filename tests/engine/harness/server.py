@@ -73,7 +73,7 @@ class Server:
         return sum(map(float, re.findall(sample, self.get("/metrics"), flags=re.MULTILINE)))
 
     async def transcribe(self, number: int, frames: int, *, leave_after: int | None = None) -> dict[str, Any]:
-        """One session of `/v1/realtime`: sound `number`, sent as a microphone would, frame by frame.
+        """Hold a session of `/v1/realtime`: sound `number`, sent as a microphone would, frame by frame.
 
         Returns the pieces of text as they came, and what the server counted; only the pieces when the client leaves
         early, after `leave_after` of them.

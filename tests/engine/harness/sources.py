@@ -12,7 +12,7 @@ from tests.engine.harness.workload import Session, Speech
 
 class ChunkSource(Protocol):
     def next(self, answer: Sequence[int]) -> dict[str, Any] | None:
-        """The next prompt, given the tokens that answered the last one; None at the end."""
+        """Return the next prompt, given the tokens that answered the last one, or None at the end."""
 
     def close(self) -> None: ...
 

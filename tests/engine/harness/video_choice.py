@@ -20,7 +20,7 @@ VARIABLE = {"VLLM_VIDEO_LOADER_BACKEND": OURS}
 
 @dataclass(frozen=True)
 class Case:
-    """`models_own`: a loader that the model's configuration names, as Nemotron's does."""
+    """Settings of one engine. `models_own`: a loader that the model's configuration names, as Nemotron's does."""
 
     video: Mapping[str, Any] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -10,7 +10,7 @@ IMAGE = "<image>"
 
 @dataclass(frozen=True)
 class Ask:
-    """One request.
+    """A request of a scenario.
 
     `images` are the numbers of its pictures (see `media.picture`), one for each `<image>` in `prompt`.
     `at_step`: it arrives before that step of the scenario (in a served engine: in that order).
@@ -29,7 +29,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One update of a streaming session."""
+    """An update of a streaming session."""
 
     prompt: str
     images: Sequence[int] = ()
@@ -93,7 +93,7 @@ class Scenario:
 
 @dataclass
 class Heard:
-    """What came back for one request."""
+    """Answer to one request."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

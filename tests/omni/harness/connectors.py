@@ -62,7 +62,7 @@ class ChangingConnector(SharedMemoryConnector):
 
 
 def register() -> None:
-    """The entry point in `vllm.general_plugins`: called in each process of vLLM-Omni, sometimes twice."""
+    """Register the connectors; the entry point in `vllm.general_plugins`, sometimes called twice in a process."""
     for connector in (ChangingConnector, LoggingConnector):
         if connector.__name__ not in OmniConnectorFactory.list_registered_connectors():  # registering twice raises
             OmniConnectorFactory.register_connector(connector.__name__, connector)

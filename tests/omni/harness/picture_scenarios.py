@@ -32,12 +32,12 @@ Result = dict[str, Any]
 
 
 async def pictures(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
-    """All that the other scenarios ask."""
+    """Ask all that the other scenarios ask."""
     return {"answers": await _all(omni, spec, prefix, DRAWS | CROWD)}
 
 
 async def same_pictures(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
-    """Many ask for the same picture, and some for another one."""
+    """Ask for the same picture many times, and for another one."""
     draws = {f"house {number}": DRAWS["house"] for number in range(MANY)}
     draws |= {f"boat {number}": DRAWS["boat"] for number in range(2)}
     return await _counted_answers(omni, spec, prefix, draws)

@@ -28,7 +28,7 @@ ANSWER_SECONDS = 60
 
 
 async def refused(omni: Any, spec: PipelineSpec, prefix: str) -> dict[str, Any]:
-    """`{"said": {case: what was said before an answer was begun}}`; no stage gets anything to do."""
+    """Return `{"said": {case: error before any answer}}`; no stage gets anything to do."""
     said = {}
     for name, extra in REFUSED.items():
         ask = Ask("What is asked in vain.", thinks=4, says=4)
@@ -44,7 +44,7 @@ async def refused(omni: Any, spec: PipelineSpec, prefix: str) -> dict[str, Any]:
 
 
 async def refused_over_http(omni: Any, spec: PipelineSpec, prefix: str) -> dict[str, Any]:
-    """`{"asked": [[path, stream, case, status, what was answered]]}`, of all paths, by the server of vLLM-Omni."""
+    """Return `{"asked": [[path, stream, case, status, answer]]}` of all paths of vLLM-Omni's server."""
     asked = []
     async with _serving(omni) as port:
         for path, body in PATHS.items():

@@ -42,12 +42,12 @@ Result = dict[str, Any]
 
 
 async def undisturbed(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
-    """All that the other scenarios ask."""
+    """Ask all that the other scenarios ask."""
     return {"answers": await ask_all(omni, spec, prefix, STAGE_ASKS | CROWD)}
 
 
 async def merged(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
-    """Many ask the same at a time, and some another thing."""
+    """Send many equal requests at a time, and some others."""
     asks = {f"merged {number}": STAGE_ASKS["merged"] for number in range(MANY)}
     asks |= {f"other {number}": STAGE_ASKS["other"] for number in range(MANY // 2)}
     with counted(omni) as submitted:
@@ -55,7 +55,7 @@ async def merged(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
 
 
 async def parting(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
-    """Many ask the thinker for the same, and the talker for more and for less."""
+    """Send requests that are equal for the thinker and differ for the talker."""
     asks = {f"{name} {number}": STAGE_ASKS[name] for number in range(2) for name in ("merged", "parted")}
     with counted(omni) as submitted:
         return {"answers": await ask_all(omni, spec, prefix, asks), "submitted": submitted}

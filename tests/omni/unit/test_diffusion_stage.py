@@ -113,7 +113,7 @@ async def test_caches_that_a_stage_sends_are_of_one_request_and_gone_with_the_re
 
 @pytest.mark.asyncio
 async def test_nothing_waits_for_ever_to_send_to_a_replica_that_is_dead() -> None:
-    """As it would: a PUSH socket whose other side is gone takes nothing, and the client's `shutdown` sends."""
+    """A PUSH socket whose other side is gone takes nothing, and the client's `shutdown` sends."""
     async with Rig(TEXT, StageSpec(kind=DIFFUSION, final_output=True, replicas=2), **AT_ONCE) as rig:
         with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
             replica, limits = rig.replica(1, 0), []

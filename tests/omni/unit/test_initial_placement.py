@@ -24,7 +24,7 @@ PROFILES = {"thinker": {"memory_bytes": 40, "seconds": 1.0}, 1: {"memory_bytes":
 
 
 def stages(*devices: str, replicas: int = 1) -> list[Any]:
-    """The last one with so many replicas."""
+    """Return the configurations of stages on these devices, the last one with so many replicas."""
     counts = [1] * (len(devices) - 1) + [replicas]
     return [
         SimpleNamespace(model_stage=name, runtime_config=SimpleNamespace(devices=each, num_replicas=count))

@@ -34,7 +34,7 @@ EMPTY = (
 
 
 class Traffic:
-    """Clients, engines and deaths, at random."""
+    """Random traffic: clients, engines and deaths."""
 
     def __init__(self, rig: Rig, rng: Random, deaths: float, late: float) -> None:
         self.rig, self.rng, self.deaths, self.late = rig, rng, deaths, late

@@ -43,7 +43,7 @@ async def test_switched_off_who_came_first_goes_first() -> None:
 
 @pytest.mark.parametrize(("share", "first"), [(0.0, 7), (0.5, 2)])
 async def test_the_worst_class_has_its_share(share: float, first: int) -> None:
-    """``first``: by then the first of the worst class has run."""
+    """The first request of the worst class has run among the ``first`` ones."""
     async with Rig(ONE_AT_A_TIME, graph={"priority": {"min_low_share": share}}) as rig:
         took = await order(rig, "b1", "b2", "r1", "r2", "r3", "r4", "r5", "r6")
         assert sum(name.startswith("b") for name in took[:first]) == (1 if share or first > 6 else 0)

@@ -52,7 +52,7 @@ class Trace:
 
 
 class Scripted:
-    """A replica whose outputs come when they came in the run."""
+    """Plays back the outputs of a recorded replica at their recorded times."""
 
     def __init__(
         self, sim: Simulator, trace: Trace, done: Callable[[Job], None], on_first_output: Callable[[Job], None]

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
 
 async def slow_batches(rig: Rig) -> Any:
-    """Three full batches that take far too long; the limit of the replica after them."""
+    """Run three full batches that take far too long; return the replica's limit after them."""
     for number in range(3):
         for i in range(8):
             await rig.ask(f"{number}.{i}", (100 * number + i, 1))

@@ -171,7 +171,7 @@ def test_affinity_loses_nobody_and_costs_nobody_a_deadline(drawn, now):
 @settings(deadline=None)
 @given(st.lists(st.lists(requests, max_size=4), min_size=1, max_size=25), st.integers(1, 3))
 def test_whoever_has_aged_is_admitted_within_the_stated_number_of_steps(steps, admitted_per_step):
-    """Any stream of arrivals, one step a second: rule 1's bound."""
+    """Rule 1's bound holds for any stream of arrivals, with one step per second."""
     order = WaitingOrder(max_wait_seconds=3)
     waiting, bound, number, now = [], {}, 0, 0
     while waiting or now < len(steps):
@@ -248,7 +248,7 @@ def test_stale_keys_are_swept():
 
 
 def test_ten_thousand_waiting_cost_few_comparisons_each():
-    """Counted, not timed: the key of a request is worked out when it is pushed and at most twice more."""
+    """Count, not time: the key of a request is computed when it is pushed and at most twice more."""
 
     class Counting(WaitingOrder):
         keys = 0

@@ -81,7 +81,7 @@ def makespan(balancer, sizes):
 
 
 def skewed(seed, number=24):
-    """A few heavy clients: one request in seven is theirs, and asks 16 times as much. Sizes are Pareto (a = 2)."""
+    """Draw Pareto sizes (a = 2); one request in seven is of a heavy client and asks 16 times as much."""
     rng = random.Random(seed)
     return [(16 if rng.random() < 0.15 else 1) * rng.paretovariate(2) for _ in range(number)]
 

@@ -102,7 +102,7 @@ def test_it_recovers_after_a_load_step(case, where, base_part, seed):
 @STEERED
 @pytest.mark.parametrize(("size", "reason"), [(0.01, LimitReason.AT_MIN), (1e6, LimitReason.AT_MAX)])
 def test_where_the_target_is_out_of_reach_it_stays_at_the_bound_and_comes_back_at_once(case, size, reason):
-    """No windup: a hundred seconds at a bound do not delay what follows."""
+    """There is no windup: a hundred seconds at a bound do not delay what follows."""
     control = case.make()
     plant = Plant(control, case, seed=1, noise=0.0)
     plant.run(size, 0.0, 140)

@@ -98,7 +98,7 @@ def test_a_stage_left_out_is_given_back_beforehand():
 
 
 def test_where_branches_meet_again_no_two_hold_what_the_other_waits_for():
-    """Without rule 4: x holds c and waits for t, y holds t, by its short branch, and waits for c."""
+    """Without rule 4, x would hold c and wait for t, and y would hold t, by its short branch, and wait for c."""
     graph = {"s": ["a", "b"], "a": ["c"], "b": ["t"], "c": ["t"]}
     credits = Credits(graph, {"s": 2, "a": 2, "b": 2, "c": 1, "t": 1})
     for name in "xy":

@@ -8,7 +8,7 @@ PRIOR = (0.005, 0.1, 1.0, 0.02, 0.01, 0.1, 0.2)
 
 
 class PlainFit(NonNegativeFit):
-    """All moments in one matrix."""
+    """Reference fit that keeps all moments in one matrix."""
 
     def __init__(self, prior, forgetting):
         super().__init__(prior, forgetting)

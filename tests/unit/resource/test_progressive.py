@@ -109,7 +109,7 @@ def test_one_that_was_passed_over_too_often_is_the_next_long_one_and_short_ones_
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 6))
 def test_all_work_is_done_once_and_what_runs_stays_within_the_window(seed, num_replicas, max_passed):
-    """A stage turned by hand: long and short work, replicas that are fast and slow; nobody starves."""
+    """Run a stage by hand with long and short work and fast and slow replicas; nobody starves."""
     rng = random.Random(seed)
     gate = StageGate(max_hold_seconds=0, max_passed=max_passed)
     first = rng.randint(1, 20)

@@ -55,7 +55,7 @@ def test_share_is_bounded_and_falls_while_over_target(itls, min_share):
 @settings(deadline=None)
 @given(st.floats(0.02, 0.09), st.floats(0.05, 0.2))
 def test_share_settles_where_the_itl_meets_its_target(base, slope):
-    """On the plant itl = base + slope * share."""
+    """The plant is itl = base + slope * share."""
     control, share = LaneShare(0.01), 1.0
     for step in range(600):
         share, _ = control.update(load(itl=base + slope * share), step / 10)

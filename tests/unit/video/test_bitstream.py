@@ -40,7 +40,7 @@ PPS = Writer().ue(0, 0).nal(0x68)
 
 
 def h264_slice(kind: int, *, head: int = 0x61, field: str | None = None) -> bytes:
-    """A slice of a stream of `SPS_WITH_FIELDS`."""
+    """Return a slice of a stream of `SPS_WITH_FIELDS`."""
     writer = Writer().ue(0, kind, 0).bits(3, 4)
     if field is None:
         writer.bits(0, 1)
@@ -127,7 +127,7 @@ def test_vp9_superframe_with_a_hidden_frame() -> None:
 
 
 def av1_unit(*frames: int) -> bytes:
-    """Frame headers by their first byte."""
+    """Return a temporal unit of frame headers, given by their first bytes."""
     return b"\x12\0" + b"".join(bytes([0x1A, 2, head, 0]) for head in frames)
 
 

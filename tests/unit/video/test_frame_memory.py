@@ -132,7 +132,7 @@ def test_nobody_can_cut_it_off(returned: Returned) -> None:
 
 
 def test_nobody_passes_the_first_who_waits(returned: Returned) -> None:
-    """Else a large video would wait as long as small ones come."""
+    """Otherwise a large video would wait as long as small ones arrive."""
     memory = FrameMemory(8 * MIB, 0, returned)
     held = [memory.allocate(6 * MIB, now)]
     got: list[int] = []

@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Run:
-    """The rebinding for one run, and its record."""
+    """Rebinds vLLM's classes for one run, and records it."""
 
     def __init__(self, swap: str, force_async: bool, narrow: bool, outcomes: Path | None) -> None:
         self.outcomes = outcomes.open("w") if outcomes else None

@@ -81,7 +81,7 @@ def test_a_forked_child_does_not_keep_its_parent_alive(start: Start, directory: 
 
 
 def test_a_forked_child_inherits_nothing(start: Start) -> None:
-    """Neither the path, nor the right to end its parent's leases."""
+    """The child inherits neither the transport nor the right to end its parent's leases."""
     parent, producer = start(), start()
     producer.put("k", IN_POOL, 1)
     parent.get("k", hold=True)

@@ -265,7 +265,7 @@ def test_another_user_sees_nothing(all_processes: Processes, start: Start, optio
 
 
 def test_an_arena_that_was_removed_under_living_processes(start: Start, directory: Path) -> None:
-    """By hand, or by a login manager: clean errors, and what is held stays."""
+    """Removal by hand or by a login manager gives clean errors, and what is held stays."""
     producer, consumer = start(), start()
     producer.put("k", IN_POOL, 1)
     producer.put("l", IN_POOL, 1)

@@ -21,7 +21,7 @@ from vllm_omni_sched.connectors.framing import make_message
 
 
 def test_three_receivers_ask_for_the_same_messages_at_the_same_time(start: Start) -> None:
-    """400 messages: each is got, whole, by one of them."""
+    """Each of 400 messages is received whole by one of them."""
     sender, receivers = start(), [start() for _ in range(3)]
     for number, receiver in enumerate(receivers):
         receiver.begin("receive_all", 400, number)

@@ -24,7 +24,7 @@ from vllm_omni_sched.connectors.tiers.duplicates import Tickets
 def test_an_arena_that_was_made_again_is_not_removed_by_who_saw_the_old_one_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between its look and its lock, the last one left, and others came."""
+    """Between its look and its lock, the last process left and others came."""
     arena = tmp_path / "a"
     arena.mkdir(mode=0o700)
     flock = fcntl.flock

@@ -49,7 +49,7 @@ def test_a_message_larger_than_its_pool_is_refused_before_its_deadline(options: 
 
 @pytest.mark.parametrize("deadline", [None, 1e9])
 def test_no_pool_grows_for_a_message_that_never_fits(root: str, deadline: float | None) -> None:
-    """Neither with its pool there already, nor as the first of its pool."""
+    """The pool grows neither if it exists already, nor for its first message."""
     pool = {"block_bytes": 4 * KIB, "initial_bytes": 64 * KIB, "max_bytes": 4 * MIB, "inline_bytes": 0}
     path = ArenaTransport(small(root, image=pool, audio=pool), sleep=lambda _: pytest.fail("waits in vain"))
     path.put(make_message(EDGE, "k", pixels(1, 40 * KIB)))

@@ -78,7 +78,7 @@ def options() -> Iterator[ArenaOptions]:
 
 
 def send(path: ArenaTransport, count: int, nbytes: int) -> int:
-    """To oneself; how many went through the ring."""
+    """Send messages to oneself; return how many went through the ring."""
     before = path.health().facts.get("inline", 0)
     for i in range(count):
         path.put(make_message(EDGE, f"{i}", pixels(1, nbytes)))

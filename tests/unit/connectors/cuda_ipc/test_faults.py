@@ -22,7 +22,7 @@ def copies(request: pytest.FixtureRequest) -> bool:
 
 
 def held(process: Process) -> tuple[int, int]:
-    """Messages on their way, and the device memory that they hold."""
+    """Return the number of messages in flight, and the device memory that they hold."""
     process.reap()
     facts = process.health()[2]
     assert process.blocks() == (facts["device_held"], facts["device_held"])

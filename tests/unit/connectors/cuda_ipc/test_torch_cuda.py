@@ -137,7 +137,7 @@ def test_a_block_of_its_own_is_waited_for_and_held_as_one_of_another_process(
     calls: list[Any] = []
 
     class Kept:
-        """Memory, or a lease."""
+        """Stands in for memory or a lease."""
 
         nbytes, data_ptr = staticmethod(lambda: 64), staticmethod(lambda: 4096)
 

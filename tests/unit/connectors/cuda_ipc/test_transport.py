@@ -159,7 +159,7 @@ def test_without_a_device_it_is_an_arena_and_says_so(arena: ArenaOptions, caplog
 
 @pytest.fixture
 def blind(arena: ArenaOptions, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaIpcTransport]:
-    """Of a process without a device."""
+    """Make the transport of a process without a device."""
     monkeypatch.setattr(transport, "has_cuda", lambda: False)
     blind = CudaIpcTransport(CudaIpcOptions(), arena)
     yield blind

@@ -21,7 +21,7 @@ from vllm_omni_sched.connectors.transport import Lease
 
 @pytest.fixture
 def path(root: str) -> Iterator[DiskTransport]:
-    """With one message."""
+    """Make a transport that has one message."""
     path = DiskTransport(files(root))
     path.put(make_message(EDGE, "k", pixels(3, 3000)))
     yield path
@@ -95,7 +95,7 @@ def test_a_message_that_is_being_leased_is_not_taken_for_got_and_not_leased_twic
 
 
 def test_a_message_put_while_the_one_before_it_is_leased_is_its_own(path: DiskTransport) -> None:
-    """In both ways: it is looked at, and it can be leased."""
+    """The new message can be both peeked at and leased."""
     lease = path.lease(EDGE, "k")
     assert lease is not None
     path.put(make_message(EDGE, "k", pixels(4, 3000)))

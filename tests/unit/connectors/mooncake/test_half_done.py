@@ -95,7 +95,7 @@ def test_memory_that_a_hanging_call_reads_comes_back_when_it_ends(
 
 
 def test_what_was_taken_after_all_is_there_for_the_next_get(own: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library removed it for us after we had given up waiting: nobody else can have it any more."""
+    """The library removed the message for us after we gave up waiting: nobody else can have it any more."""
     sender, receiver = own.path(), own.path(call_timeout_seconds=0.3)
     put(sender, "late", np.arange(MIB))
     claim = receiver._store.claim
@@ -168,7 +168,7 @@ def test_copies_make_way_for_new_messages(own: Deployment) -> None:
 
 
 def test_closing_while_calls_are_in_flight(own: Deployment) -> None:
-    """Any call into the library after its close would kill the process."""
+    """No call may go into the library after its close: it would kill the process."""
     child = own.child(CLOSES)
     assert child.heard() == "TransportClosedError 6"
     child.process.stdin.close()  # type: ignore[union-attr]

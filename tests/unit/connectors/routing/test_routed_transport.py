@@ -32,7 +32,7 @@ EDGE = Edge("0", "1")
 
 
 class Stage:
-    """A sender and a receiver with the same two paths."""
+    """A sender and a receiver with the same two transports."""
 
     def __init__(self, compressor: Compressor | None = None, **options: Any) -> None:
         self.now = [100.0]

@@ -188,7 +188,7 @@ def test_tiers_that_cannot_be() -> None:
 
 
 def test_paths_that_do_not_tell_what_was_got_have_no_tiers(tmp_path: Any) -> None:
-    """Nothing would ever leave the ledger: after `max_inflight` messages their sender would be stopped for good."""
+    """With tiers, nothing would ever leave the ledger: `max_inflight` messages would stop the sender for good."""
     options: dict[str, Any] = {"arena": {"directory": str(tmp_path), "arena": "a"}, "foreign": {"x": {"name": "X"}}}
     auto_transport(AutoOptions.model_validate(options)).close()
     with pytest.raises(
@@ -208,7 +208,7 @@ def test_paths_that_do_not_tell_what_was_got_have_no_tiers(tmp_path: Any) -> Non
     ],
 )
 def test_no_tier_drops_messages_before_all_do(named: str, options: dict[str, Any]) -> None:
-    """They would count as got, and be learnt from."""
+    """Dropped messages would count as received, and be learnt from."""
     given = AutoOptions.model_validate({"tiers": {}, **options})
     assert given.arena is not None
     assert given.tiers is not None

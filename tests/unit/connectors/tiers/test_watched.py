@@ -42,7 +42,7 @@ def put(path: Transport, key: str, edge: Edge = EDGE) -> None:
 
 
 def fill_up(path: Transport) -> None:
-    """The arena, and ten messages go to the disk."""
+    """Fill the arena, so that ten messages go to the disk."""
     for i in range(110):
         put(path, f"m{i}")
     assert path.health().facts["tier_messages"] == {"arena": 100, "disk": 10}

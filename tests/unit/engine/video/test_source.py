@@ -13,7 +13,7 @@ from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, SequenceReaso
 
 
 def index_of(frames: int, *, gop: int = 10, hidden: int = 0, step: int = 512, **facts: Any) -> VideoIndex:
-    """`frames` frames at 30 per second, the first `hidden` of them behind an edit list."""
+    """Return an index of `frames` frames at 30/s, the first `hidden` of them hidden by an edit list."""
     packets = np.zeros(frames, PACKET)
     packets["pts"] = packets["dts"] = (np.arange(frames) - hidden) * step
     packets["flags"][::gop] = PacketFlag.START
@@ -90,13 +90,13 @@ def test_without_pts_the_header_is_believed():
 
 
 def test_hidden_frames_do_not_count_where_pts_are_no_numbers():
-    """As when two edits show the same frames."""
+    """Such pts come from two edits that show the same frames."""
     assert source_of(index_of(90, hidden=20, order=Order.SEQUENCE)).total_frames == 70
 
 
 @pytest.mark.parametrize("at", [30, 85])
 def test_a_hidden_start_behind_the_frames_that_are_shown(at):
-    """As before the last of several edits, or in a damaged file."""
+    """Such a start precedes the last of several edits, or is in a damaged file."""
     index = index_of(90)
     index.packets["flags"][[at, *range(at + 1, 90)]] |= PacketFlag.HIDDEN
     index.packets["pts"][at:] -= 20 * 512

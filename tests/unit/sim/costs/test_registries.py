@@ -36,7 +36,7 @@ def test_a_key_head_is_never_split():
 
 
 def test_a_window_keeps_attention_short():
-    """4 of 32 layers of Qwen2.5-VL see the whole picture; all of InternVL's see a tile."""
+    """Only 4 of 32 layers of Qwen2.5-VL see the whole picture; all of InternVL's see a tile."""
     qwen, internvl = (model(name).encodings["image"].tower for name in ("qwen2.5-vl-7b", "internvl3-8b"))
     assert qwen.operations_per_pair == 4 * 4 * 1280 * 16
     assert internvl.operations_per_pair == 4 * 24 * 1024 * 16

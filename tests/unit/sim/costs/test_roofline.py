@@ -28,14 +28,14 @@ def qwen():
 
 @pytest.mark.parametrize(("devices", "tokens_per_second"), [(1, 104.9), (2, 168.84), (4, 254.02), (8, 328.43)])
 def test_decoding_alone_as_gpt_fast_measured_it(devices, tokens_per_second):
-    """Its README: Llama-2-7B, A100 80 GB with NVLink, batch 1. Two of our constants are fitted to this table."""
+    """gpt-fast's README has Llama-2-7B, A100 80 GB with NVLink, batch 1. Two of our constants are fitted to it."""
     step = RooflineCosts(LLAMA_7B, A100, devices).step_seconds(1, 100, 0, 0.0)
     assert 1 / step == pytest.approx(tokens_per_second, rel=0.03)
 
 
 @pytest.mark.parametrize(("shape", "devices", "seconds"), [(LLAMA_7B, 1, 0.133), (LLAMA_70B, 4, 0.377)])
 def test_a_prompt_as_tensorrt_llm_measured_it(shape, devices, seconds):
-    """Its performance page, v0.5: first token after 2,048 tokens, A100 80 GB, fp16. Nothing is fitted to it."""
+    """Its performance page, v0.5, has the first token after 2,048, A100 80 GB, fp16. Nothing is fitted to it."""
     step = RooflineCosts(shape, A100, devices).step_seconds(0, 0, 2048, pairs(2048))
     assert step == pytest.approx(seconds, rel=0.15)
 
@@ -58,14 +58,14 @@ def test_decoding_is_bound_by_memory_and_a_prompt_by_operations(qwen):
 
 
 def test_reading_the_context_takes_its_time(qwen):
-    """1 GB of KV cache at 0.8 of 2,039 GB/s."""
+    """The context is 1 GB of KV cache, read at 0.8 of 2,039 GB/s."""
     tokens = 10**9 / 57_344
     more = qwen.step_seconds(8, 20_000 + round(tokens), 0, 0.0) - qwen.step_seconds(8, 20_000, 0, 0.0)
     assert more == pytest.approx(1 / (2039 * 0.8), rel=1e-3)
 
 
 def test_all_operations_of_a_step_count(qwen):
-    """Beside a long prompt: a decoding request needs the output matrix, a token that it reads is a pair."""
+    """Beside a long prompt, a decoding request needs the output matrix, and each token that it reads is a pair."""
     peak = 312e12 * 0.6
     decodes, prompt = qwen.step_seconds(64, 0, 4096, 0.0), qwen.step_seconds(0, 0, 4160, 0.0)
     assert decodes - prompt == pytest.approx(64 * 2 * 152_064 * 3584 / peak)
@@ -118,7 +118,7 @@ def test_frames_of_a_video_do_not_see_each_other(qwen):
 
 
 def test_room_for_kv(qwen):
-    """0.9 of 80 GB, without 3 GB and 16.6 GB of weights, at 57,344 bytes a token."""
+    """The room is 0.9 of 80 GB, without 3 GB and 16.6 GB of weights, at 57,344 bytes a token."""
     assert qwen.kv_tokens == pytest.approx((72e9 - 3e9 - 16.584e9) / 57_344, rel=1e-4)
     assert RooflineCosts(model("qwen2.5-vl-72b"), A100, 4).kv_tokens > 100_000
 

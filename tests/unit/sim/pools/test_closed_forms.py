@@ -43,7 +43,7 @@ def sojourns(make, rate, count, seed):
 
 
 def erlang_c(places, offered):
-    """Probability to wait in M/M/c with so much offered load in Erlang."""
+    """Return the probability to wait in M/M/c with so much offered load in Erlang."""
     terms = [offered**k / math.factorial(k) for k in range(places)]
     last = offered**places / math.factorial(places) * places / (places - offered)
     return last / (sum(terms) + last)
@@ -70,7 +70,7 @@ def test_exponential_service_at_several_places(places, offered, seed):
 
 
 def test_constant_service_at_one_place():
-    """Pollaczek and Khinchine: a wait of rho / (2 (1 - rho)) services."""
+    """The wait is rho / (2 (1 - rho)) services, by Pollaczek and Khinchine."""
     mean = sojourns(lambda sim, done: QueueServer(sim, done, 1, lambda *_: 1.0, random.Random(0)), 0.6, 60_000, 4)
     assert mean - 1 == pytest.approx(0.6 / (2 * 0.4), rel=WITHIN)
 
@@ -85,6 +85,6 @@ def test_constant_service_at_one_place():
     ids=["exponential", "constant", "mixed"],
 )
 def test_shared_service_does_not_mind_how_it_is_distributed(draw, mean, seed):
-    """M/G/1-PS: the mean is that of M/M/1, whatever the service is."""
+    """The mean of M/G/1-PS is that of M/M/1, whatever the service is."""
     found = sojourns(lambda sim, done: SharedServer(sim, done, draw, random.Random(seed + 100)), 0.5, 50_000, seed)
     assert found == pytest.approx(mean / (1 - 0.5), rel=WITHIN)

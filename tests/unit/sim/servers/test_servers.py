@@ -146,7 +146,7 @@ def test_pieces_are_those_of_the_real_plan(seconds, wanted, gop, frame_seconds):
 
 
 def index_of(frames, gop):
-    """A file of so many frames, the first of each group a key frame."""
+    """Return the index of a file of so many frames, the first of each group a key frame."""
     packets = np.zeros(frames, PACKET)
     packets["pts"] = np.arange(frames)
     packets["flags"][::gop] = PacketFlag.START

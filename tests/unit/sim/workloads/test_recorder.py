@@ -12,7 +12,7 @@ from vllm_omni_sched.sim.workloads.trace import Tokens
 
 
 def looks(*pages):
-    """The intervals of a server that had these pages, 10 s apart."""
+    """Return the intervals of a server that had these pages, 10 s apart."""
     first, *later = [read_metrics(one) for one in pages]
     recorder = Recorder(first, 100.0)
     return [recorder.interval(one, 110.0 + 10 * n) for n, one in enumerate(later)]
