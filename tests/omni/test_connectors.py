@@ -17,7 +17,7 @@ from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
 
 from tests.support.mooncake import why_not
-from tests.support.paths import ScriptedPath
+from tests.support.scripted_transport import ScriptedTransport
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE
@@ -179,7 +179,7 @@ def test_every_option_is_taken(options: type[BaseModel]) -> None:
     defaults = {name: field.get_default(call_default_factory=True) for name, field in options.model_fields.items()}
     extra = {**defaults, "stall_seconds": 1.5, "leak_seconds": 2.5}
     options_from_extra(options, extra, "C")
-    connector = TransportConnector({"stage_id": 0, **extra}, lambda: ScriptedPath("scripted", [0.0]), 1.0)
+    connector = TransportConnector({"stage_id": 0, **extra}, lambda: ScriptedTransport("scripted", [0.0]), 1.0)
     assert connector.watch.options == WatchOptions(stall_seconds=1.5, leak_seconds=2.5)
 
 

@@ -1,6 +1,6 @@
 """Engines that are lists, and what vLLM-Omni has around them: clients, pools, connectors, the runtime.
 
-What an engine says is a function of its input (`said_by`): a run that is repeated says the same again.
+What an engine says is a function of its input (`engine_output`): a run that is repeated says the same again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StageSpec:
 FINAL = StageSpec(final_output=True)
 
 
-def said_by(stage_id: int, inputs: Sequence[int]) -> list[int]:
+def engine_output(stage_id: int, inputs: Sequence[int]) -> list[int]:
     """The tokens that an engine of a stage makes of its input; the same always."""
     return [stage_id * 1000 + 1 + token % 100 for token in inputs]
 
@@ -144,7 +144,7 @@ class Replica:
         """Say the next tokens of a request, and end with the last one."""
         inputs = self.input_of(name)
         assert inputs is not None, f"stage {self.stage_id} has no input of {name}"
-        tokens, said = said_by(self.stage_id, inputs), self._said.get(name, 0)
+        tokens, said = engine_output(self.stage_id, inputs), self._said.get(name, 0)
         last = said + most >= len(tokens)
         if last and self._feeds:
             edge, external = (str(self.stage_id), str(self.stage_id + 1)), self.requests[name].external_req_id

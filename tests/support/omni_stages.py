@@ -25,9 +25,9 @@ from tests.support.omni_engines import (
     Replica,
     Runtime,
     StageSpec,
+    engine_output,
     pool_of,
     replica_of,
-    said_by,
 )
 from tests.support.omni_leftovers import left_over
 from vllm_omni_sched.config.stage_yaml import read_stage_options
@@ -53,7 +53,7 @@ __all__ = [
     "params",
     "pool_of",
     "replica_of",
-    "said_by",
+    "engine_output",
     "submission",
 ]
 
@@ -285,7 +285,7 @@ class Rig:
         """What the stages make of a prompt."""
         found = list(tokens)
         for stage_id in range(len(self.stages) if stages is None else stages):
-            found = said_by(stage_id, found)
+            found = engine_output(stage_id, found)
         return found
 
     def left_over(self) -> dict[str, Any]:

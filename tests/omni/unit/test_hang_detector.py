@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
-from tests.support.omni_stages import Rig, StageSpec, said_by
+from tests.support.omni_stages import Rig, StageSpec, engine_output
 from vllm_omni_sched.logs import LOGGER
 from vllm_omni_sched.omni.stages import processes
 
@@ -118,8 +118,8 @@ async def test_one_that_hangs_gets_nothing_new_and_is_then_ended(sleeping: Any, 
         await rig.kill(0, hangs)
         for name in ("a", "b", "c", "d"):
             await rig.finish(0, name)
-        assert rig.answer("a") == said_by(0, LONG)
-        assert rig.answer("b") == said_by(0, LONG[1:])
+        assert rig.answer("a") == engine_output(0, LONG)
+        assert rig.answer("b") == engine_output(0, LONG[1:])
         assert rig.runtime.started == [(0, hangs)]
         assert incidents(rig, (0, hangs)) == {"suspected": 1, "died": 1, "restarting": 1, "back": 1}
         await seconds(rig, 3)
@@ -255,7 +255,7 @@ async def test_vllm_omni_is_told_if_it_does_not_notice(
         assert ended == [sleeping.pid]
         assert incidents(rig, (0, hangs))["died"] == 1
         await rig.finish(0, "b")
-        assert rig.answer("b") == said_by(0, LONG[1:])
+        assert rig.answer("b") == engine_output(0, LONG[1:])
 
 
 async def test_a_replica_that_is_back_can_hang_again(

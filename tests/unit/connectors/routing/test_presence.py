@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.arena import place, small
-from tests.support.paths import ScriptedPath
+from tests.support.scripted_transport import ScriptedTransport
 from vllm_omni_sched.config.errors import NoRoomError, RendezvousError
 from vllm_omni_sched.connectors.arena import ArenaTransport, meeting
 from vllm_omni_sched.connectors.arena.meeting import SETTLES
@@ -93,7 +93,7 @@ class Sender:
 
     def __init__(self, arena: ArenaTransport, **options: Any) -> None:
         self.now = [100.0]
-        self.far = ScriptedPath("far", self.now)
+        self.far = ScriptedTransport("far", self.now)
         self.presence = Presence(arena.directory, lambda: self.now[0])
         made = RoutingOptions(trial_every=10**6, **options)
         self.path = RoutedTransport([Way(arena, 0), Way(self.far, 1)], made, None, lambda: self.now[0], self.presence)

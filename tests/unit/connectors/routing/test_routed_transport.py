@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.paths import ScriptedPath
+from tests.support.scripted_transport import ScriptedTransport
 from vllm_omni_sched.config.errors import (
     ConfigError,
     MessageTooLargeError,
@@ -36,7 +36,7 @@ class Stage:
 
     def __init__(self, compressor: Compressor | None = None, **options: Any) -> None:
         self.now = [100.0]
-        self.near, self.far = ScriptedPath("near", self.now), ScriptedPath("far", self.now)
+        self.near, self.far = ScriptedTransport("near", self.now), ScriptedTransport("far", self.now)
         ways = [Way(self.near, 0), Way(self.far, 1)]
         made = RoutingOptions(first_retry_seconds=1.0, longest_retry_seconds=4.0, **options)
         self.sender, self.receiver = (RoutedTransport(ways, made, compressor, lambda: self.now[0]) for _ in range(2))
@@ -187,7 +187,7 @@ def test_closed_is_closed() -> None:
 )
 def test_what_cannot_work_is_refused(ways: list[str], options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        RoutedTransport([Way(ScriptedPath(name, [0.0]), 0) for name in ways], RoutingOptions(**options))
+        RoutedTransport([Way(ScriptedTransport(name, [0.0]), 0) for name in ways], RoutingOptions(**options))
 
 
 def test_a_path_that_cannot_look_does_not_hide_what_came_another_way(monkeypatch: pytest.MonkeyPatch) -> None:

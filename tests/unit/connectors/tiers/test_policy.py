@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from tests.support.paths import ScriptedPath
+from tests.support.scripted_transport import ScriptedTransport
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.auto import AutoOptions, auto_transport, tiered_transport
@@ -147,7 +147,7 @@ def test_what_is_overdue_is_expected_later_and_later() -> None:
 @pytest.mark.parametrize("pools", [{"": 4000}, {"image": 4000}, {"text": 4000, "image": 4000, "audio": 4000}])
 def test_messages_come_up_into_whatever_pools_the_first_tier_has(pools: dict[str, int]) -> None:
     clock = [0.0]
-    upper, lower = ScriptedPath("upper", clock), ScriptedPath("lower", clock)
+    upper, lower = ScriptedTransport("upper", clock), ScriptedTransport("lower", clock)
     path = TieredTransport(
         [Tier(upper, pools), Tier(lower, {"": 4000})], RULES, clock=lambda: clock[0], background=False
     )
@@ -174,7 +174,7 @@ def test_options_that_cannot_be(options: dict[str, Any]) -> None:
 
 
 def test_tiers_that_cannot_be() -> None:
-    one, two = (Tier(ScriptedPath(name, [0.0]), {"": 1000}) for name in ("one", "two"))
+    one, two = (Tier(ScriptedTransport(name, [0.0]), {"": 1000}) for name in ("one", "two"))
     for tiers in ([one], [one, one]):
         with pytest.raises(ConfigError, match="at least two transports, with different names"):
             TieredTransport(tiers, RULES)
@@ -213,7 +213,7 @@ def test_no_tier_drops_messages_before_all_do(named: str, options: dict[str, Any
     assert given.arena is not None
     assert given.tiers is not None
     with pytest.raises(ConfigError, match=rf"`{named}.ttl_seconds` \(60\) is below `tiers.ttl_seconds` \(6"):
-        tiered_transport(ScriptedPath("first", [0.0]), given.arena, given.mooncake, given.tiers)
+        tiered_transport(ScriptedTransport("first", [0.0]), given.arena, given.mooncake, given.tiers)
 
 
 def test_tiers_are_asked_for_by_options(tmp_path: Any) -> None:

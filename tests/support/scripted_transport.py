@@ -8,7 +8,7 @@ from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.transport import Health, Status, Transport
 
 
-class ScriptedPath(Transport):
+class ScriptedTransport(Transport):
     """Holds messages in a dict; `fails` is raised by `put`, `seconds` is what the injected clock goes on by."""
 
     def __init__(self, name: str, clock: list[float]) -> None:
