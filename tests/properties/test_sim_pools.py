@@ -118,8 +118,11 @@ def check(pipeline, records):
         credits = pipeline.orchestration.context.credits
         capacity = pipeline.orchestration.config.runtime.credits.capacity
         assert [credits.free(stage) for stage in credits.order] == [capacity] * 3
-    if pipeline.recovery is not None:
-        assert len(pipeline.recovery.policy) == 0
+    recovery = None if pipeline.orchestration is None else pipeline.orchestration.core.recovery
+    if recovery is not None:
+        assert len(recovery.policy) == 0
+        assert not recovery.works
+        assert not recovery.lost
 
 
 @settings(deadline=None, max_examples=30)

@@ -17,8 +17,7 @@ def left_over(omni: Any, driver: Any) -> dict[str, Any]:
         "known": driver.context.known,
         "grants": driver.context.grants,
         "waived": driver.context.waived,
-        "works": omni.recovery._works,
-        "lost": omni.recovery._lost,
+        "departed": driver.core._departed,
         "parked": [one for each in omni.recovery.parking.parked.values() for one in each],
         "handovers": omni.recovery.handovers._open,
         "watched": omni.stall_guard._stalled._last,
@@ -26,8 +25,10 @@ def left_over(omni: Any, driver: Any) -> dict[str, Any]:
     if omni.recovery.names is not None:
         names = omni.recovery.names
         kept["names"] = [*names._runs, *names._present, *names._given, *names._stale]
-    if omni.recovery._policy is not None:
-        kept["ledger"] = omni.recovery._policy._ledger.entries
+    recovery = driver.core.recovery
+    if recovery is not None:
+        kept |= {"works": recovery.works, "lost": recovery.lost, "given up": recovery._given_up}
+        kept["ledger"] = recovery.policy._ledger.entries
     credits = driver.context.credits
     if credits is not None:
         capacity = driver.config.runtime.credits.capacity

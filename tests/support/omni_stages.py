@@ -193,7 +193,6 @@ class Rig:
         self.now += seconds
         self.driver.monitor.check(self.omni.stage_pools, self.now)
         self.omni.stall_guard.check(self.now)
-        self.omni.recovery.tick()
         await self.omni.release()
         await self.settle()
 

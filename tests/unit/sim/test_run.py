@@ -125,8 +125,9 @@ def test_the_policies_of_a_simulation_are_the_real_ones(tmp_path: Path) -> None:
     assert type(engine.core.ahead.place) is EncodeShare
     assert type(engine.core.ahead.ledger) is AheadLedger
     assert type(engine.core.limits.prefill) is AdaptivePrefill
-    assert cluster.pipeline.recovery is not None
-    assert type(cluster.pipeline.recovery.policy) is Recovery
+    assert cluster.pipeline.orchestration is not None
+    assert cluster.pipeline.orchestration.core.recovery is not None
+    assert type(cluster.pipeline.orchestration.core.recovery.policy) is Recovery
 
 
 def test_replicas_that_die_lose_nobody_with_recovery_and_everybody_they_had_without(tmp_path: Path) -> None:

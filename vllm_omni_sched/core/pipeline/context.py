@@ -29,11 +29,12 @@ class PipelineContext:
         config: the options.
         graph: the stages.
         rng: random source.
-        credits: whether requests go from stage to stage; False if all stages of a request run at once.
+        together: whether all stages of a request run at once; otherwise it goes from stage to stage.
     """
 
-    def __init__(self, config: StageSchedConfig, graph: StageGraph, rng: Random, credits: bool = True) -> None:
+    def __init__(self, config: StageSchedConfig, graph: StageGraph, rng: Random, together: bool = False) -> None:
         self.config, self.graph, self.rng = config, graph, rng
+        self.together = together
         self.costs = StageCosts()
         priority = config.graph.priority
         self.by_class = priority.enabled
@@ -49,7 +50,7 @@ class PipelineContext:
             stage.stage_id: AffinityBook(follows.capacity) for stage in graph.stages if follows.enabled
         }
         limits = config.runtime.credits
-        self.credits = _credits(graph, limits.capacity) if credits and limits.enabled else None
+        self.credits = _credits(graph, limits.capacity) if limits.enabled and not together else None
         pools = config.pools
         self.pools = None if pools.total_bytes is None else Pools(pools.total_bytes, pools.shares.model_dump())
         self.grants: dict[str, Grant] = {}

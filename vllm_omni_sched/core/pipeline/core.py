@@ -8,7 +8,11 @@ from typing import NamedTuple
 
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.context import PipelineContext
+from vllm_omni_sched.core.pipeline.recovery import PipelineRecovery
 from vllm_omni_sched.core.pipeline.stage import StageScheduler
+from vllm_omni_sched.monitor.recovery.events import Replica
+from vllm_omni_sched.monitor.recovery.options import recovery_options
+from vllm_omni_sched.monitor.recovery.policy import Recovery
 
 KEPT_TRANSITIONS = 10_000
 
@@ -36,15 +40,19 @@ class PipelineCore:
     2. The same events give the same actions.
     3. `Waits`, `Tick` and `Woken` answer with what can start; after other events, what has got room starts with the
        next `Tick`.
-    4. Drivers read `stages` and `context`, and never change them.
+    4. What follows the death of a replica is decided by `Recovery`, unless that is off, and done by `PipelineRecovery`.
+    5. Drivers read `stages`, `context` and `recovery`, and never change them.
 
     Args:
         context: what the stages share.
+        keeps_outputs: whether the output of each stage is held until its request leaves, so that none runs again.
     """
 
-    def __init__(self, context: PipelineContext) -> None:
+    def __init__(self, context: PipelineContext, keeps_outputs: bool = False) -> None:
         self.context = context
         self.stages: dict[int, StageScheduler] = {}
+        self.recovery = self._recovery(keeps_outputs)
+        self._departed: dict[str, None] = {}  # requests that have left while work begun for them goes on
         self.log: deque[Transition] = deque(maxlen=KEPT_TRANSITIONS)
 
     def add_stage(
@@ -52,7 +60,21 @@ class PipelineCore:
     ) -> StageScheduler:
         """Add a stage of the graph; ``max_num_seqs`` and ``together`` as for `StageScheduler`."""
         stage = self.stages[stage_id] = StageScheduler(self.context, stage_id, max_num_seqs, replicas, together)
+        if self.recovery is not None:
+            for replica_id in stage.replicas:
+                self.recovery.policy.watch(Replica(stage_id, replica_id))
         return stage
+
+    def _recovery(self, keeps_outputs: bool) -> PipelineRecovery | None:
+        context = self.context
+        options = context.config.runtime.recovery
+        if not options.enabled:
+            return None
+        # if all stages run at once, none waits for the output of another
+        alone = context.together or keeps_outputs
+        sources = {} if alone else {stage.stage_id: stage.sources for stage in context.graph.stages}
+        policy = Recovery({}, sources, recovery_options(options), context.rng)
+        return PipelineRecovery(policy, self.stages, context.together, self._waive)
 
     def handle(self, event: e.Event, now: float) -> list[e.Action]:
         """Record an event, and return what to do.
@@ -61,9 +83,28 @@ class PipelineCore:
             TypeError: it is not an event.
         """
         actions = self._handle(event, now)
+        if self.recovery is not None:
+            actions += self.recovery.after(event, actions, now)
+        if isinstance(event, e.Left):
+            self._departed[event.request_id] = None
+        if self._departed:
+            actions += self._forgotten(now)
         for action in actions:
             self._log(action, now)
         return actions
+
+    def _forgotten(self, now: float) -> list[e.Action]:
+        """Forget requests that have left, as soon as no work that was begun for them goes on."""
+        found: list[e.Action] = []
+        for name in [one for one in self._departed if not self._goes_on(one)]:
+            del self._departed[name]
+            found += [e.Forgotten(name)] if self.recovery is None else self.recovery.forget(name, now)
+        return found
+
+    def _goes_on(self, request_id: str) -> bool:
+        """Return whether work that was begun for a request runs, or is needed by others."""
+        stages = self.stages.values()
+        return any(stage.works_for_others(request_id) or request_id in stage.running for stage in stages)
 
     def story(self, request_id: str) -> list[str]:
         """Return what has happened to a request, oldest first, as far as it is remembered."""
@@ -91,7 +132,8 @@ class PipelineCore:
                 each = sorted(stages, reverse=True) if which is None else [which]
                 return [action for one in each for action in self._release(stages[one], now)]
             case e.Woken(stage_id, at):
-                return self._release(stages[stage_id], now) if stages[stage_id].woken(at) else []
+                if stage_id is not None and stages[stage_id].woken(at):
+                    return self._release(stages[stage_id], now)
             case e.Arrived(request):
                 context.arrived(request)
                 self.log.append(Transition(now, request.request_id, -1, "arrives"))
@@ -109,7 +151,9 @@ class PipelineCore:
             case e.Resumed(stage_id, request_id):
                 stages[stage_id].resume(request_id, now)
             case e.TakenOut(stage_id, request_id):
-                stages[stage_id].take_out(request_id)
+                taken = stages[stage_id].take_out(request_id)
+                if taken is not None and context.together and self.recovery is not None:
+                    self.recovery.track(taken)  # other work of its request was interrupted: it runs again with that
             case e.Withdrawn(stage_id, request_id):
                 return stages[stage_id].withdrawn(request_id, now)
             case e.Regrouped(stage_id, request_id, receivers):
@@ -118,6 +162,10 @@ class PipelineCore:
                 stages[stage_id].renamed(request_id)
             case e.Asked(stage_id, request_id):
                 return [e.Chosen(request_id, stages[stage_id].choose(now))]
+            case e.InputsLost() | e.Undelivered() | e.CannotRunAgain():
+                pass  # of interest to recovery alone
+            case e.Recalled(work, stage_id):
+                self.log.append(Transition(now, work.request_id, stage_id, "loses its input"))
             case e.CreditsWaived(request_id):
                 self._waive(request_id, now)
             case e.MemoryMeasured(used):
@@ -145,6 +193,8 @@ class PipelineCore:
                 stages[stage_id].mark(replica_id, draining=on)
             case e.ReplicaSuspected(stage_id, replica_id, on):
                 stages[stage_id].mark(replica_id, suspected=on)
+            case e.DeathExamined() | e.RestartFailed() | e.ReplicaStarting():
+                pass  # of interest to recovery alone
             case _:
                 raise TypeError(f"not an event of a pipeline: {event!r}")
         return []
@@ -205,6 +255,16 @@ class PipelineCore:
             case e.Continued(stage_id, request_id, heir):
                 name = request_id if heir is None else heir.request_id
                 self.log.append(Transition(now, name, stage_id, f"takes over the work of {request_id}"))
+            case e.RunsAgain(work, leader, _, which):
+                what = f"runs again from stage {which[0]}"
+                self.log.append(Transition(now, leader, work.stage_id, what))
+            case e.Postponed(work, until):
+                self.log.append(
+                    Transition(now, work.request_id, work.stage_id, f"waits for a replica until {until:.6f}")
+                )
+            case e.GivenUp(work, receivers, why):
+                for name in receivers:
+                    self.log.append(Transition(now, name, work.stage_id, f"is given up ({why.value})"))
             case _:
                 pass
 
@@ -219,5 +279,9 @@ class PipelineCore:
         context = self.context
         assert context.grants.keys() <= context.known.keys(), "memory of requests that have left"
         assert context.waived <= context.known.keys(), "waived credits of requests that have left"
+        if self.recovery is not None:
+            self.recovery.validate()
+            gone = self.recovery.works.keys() - context.known.keys() - self._departed.keys()
+            assert not gone, f"recovery keeps work of requests that have left: {gone}"
         if context.credits is not None:
             context.credits.validate()

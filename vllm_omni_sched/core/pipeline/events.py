@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
+from vllm_omni_sched.monitor.recovery.events import FailReason, Incident
 from vllm_omni_sched.resource.pipeline.stage_cost import Features
 from vllm_omni_sched.resource.pipeline.stage_gate import ReleaseReason
 
@@ -55,7 +56,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Recovery has chosen a replica for work that has waited before."""
+    """The driver has chosen a replica for work itself; it starts there, whatever waits."""
 
     work: StageWork
     replica_id: int
@@ -124,6 +125,44 @@ class Detached:
 
 
 @dataclass(frozen=True, slots=True)
+class InputsLost:
+    """The outputs of all earlier stages for a request in this stage are no longer held."""
+
+    stage_id: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """Work was withdrawn, because the replica of the previous stage died before it had sent the input.
+
+    ``work``: withdrawn or taken out before. ``stage_id``: where it was. ``replica_id``: which replica should have sent.
+    """
+
+    work: StageWork
+    stage_id: int
+    replica_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """The output of work that has ended was lost with its replica before all of it was sent."""
+
+    stage_id: int
+    request_id: str
+    replica_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CannotRunAgain:
+    """Work that was lost cannot run again, for a reason that the driver knows; the answer is `GivenUp`."""
+
+    stage_id: int
+    request_id: str
+    reason: FailReason
+
+
+@dataclass(frozen=True, slots=True)
 class Dropped:
     """A request is gone from a stage; work that was begun for it goes on only if others need it."""
 
@@ -165,6 +204,15 @@ class ReplicaUp:
 
     stage_id: int
     replica_id: int
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStarting:
+    """A new replica is being started; or it no longer is, because it is up or did not start."""
+
+    stage_id: int
+    on: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,18 +225,41 @@ class ReplicaDown:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDied:
-    """A replica is dead, with its caches and its requests; the answer is `Lost` for each of these."""
+    """A replica is dead, with its caches and its requests; the answer is `Lost` for each of these.
+
+    With recovery, the driver then finds out what else is lost, and reports `DeathExamined`.
+    """
 
     stage_id: int
     replica_id: int
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeathExamined:
+    """All that was lost with a dead replica has been reported: recovery decides on the replica and its requests."""
+
+    stage_id: int
+    replica_id: int
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartFailed:
+    """A replica that was to be restarted did not start."""
+
+    stage_id: int
+    replica_id: int
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGone:
-    """A replica has left for good, without requests."""
+    """A replica was stopped on purpose, without requests."""
 
     stage_id: int
     replica_id: int
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +269,7 @@ class ReplicaDraining:
     stage_id: int
     replica_id: int
     on: bool = True
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +279,7 @@ class ReplicaSuspected:
     stage_id: int
     replica_id: int
     on: bool = True
+    cause: str = ""
 
 
 # ---- other events
@@ -231,7 +304,7 @@ class MemoryMeasured:
 class Woken:
     """The time of a `Wake` has come; an outdated one is ignored."""
 
-    stage_id: int
+    stage_id: int | None
     at: float
 
 
@@ -253,7 +326,7 @@ class Start:
     """Send the work to its replica. ``warm``: whether the replica has data of the request in its caches."""
 
     work: StageWork
-    reason: ReleaseReason | None = None  # None: it was placed by recovery, or prepared for the replica
+    reason: ReleaseReason | None = None  # None: recovery or the driver placed it, or it was prepared for the replica
     warm: bool | None = None  # None: unknown
 
 
@@ -323,6 +396,73 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class RunsAgain:
+    """Interrupted work runs again from the first of ``stages``; `Start` follows.
+
+    ``work``: what was interrupted, in the last of ``stages``. ``leader``: the request in whose name it runs now.
+    ``receivers``: all requests that need its output. ``works``: what runs, by stage.
+    """
+
+    work: StageWork
+    leader: str
+    receivers: tuple[str, ...]
+    stages: tuple[int, ...]
+    works: tuple[StageWork, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """Interrupted work waits for a replica, until this time at most."""
+
+    work: StageWork
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Fail the requests that need this work: recovery has given it up."""
+
+    work: StageWork
+    receivers: tuple[str, ...]
+    reason: FailReason
+
+
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """Fail the requests that the driver keeps for a stage without a replica and that came by this time."""
+
+    stage_id: int
+    until: float
+    reason: FailReason
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Restart a replica now, after ending what is left of it; `ReplicaUp` or `RestartFailed` is to follow."""
+
+    stage_id: int
+    replica_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Log and count an incident of a replica."""
+
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A request has left and no work that was begun for it goes on: forget it.
+
+    ``works``: its works that have run or followed others, if recovery is on.
+    """
+
+    request_id: str
+    works: tuple[StageWork, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Chosen:
     """The replica for a request that was `Asked` for; None: vLLM-Omni's own choice is as good."""
 
@@ -332,9 +472,9 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Pass `Woken` at this time: a batching window is over then."""
+    """Pass `Woken` at this time: a batching window is over then, or recovery has something to do (no stage)."""
 
-    stage_id: int
+    stage_id: int | None
     at: float
 
 
@@ -351,14 +491,21 @@ Event = (
     | FirstOutput
     | Finished
     | Withdrawn
+    | InputsLost
+    | Recalled
+    | Undelivered
+    | CannotRunAgain
     | Detached
     | Dropped
     | Regrouped
     | Renamed
     | Asked
     | ReplicaUp
+    | ReplicaStarting
     | ReplicaDown
     | ReplicaDied
+    | DeathExamined
+    | RestartFailed
     | ReplicaGone
     | ReplicaDraining
     | ReplicaSuspected
@@ -367,4 +514,23 @@ Event = (
     | Woken
     | Tick
 )
-Action = Start | Follow | Lead | Ended | Gone | Inherited | Continued | Stop | Lost | Chosen | Wake
+Action = (
+    Start
+    | Follow
+    | Lead
+    | Ended
+    | Gone
+    | Inherited
+    | Continued
+    | Stop
+    | Lost
+    | RunsAgain
+    | Postponed
+    | GivenUp
+    | Unserved
+    | Restart
+    | Report
+    | Forgotten
+    | Chosen
+    | Wake
+)

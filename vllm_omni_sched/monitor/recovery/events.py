@@ -71,6 +71,13 @@ class Aborted:
 
 
 @dataclass(frozen=True)
+class Unsent:
+    """A request was dispatched to a replica that died before it was sent there; it waits in its stage again."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
 class OutputLost:
     """The output of a finished stage for a request is no longer held."""
 
@@ -116,7 +123,7 @@ class Restarted(ReplicaEvent):
 
 
 class RestartFailed(CausedEvent):
-    """A restarted replica did not start."""
+    """A restarted replica did not start; an unknown one is watched from then on, as a dead one."""
 
 
 class Draining(ReplicaEvent):
@@ -144,6 +151,7 @@ Event: TypeAlias = (
     Dispatched
     | Finished
     | Aborted
+    | Unsent
     | OutputLost
     | Recalled
     | Suspected

@@ -96,6 +96,13 @@ class Placement:
         if entry is not None and entry.replica is not None:
             self._replicas[entry.replica].requests.pop(request_id)
 
+    def unsent(self, request_id: str) -> None:
+        """Take a request off a replica that it was never sent to; this counts as no death."""
+        entry = self.ledger.entries.get(request_id)
+        if entry is not None and entry.replica is not None:
+            self._replicas[entry.replica].requests.pop(request_id)
+            entry.replica = None
+
     def output_lost(self, request_id: str, stage: int) -> None:
         """Record that the output of a finished stage for a request is no longer held."""
         if request_id in self.ledger.entries:

@@ -10,6 +10,7 @@ from vllm_omni_sched.monitor.recovery.events import (
     Action,
     Dispatched,
     Event,
+    FailReason,
     Finished,
     Incident,
     OutputLost,
@@ -17,11 +18,12 @@ from vllm_omni_sched.monitor.recovery.events import (
     Replica,
     ReplicaEvent,
     Tick,
+    Unsent,
 )
 from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
 from vllm_omni_sched.monitor.recovery.placement import Placement
 from vllm_omni_sched.monitor.recovery.replicas import Replicas
-from vllm_omni_sched.monitor.recovery.state import LIVE, Phase, ReplicaState
+from vllm_omni_sched.monitor.recovery.state import LIVE, SERVING, Phase, ReplicaState
 
 
 class Recovery:
@@ -42,6 +44,8 @@ class Recovery:
     6. A replica that is to be moved (`Draining`) gets no redispatched request, and leaves (`Left`) only when empty;
        if it dies before, it is treated like any other.
     7. A request that is in several stages at a time has an entry in each; its redispatches are counted over all.
+    8. Requests in the queue of a stage that no replica serves fail at once when none is being restarted, and otherwise
+       ``max_wait_seconds`` after they came, or after the stage lost its last replica if that was later (`unserved`).
 
     An entry is at one stage at a time. An event about an unknown replica or request changes nothing, and neither does
     one that is impossible in the replica's phase: a replica cannot die twice.
@@ -64,6 +68,18 @@ class Recovery:
         self._placement = Placement(self._watched, sources, options)
         self._replicas = Replicas(self._watched, self._placement, options, rng)
         self._ledger = self._placement.ledger
+
+    def watch(self, replica: Replica) -> None:
+        """Watch a replica that has served from the start."""
+        self._watched.setdefault(replica, ReplicaState(replica))
+
+    def watches(self, replica: Replica) -> bool:
+        """Return whether the replica is known, dead or alive."""
+        return replica in self._watched
+
+    def restarts(self, replica: Replica) -> bool:
+        """Return whether the replica is being restarted."""
+        return replica in self._watched and self._watched[replica].phase is Phase.RESTARTING
 
     @property
     def history(self) -> deque[Incident]:
@@ -105,6 +121,17 @@ class Recovery:
         """Return whether a replica of the stage serves or may serve again soon."""
         return self._placement.coming(stage)
 
+    def unserved(self, expected: bool, empty_since: float, now: float) -> FailReason | None:
+        """Return why requests in the queue of a stage without a replica fail (rule 8); None: all of them wait.
+
+        Args:
+            expected: whether a replica of the stage is being started or restarted.
+            empty_since: when the last replica was lost.
+        """
+        if not expected:
+            return FailReason.NO_REPLICA
+        return FailReason.WAITED if now >= empty_since + self.options.max_wait_seconds else None
+
     def on_event(self, event: Event, now: float) -> tuple[Action, ...]:
         """Return the actions for the event, in order.
 
@@ -119,6 +146,8 @@ class Recovery:
                 self._placement.finished(event, actions)
             case Aborted(request_id):
                 self._placement.leave(request_id)
+            case Unsent(request_id):
+                self._placement.unsent(request_id)
             case OutputLost(request_id, stage):
                 self._placement.output_lost(request_id, stage)
             case Recalled(request_id):
@@ -131,3 +160,22 @@ class Recovery:
                 raise TypeError(f"not an event of recovery: {event!r}")
         self._placement.place_waiting(now, actions)
         return tuple(actions)
+
+    def validate(self) -> None:
+        """Check that each request is in one place, and each place has its requests; O(n), for tests.
+
+        Raises:
+            AssertionError: it is not.
+        """
+        entries = self._ledger.entries
+        for replica, watched in self._watched.items():
+            for name in watched.requests:
+                assert name in entries, f"{replica} has {name}, which has left"
+                assert entries[name].replica == replica, f"{replica} has {name}, which is at {entries[name].replica}"
+            assert not watched.requests or watched.phase in SERVING, f"{replica} is {watched.phase} and has requests"
+        for name, entry in entries.items():
+            waits = name in self._ledger.waiting
+            assert not (waits and entry.replica), f"{name} waits and is at {entry.replica}"
+            if entry.replica is not None:
+                assert name in self._watched[entry.replica].requests, f"{name} is not at {entry.replica}"
+        assert self._ledger.waiting.keys() <= entries.keys(), "a request that has left waits"

@@ -48,6 +48,9 @@ class Replicas:
             if isinstance(event, Joined):
                 watched = self._watched[event.replica] = ReplicaState(event.replica)
                 self._record(watched, IncidentKind.MOVED_IN, now, actions, event.cause)
+            elif isinstance(event, RestartFailed):
+                watched = self._watched[event.replica] = ReplicaState(event.replica)
+                self._died(watched, event.cause, now, actions)
             return
         match event:
             case Suspected(_, cause) if watched.phase in LIVE:
@@ -63,6 +66,9 @@ class Replicas:
             case Restarted() if watched.phase is Phase.RESTARTING:
                 watched.phase, watched.wake = Phase.BACK, math.inf
                 self._record(watched, IncidentKind.BACK, now, actions)
+            case Joined(_, cause) if watched.phase not in SERVING and watched.phase is not Phase.RESTARTING:
+                watched.phase, watched.wake = Phase.BACK, math.inf  # somebody else has started it
+                self._record(watched, IncidentKind.MOVED_IN, now, actions, cause)
             case Draining() if watched.phase in LIVE:
                 watched.phase = Phase.DRAINING
                 self._record(watched, IncidentKind.DRAINING, now, actions)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vllm_omni_sched.core.pipeline.recovery import PipelineRecovery
+from vllm_omni_sched.core.pipeline.requests import StageWork
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.stages.handover import Handovers
 from vllm_omni_sched.omni.stages.payloads import Payloads
@@ -42,34 +44,31 @@ class AsyncChunkRecovery:
         """Return False for requests with companions of classifier-free guidance, which are paired by their names."""
         return not self._orchestrator._cfg_tracker.has_companions(request_id)
 
-    def unsent(self, pool: ScheduledPool, replica_id: int, works: Mapping[str, Mapping[int, Work]]) -> list[Work]:
+    def unsent(self, pool: ScheduledPool, replica_id: int, recovery: PipelineRecovery) -> list[Work]:
         """Return the works that a replica had finished but perhaps not sent: the next stage is not done with them."""
         if pool.stage_id + 1 >= len(self._orchestrator.stage_pools):
             return []
         after = self._orchestrator.stage_pools[pool.stage_id + 1].queue
         names = [one.request_id for one in self._handovers.of_replica(pool.stage_id, replica_id)]
+        found = {name: recovery.works_of(name).get(pool.stage_id) for name in names}
         return [
-            works[name][pool.stage_id]
-            for name in names
-            if pool.stage_id in works.get(name, ()) and not pool.queue.has_work(name) and after.has_work(name)
+            work
+            for name, work in found.items()
+            if isinstance(work, Work) and not pool.queue.has_work(name) and after.has_work(name)
         ]
 
-    def stop(self, lost: Work, works: dict[int, Work]) -> list[Work]:
+    def stop(self, lost: Work, recovery: PipelineRecovery) -> None:
         """Withdraw a request from all stages; that of ``lost`` has lost it.
 
         A waiting work does not start before ``lost`` has a place: it would wait for pieces, which has a time limit.
 
         Args:
-            works: works of the request by stage; waiting ones are added.
-
-        Returns:
-            The works that were withdrawn from replicas.
+            recovery: knows the works of the request; waiting ones become known to it.
         """
-        name, orchestrator, taken = lost.request_id, self._orchestrator, []
+        name, orchestrator = lost.request_id, self._orchestrator
         for pool in orchestrator.stage_pools:
-            waiting = pool.queue.take_out(name)
-            if waiting is not None:
-                works[pool.stage_id] = waiting
+            pool.queue.take_out(name)
+        works = {stage_id: work for stage_id, work in recovery.works_of(name).items() if isinstance(work, Work)}
         present_in = [pool.queue.receivers(name) for pool in orchestrator.stage_pools]
         everybody = max(present_in, key=len)  # requests that share a stage share all; an ended stage has no receivers
         if name not in orchestrator.request_states:  # the request that began it has left
@@ -84,16 +83,15 @@ class AsyncChunkRecovery:
             pool = orchestrator.stage_pools[stage_id]
             self._reset_output(pool, name)
             replica_id = work.replica_id
+            work.bound = None if work is lost else pool.get_bound_replica_id(name)
             if work is lost or not pool.queue.withdraw(work):
                 continue
-            taken.append(work)
             orchestrator.driver.board.aborted(stage_id, replica_id, name)  # it may run elsewhere, or never again
             if pool.output_processor is not None:
                 pool.output_processor.abort_requests([work.runs_as], internal=True)
             client = pool.clients[replica_id]
             if client is not None:
                 orchestrator.spawn(abort_run(client, present[stage_id]))
-        return taken
 
     def _reset_output(self, pool: ScheduledPool, name: str) -> None:
         orchestrator, stage_id = self._orchestrator, pool.stage_id
@@ -106,23 +104,14 @@ class AsyncChunkRecovery:
                 if state.pending_final_output is not None and state.pending_final_output.stage_id == stage_id:
                     state.pending_final_output = None
 
-    async def resume(self, lost: Work, replica_id: int, works: Mapping[int, Work]) -> None:
-        """Run a request again: on this replica in the stage that lost it, in the others as they have room."""
-        for stage_id in sorted(works):
-            work, queue = works[stage_id], self._orchestrator.stage_pools[stage_id].queue
-            if self._orchestrator.recovery.works_of(work.request_id) is not works:
-                return  # it has left meanwhile
-            if getattr(work.request, "payload_sender_info", None) is not None:
-                work.request.payload_sender_info = self._orchestrator._build_payload_sender_info(
-                    stage_id - 1, request_id=work.request_id
-                )
-            if work is lost:
-                work.redispatched = True
-                await queue.place(work, replica_id)
-            elif not queue.has_work(work.request_id):
-                await queue.wait(work)
+    def renew_sender(self, work: Work) -> None:
+        """Tell a work that runs again where the previous stage runs now, which sends its pieces."""
+        if getattr(work.request, "payload_sender_info", None) is not None:
+            work.request.payload_sender_info = self._orchestrator._build_payload_sender_info(
+                work.stage_id - 1, request_id=work.request_id
+            )
 
-    def forget(self, request_id: str, works: Mapping[int, Work]) -> None:
+    def forget(self, request_id: str, works: Mapping[int, StageWork]) -> None:
         """Forget a request that has left, and remove its pieces from the connectors."""
         names = self._names.all_names(request_id)
         for pool in self._orchestrator.stage_pools:
@@ -144,7 +133,8 @@ async def _in_thread(work: Any) -> None:
     await asyncio.get_running_loop().run_in_executor(None, work)
 
 
-def _pieces(work: Work) -> int:
+def _pieces(work: StageWork) -> int:
     """Return the most pieces that a stage may have sent for a request."""
+    assert isinstance(work, Work)
     most = getattr(work.state.sampling_params_list[work.stage_id], "max_tokens", None)
     return PIECES if most is None else most + STEPS

@@ -123,8 +123,7 @@ class HangDetector:
             logger.warning("stage %s hangs: %s; %s", anomaly.subject, why, follows)
             self._orchestrator.driver.board.anomaly(stage_id, anomaly.kind.value)
             if hang_seconds is not None:
-                pool.suspect(replica_id)
-                recovery.suspect(pool, replica_id, why)
+                pool.suspect(replica_id, cause=why)
         if hang_seconds is not None and now - self._since[key] >= hang_seconds:
             logger.error(
                 "stage %s still hangs after another %g s (runtime.recovery.hang_seconds); killing its processes",
@@ -153,7 +152,6 @@ class HangDetector:
             return
         logger.warning("stage %s replica %d no longer hangs and gets new requests again", self._names[key[0]], key[1])
         pool.suspect(key[1], on=False)
-        self._orchestrator.recovery.clear_suspicion(pool, key[1])
         self._orchestrator.spawn(self._orchestrator.release())
 
     def _forget(self, key: tuple[int, int]) -> None:

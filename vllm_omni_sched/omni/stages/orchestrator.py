@@ -72,7 +72,7 @@ class ScheduledOrchestrator(Orchestrator):
         run_names = RunNames()
         self.payloads = Payloads(run_names.external)
         self.sharing = Sharing(self, self.payloads)
-        self.recovery = RecoveryDriver(self, runtime, self.payloads, run_names)
+        self.recovery = driver.recovery = RecoveryDriver(self, runtime, self.payloads, run_names)
         self.liveness = Liveness(driver.config.runtime.recovery.detection_seconds, self._handle_dead_replica)
         self.migrator = ReplicaMigrator(self, runtime, driver.config.runtime.drain_seconds)
         self.layout = driver.layout(self.migrator)
@@ -90,17 +90,11 @@ class ScheduledOrchestrator(Orchestrator):
     ) -> Work:
         return self.sharing.describe(pool, request_id, state, request, submit_args, now)
 
-    def joined(self, work: Work) -> None:
-        self.recovery.track(work)
-
     def leads(self, pool: ScheduledPool, work: Work) -> None:
         self.sharing.leads(pool, work)
 
     def inherited(self, owner: str, heir: Work) -> None:
         self.sharing.inherits(owner, heir)
-
-    def ended(self, work: Work) -> None:
-        self.recovery.ended(work)
 
     # ---- inputs
 
@@ -187,7 +181,6 @@ class ScheduledOrchestrator(Orchestrator):
                     self.sharing.ended(stage_id, output.request_id, receivers)
                 queue.finished(output.request_id, succeeded=not failed)
                 if output.request_id not in self.request_states:  # it was begun for a request that has left
-                    self.recovery.forget(output.request_id)
                     self.stage_pools[stage_id]._request_bindings.pop(output.request_id, None)
                 ended = True
             else:
@@ -233,10 +226,8 @@ class ScheduledOrchestrator(Orchestrator):
         outputs = await super()._cleanup_request_ids(request_ids, abort=abort, release_owners=release_owners)
         for pool, work in orphans:
             await pool.abort_orphan(work.request_id, work.replica_id)
-            self.recovery.forget(work.request_id)
         for request_id in {*request_ids, *(before - set(self.request_states))}:
             self.sharing.forget(request_id)  # while the name under which its payloads were sent is known
-            self.recovery.forget(request_id)
             self.stall_guard.forget(request_id)
             if request_id not in self.request_states:
                 self.deduplicator.forget(request_id)
@@ -290,7 +281,6 @@ class ScheduledOrchestrator(Orchestrator):
             await self.liveness.check(self.stage_pools, self.clock())
             self.hang_detector.check(self.clock())
             self.stall_guard.check(self.clock())
-            self.recovery.tick()
             self.migrator.tick()
             self.driver.tick(self.clock())
             if self.layout is not None:

@@ -22,9 +22,7 @@ from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly.finding import AnomalyKind
 from vllm_omni_sched.monitor.forecast.plan import Move, MoveReason, PoolState
-from vllm_omni_sched.monitor.recovery.events import FailReason, Incident, IncidentKind, Replica
-from vllm_omni_sched.monitor.recovery.options import recovery_options
-from vllm_omni_sched.monitor.recovery.policy import Recovery
+from vllm_omni_sched.monitor.recovery.events import FailReason, Incident, IncidentKind
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.monitor.stage_metrics import StageCollector
 from vllm_omni_sched.omni.stages.forecaster import Forecaster
@@ -39,6 +37,7 @@ from vllm_omni_sched.resource.pipeline.modality_pools import ShareReason
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.pool import ScheduledPool
+    from vllm_omni_sched.omni.stages.recovery_driver import RecoveryDriver
 
 logger = get_logger(__name__)
 
@@ -56,13 +55,14 @@ class PipelineDriver:
     """
 
     def __init__(self, config: StageSchedConfig, graph: StageGraph, async_chunk: bool, rng: Random) -> None:
-        self.config, self.graph, self._rng, self._async_chunk = config, graph, rng, async_chunk
+        self.config, self.graph = config, graph
         self.memory = HostMemory()
         self.classes = Classes(config.graph.priority)
-        self.context = PipelineContext(config, graph, rng, credits=not async_chunk)
+        self.context = PipelineContext(config, graph, rng, together=async_chunk)
         self.core = PipelineCore(self.context)
         self._lock = threading.RLock()  # vLLM-Omni chooses replicas of sessions in other threads, too
         self.queues: dict[int, StageQueue] = {}
+        self.recovery: RecoveryDriver | None = None  # set by the orchestrator
         self.board = StageBoard(
             [stage.stage_id for stage in graph.stages],
             anomalies=[kind.value for kind in AnomalyKind],
@@ -89,29 +89,29 @@ class PipelineDriver:
     async def release(self, now: float) -> None:
         """Start all works of all stages that can start now."""
         for action in self.handle(e.Tick(), now):
-            if isinstance(action, e.Start):
-                self.queues[action.work.stage_id].do(action, now)
+            self.do(action, now)
         for stage_id in sorted(self.queues, reverse=True):
             await self.queues[stage_id].send()
+
+    def do(self, action: e.Action, now: float, queue: StageQueue | None = None) -> None:
+        """Carry out an action, except for sending. ``queue``: that of the stage whose event led to it."""
+        match action:
+            case e.Start(work):
+                self.queues[work.stage_id].do(action, now)
+            case e.Report(incident):
+                self.incident(incident)
+            case e.RunsAgain() | e.GivenUp() | e.Unserved() | e.Restart() | e.Forgotten():
+                if self.recovery is not None:
+                    self.recovery.do(action)
+            case _:
+                if queue is not None:
+                    queue.do(action, now)
 
     def measure_memory(self, now: float) -> None:
         """Tell the core how much of the host's memory is in use, if that has changed."""
         used = self.memory.used(now)
         if used != self.context.memory_used:
             self.handle(e.MemoryMeasured(used), now)
-
-    def recovery_policy(self, pools: list[ScheduledPool]) -> Recovery | None:
-        options = self.config.runtime.recovery
-        if not options.enabled:
-            return None
-        replicas = {Replica(pool.stage_id, i): float("inf") for pool in pools for i in range(pool.num_replicas)}
-        return Recovery(
-            replicas,
-            # if all stages run at once, none waits for the output of another
-            {} if self._async_chunk else {stage.stage_id: stage.sources for stage in self.graph.stages},
-            recovery_options(options),
-            self._rng,
-        )
 
     def arrived(self, message: Any, now: float) -> None:
         """Record that a request has arrived at the pipeline."""
@@ -142,7 +142,8 @@ class PipelineDriver:
         known = self.known.get(request_id)
         if self.forecaster is not None and known is not None:
             self.forecaster.shares.left(known.modality, known.replicas)
-        self.handle(e.Left(request_id), now)
+        for action in self.handle(e.Left(request_id), now):
+            self.do(action, now)
 
     def waive_credits(self, request_id: str, now: float) -> None:
         """Give back the credits of a request that returns to an earlier stage; it needs none from then on."""

@@ -153,10 +153,10 @@ class ScheduledPool(StagePool):
             self.bound_sends()
             release_client(client)
 
-    def add_client(self, input_addr: str, client: Any, *, replica_id: int | None = None) -> int:
+    def add_client(self, input_addr: str, client: Any, *, replica_id: int | None = None, cause: str = "") -> int:
         added: int = super().add_client(input_addr, client, replica_id=replica_id)
         self.suspected.discard(added)
-        self.queue.replica_up(added)
+        self.queue.replica_up(added, cause)
         return added
 
     def remove_client(self, input_addr: str) -> Any | None:
@@ -176,22 +176,23 @@ class ScheduledPool(StagePool):
         self.clients[replica_id] = None
         self.queue.replica_down(replica_id)
 
-    def drain(self, replica_id: int, *, on: bool = True) -> None:
+    def drain(self, replica_id: int, *, on: bool = True, cause: str = "") -> None:
         """Give a replica no work that was not prepared for it; or let it have work again."""
         (self.draining.add if on else self.draining.discard)(replica_id)
-        self.queue.replica_draining(replica_id, on)
+        self.queue.replica_draining(replica_id, on, cause)
 
-    def suspect(self, *replica_ids: int, on: bool = True) -> None:
+    def suspect(self, *replica_ids: int, on: bool = True, cause: str = "") -> None:
         """Give replicas that hang no work; or let them have work again."""
         (self.suspected.update if on else self.suspected.difference_update)(replica_ids)
-        self.queue.replicas_suspected(replica_ids, on)
+        self.queue.replicas_suspected(replica_ids, on, cause)
 
-    def attach(self, replica_id: int, client: Any) -> None:
+    def attach(self, replica_id: int, client: Any, cause: str = "") -> None:
         """Add the client of a replica that was restarted or is new."""
         if self.names is not None:
             self.names.wrap_client(client)
         gone = [address for address, one in self._addr_to_replica_id.items() if self.clients[one] is None]
         for address in gone:  # an address may be reused by any replica
             del self._addr_to_replica_id[address]
-        self.add_client(self._client_input_addr(client) or f"replica {replica_id}", client, replica_id=replica_id)
+        address = self._client_input_addr(client) or f"replica {replica_id}"
+        self.add_client(address, client, replica_id=replica_id, cause=cause)
         self.bound_sends()

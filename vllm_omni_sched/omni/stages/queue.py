@@ -23,17 +23,11 @@ class QueueHooks(Protocol):
     ) -> Work:
         """Describe a submission by vLLM-Omni."""
 
-    def joined(self, work: Work) -> None:
-        """Record that another request does this work, too."""
-
     def leads(self, pool: ScheduledPool, work: Work) -> None:
         """Get the input of a request that does its own work."""
 
     def inherited(self, owner: str, heir: Work) -> None:
         """Let a request wait in the place of one that has left."""
-
-    def ended(self, work: Work) -> None:
-        """Record that work is over."""
 
     def start(self, pool: ScheduledPool, work: Work) -> Awaitable[None]:
         """Send work to its replica, and handle a dead one."""
@@ -104,7 +98,7 @@ class StageQueue:
         """Pass an event to the core; what can be done at once is done. Works that start are sent by `send`."""
         actions = self._driver.handle(event, now := self._clock())
         for action in actions:
-            self.do(action, now)
+            self._driver.do(action, now, self)
         return actions
 
     def do(self, action: e.Action, now: float) -> None:
@@ -121,17 +115,14 @@ class StageQueue:
                 board.batch_limit(stage_id, work.replica_id, load.limit.limit)
                 if warm is not None:
                     board.looked_up(stage_id, work.replica_id, warm)
-            case e.Follow(Work() as work):
+            case e.Follow():
                 board.merged(stage_id)
-                self._hooks.joined(work)
             case e.Ended(Work() as work, _, True):
                 board.finished(stage_id, work.replica_id, work.request_id, now)
                 self._record_end(work, now, succeeded=True)
-                self._hooks.ended(work)
             case e.Ended(Work() as work):
                 board.aborted(stage_id, work.replica_id, work.request_id)
                 self._record_end(work, now, succeeded=False)
-                self._hooks.ended(work)
             case e.Gone(Work() as work):
                 board.aborted(stage_id, work.replica_id, work.request_id)
                 self._record_end(work, now, succeeded=False)
@@ -141,7 +132,7 @@ class StageQueue:
             case e.Inherited(owner, Work() as heir):
                 self._hooks.inherited(owner, heir)
             case _:
-                pass  # `Wake`: all stages are asked often enough; the others are answers to questions
+                pass  # `Wake`: all stages are asked often enough; others are answers to questions
 
     def _record_end(self, work: Work, now: float, succeeded: bool) -> None:
         self._driver.monitor.ended(work, now, succeeded=succeeded)
@@ -183,11 +174,6 @@ class StageQueue:
         work.bound = self.pool.get_bound_replica_id(work.request_id)
         self.handle(e.Waits(work))
         await self.send()
-
-    async def place(self, work: Work, replica_id: int) -> None:
-        """Start a work on a replica that recovery has chosen; it has waited before."""
-        self.handle(e.Placed(work, replica_id))
-        await self._hooks.start(self.pool, work)
 
     def take_out(self, request_id: str) -> Work | None:
         """Remove the waiting work of a request and return it; None if there is none."""
@@ -252,27 +238,32 @@ class StageQueue:
         """Remove a request that has left this stage; work begun for it goes on only for others."""
         self.handle(e.Dropped(self._stage_id, request_id))
 
-    def lost(self, replica_id: int) -> list[Work]:
+    def lost(self, replica_id: int, cause: str = "") -> list[Work]:
         """Return the works that a dead replica had; works that it never got wait again."""
-        found = self.handle(e.ReplicaDied(self._stage_id, replica_id))
+        found = self.handle(e.ReplicaDied(self._stage_id, replica_id, cause))
         self._driver.board.lost(self._stage_id, replica_id)
         return [one.work for one in found if isinstance(one, e.Lost) and not one.waits and isinstance(one.work, Work)]
 
     # ---- replicas
 
-    def replica_up(self, replica_id: int) -> None:
+    def replica_up(self, replica_id: int, cause: str = "") -> None:
         """Record that a replica is new or was restarted."""
-        self.handle(e.ReplicaUp(self._stage_id, replica_id))
+        self.handle(e.ReplicaUp(self._stage_id, replica_id, cause))
 
     def replica_down(self, replica_id: int) -> None:
         """Record that a replica takes no requests any more."""
         self.handle(e.ReplicaDown(self._stage_id, replica_id))
 
-    def replica_draining(self, replica_id: int, on: bool) -> None:
-        """Record that a replica is being drained, or no longer."""
-        self.handle(e.ReplicaDraining(self._stage_id, replica_id, on))
+    def replica_gone(self, replica_id: int) -> None:
+        """Record that a replica was stopped on purpose."""
+        self.handle(e.ReplicaGone(self._stage_id, replica_id))
+        self._driver.board.lost(self._stage_id, replica_id)
 
-    def replicas_suspected(self, replica_ids: Iterable[int], on: bool) -> None:
+    def replica_draining(self, replica_id: int, on: bool, cause: str = "") -> None:
+        """Record that a replica is being drained, or no longer."""
+        self.handle(e.ReplicaDraining(self._stage_id, replica_id, on, cause))
+
+    def replicas_suspected(self, replica_ids: Iterable[int], on: bool, cause: str = "") -> None:
         """Record that replicas seem to hang, or answer again."""
         for replica_id in replica_ids:
-            self.handle(e.ReplicaSuspected(self._stage_id, replica_id, on))
+            self.handle(e.ReplicaSuspected(self._stage_id, replica_id, on, cause))

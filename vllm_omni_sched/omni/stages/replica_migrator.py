@@ -7,8 +7,8 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.logs import get_logger
-from vllm_omni_sched.monitor.recovery import events
 from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Replica
 from vllm_omni_sched.omni.stages.device_assignment import DeviceAssignment
 from vllm_omni_sched.omni.stages.processes import release_client
@@ -193,8 +193,9 @@ class ReplicaMigrator:
         if again is None:
             return MigrationOutcome.BACK
         self.stopped.discard(replica)
-        self._report(events.Joined(replica), IncidentKind.MOVED_IN)
-        self._report(events.Died(replica, f"it did not start again: {again}"), IncidentKind.DIED)
+        cause = f"it did not start again: {again}"
+        self._pools[replica.stage].queue.handle(e.RestartFailed(replica.stage, replica.index, cause))
+        self._record_alone(replica, IncidentKind.DIED, cause)
         return MigrationOutcome.LOST
 
     async def _start_before_stop(self, replica: Replica, devices: str) -> MigrationOutcome:
@@ -228,22 +229,22 @@ class ReplicaMigrator:
         if client is None:
             return MigrationOutcome.DIED  # recovery handles it
         pool.drain(replica.index)
-        self._report(events.Draining(replica), IncidentKind.DRAINING)
+        self._record_alone(replica, IncidentKind.DRAINING)
         self._draining = (replica, client, self._orchestrator.clock() + self._drain_seconds, found)
         outcome: MigrationOutcome = await found
-        pool.drain(replica.index, on=False)
+        held = sum(bound == replica.index for bound in list(pool._request_bindings.values()))
+        pool.drain(replica.index, on=False, cause=f"{outcome.value}, {held} requests")
         if outcome is MigrationOutcome.DIED:
             self._record(replica, IncidentKind.STAYED, "it died")
             return outcome
         if outcome is not MigrationOutcome.MOVED:
-            held = sum(bound == replica.index for bound in list(pool._request_bindings.values()))
-            self._report(events.Stays(replica, f"{outcome.value}, {held} requests"), IncidentKind.STAYED)
+            self._record_alone(replica, IncidentKind.STAYED, f"{outcome.value}, {held} requests")
             if replica.index in pool.suspected:
-                self._orchestrator.recovery.suspect(pool, replica.index, "it hangs")
+                pool.suspect(replica.index, cause="it hangs")
             await self._orchestrator.release()
             return outcome
-        self._report(events.Left(replica), IncidentKind.MOVED_AWAY)
-        pool.queue.lost(replica.index)
+        pool.queue.replica_gone(replica.index)
+        self._record_alone(replica, IncidentKind.MOVED_AWAY)
         self._orchestrator._remove_stage_replica_waiting(replica.stage, replica.index)
         try:
             if client.stage_type == "diffusion":  # its sockets belong to the event loop
@@ -279,10 +280,10 @@ class ReplicaMigrator:
                 self.devices.remove(replica)
             return str(error) or type(error).__name__
         await orchestrator.forget_items(replica.stage)
-        pool.attach(replica.index, client)
         self.stopped.discard(replica)
+        pool.attach(replica.index, client, cause=f"on {devices}")
         orchestrator._orch_monitor.register_replica(replica.stage, replica.index)
-        self._report(events.Joined(replica, f"on {devices}"), IncidentKind.MOVED_IN)
+        self._record_alone(replica, IncidentKind.MOVED_IN, f"on {devices}")
         orchestrator.recovery.parking.unpark(replica.stage)
         await orchestrator.release()
         return None
@@ -295,12 +296,10 @@ class ReplicaMigrator:
             and not self._orchestrator.recovery.in_flight(replica)
         )
 
-    def _report(self, event: Any, kind: IncidentKind) -> None:
-        """Tell recovery, which records the event; without recovery, record it here."""
-        if self._orchestrator.recovery.on:
-            self._orchestrator.recovery.report(event)
-        else:
-            self._record(event.replica, kind, getattr(event, "cause", ""))
+    def _record_alone(self, replica: Replica, kind: IncidentKind, cause: str = "") -> None:
+        """Record an incident that recovery would record if it were on."""
+        if not self._orchestrator.recovery.on:
+            self._record(replica, kind, cause)
 
     def _record(self, replica: Replica, kind: IncidentKind, cause: str) -> None:
         self._orchestrator.driver.incident(Incident(self._orchestrator.clock(), replica, kind, cause))

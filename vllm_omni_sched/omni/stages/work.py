@@ -20,7 +20,6 @@ class Work(StageWork):
     state: Any  # OrchestratorRequestState
     request: Any  # the request as sent to the engine
     submit_args: dict[str, Any]  # the other arguments
-    redispatched: bool = False  # recovery has placed it
 
     @property
     def runs_as(self) -> str:

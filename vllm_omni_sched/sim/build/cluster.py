@@ -73,8 +73,9 @@ class Cluster:
         costs = StageCosts() if learns else None
         pools: list[Pool] = []
         for at, (stage, spec, make) in enumerate(zip(scenario.stages, specs, makes, strict=True)):
-            if orchestration is not None and stage.balance is None:
-                pools.append(pool := GatedPool(sim, at, spec, make, orchestration))
+            if orchestration is not None:
+                chooser = None if stage.balance is None else self._chooser(stage)
+                pools.append(pool := GatedPool(sim, at, spec, make, orchestration, chooser))
                 if isinstance(make, Engines):
                     make.on_first_output = pool.on_first_output
             else:

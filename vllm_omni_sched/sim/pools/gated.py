@@ -1,13 +1,13 @@
 """Simulate a stage that the pipeline core schedules, as it does in vLLM-Omni."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.requests import StageWork
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.choose import RoundRobinChooser
+from vllm_omni_sched.sim.pools.choose import Chooser, RoundRobinChooser
 from vllm_omni_sched.sim.pools.features import work_of
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pool import Pool
@@ -33,19 +33,33 @@ class GatedPool(Pool):
     """Turns what happens in a stage into events of the pipeline core, and the core's actions into jobs of servers.
 
     The core's rules are those of `StageScheduler`.
+
+    Args:
+        shared: the core, which all stages share.
+        chooser: sends each request to a replica at once, past the core's queue; None: the core decides.
     """
 
-    def __init__(self, sim: Simulator, stage: int, spec: StageSpec, make: Make, shared: Orchestration) -> None:
+    def __init__(
+        self,
+        sim: Simulator,
+        stage: int,
+        spec: StageSpec,
+        make: Make,
+        shared: Orchestration,
+        chooser: Chooser | None = None,
+    ) -> None:
         self.shared = shared
+        self._direct = chooser
+        shared.pools[stage] = self
         self.scheduler = shared.core.add_stage(stage, spec.at_once, ())
         self._autoregressive = spec.kind is StageKind.AR
         self._runs: dict[str, RequestRun] = {}  # present in this stage
-        super().__init__(sim, stage, spec, make, RoundRobinChooser())
+        super().__init__(sim, stage, spec, make, chooser or RoundRobinChooser())
 
     # ---- requests
 
     def submit(self, run: RequestRun) -> None:
-        if not self.live and not self.events.expects_replica(self.stage):
+        if not self.live and (self._direct is not None or not self.events.expects_replica(self.stage)):
             self.events.fail_request(run)
             return
         self._runs[run.name] = run
@@ -58,41 +72,43 @@ class GatedPool(Pool):
             request_run=run,
         )
         if any(isinstance(one, e.Lead) for one in self.shared.handle(e.Submitted(work, run.features[self.stage]))):
-            self._do(self.shared.handle(e.Waits(work)))
+            if self._direct is None:
+                self.shared.tell(e.Waits(work))
+            else:
+                chosen = self._direct.choose(self.estimate(run), self.live, self.sim.now)
+                self.shared.tell(e.Placed(work, chosen.index))
+
+    def estimate(self, run: RequestRun) -> float:
+        return self.shared.context.costs.estimate(str(self.stage), run.features[self.stage])
 
     def _key(self, run: RequestRun) -> Hashable | None:
-        return work_of(run.request, self.spec.kind) if self.shared.config.graph.merging.enabled else None
+        merges = self._direct is None and self.shared.config.graph.merging.enabled
+        return work_of(run.request, self.spec.kind) if merges else None
 
     def release(self) -> None:
         """Start all requests that may start now."""
-        self._do(self.shared.handle(e.Tick(self.stage)))
+        self.shared.tell(e.Tick(self.stage))
 
-    def _do(self, actions: Iterable[e.Action]) -> None:
-        for action in actions:
-            match action:
-                case e.Start(SimulatedWork() as work):
-                    self._start(work)
-                case e.Wake(_, at):
-                    self.sim.at(at, self._woken, at)
-                case e.Continued(_, name, SimulatedWork() as heir):
-                    self._inherit(self.scheduler.running[name], heir)
-                case e.Stop(SimulatedWork() as work):
-                    self._stop(work)
-                    self.shared.handle(e.Dropped(self.stage, work.request_id))
-                case e.Gone(SimulatedWork() as work):
-                    self._stop(work)
-                case _:
-                    pass
+    def do(self, action: e.Action) -> None:
+        match action:
+            case e.Start(SimulatedWork() as work):
+                self._start(work)
+            case e.Continued(_, name, SimulatedWork() as heir):
+                self._inherit(self.scheduler.running[name], heir)
+            case e.Stop(SimulatedWork() as work):
+                self._stop(work)
+                self.shared.tell(e.Dropped(self.stage, work.request_id))
+            case e.Gone(SimulatedWork() as work):
+                self._stop(work)
+            case _:
+                pass
 
-    def _start(self, work: SimulatedWork, attempt: int = 0) -> None:
+    def _start(self, work: SimulatedWork) -> None:
         work.sent = True
         replica = self.replicas[work.replica_id]
-        work.stage_run = stage_run = StageRun(work.request_run, self.stage, work.cost_seconds, attempt)
+        work.stage_run = stage_run = StageRun(work.request_run, self.stage, work.cost_seconds)
         stage_run.work = work
         self.send(stage_run, replica)
-
-    def _woken(self, at: float) -> None:
-        self._do(self.shared.handle(e.Woken(self.stage, at)))
 
     def on_first_output(self, job: Job) -> None:
         if isinstance(job, StageRun) and job.request_run.stage_run is job and not job.has_output:
@@ -108,7 +124,7 @@ class GatedPool(Pool):
             # the server does not report first outputs when they are made
             first = max(min(stage_run.first, now) - stage_run.submitted, 0.0)
             self.shared.handle(e.FirstOutput(self.stage, name, first))
-        for action in self.shared.handle(e.Finished(self.stage, name)):
+        for action in self.shared.tell(e.Finished(self.stage, name)):
             if isinstance(action, e.Ended):
                 for receiver in action.receivers:
                     self.events.finished(self._runs.pop(receiver), stage_run)
@@ -118,8 +134,8 @@ class GatedPool(Pool):
 
     def withdraw(self, run: RequestRun) -> None:
         if self._runs.pop(run.name, None) is not None:
-            self._do(self.shared.handle(e.Detached(self.stage, run.name)))
-            self._do(self.shared.handle(e.Dropped(self.stage, run.name)))
+            self.shared.tell(e.Detached(self.stage, run.name))
+            self.shared.tell(e.Dropped(self.stage, run.name))
         self.release()
 
     def _inherit(self, work: StageWork, heir: SimulatedWork) -> None:
@@ -129,37 +145,39 @@ class GatedPool(Pool):
         assert stage_run is not None
         work.request_run.stage_run = None
         work.request_run = stage_run.request_run = heir.request_run
-        heir.request_run.work, heir.request_run.stage_run, stage_run.attempt = work, stage_run, 0
-        if self.reports_dispatches:
-            self.events.began(stage_run)
+        heir.request_run.work, heir.request_run.stage_run = work, stage_run
 
     def _stop(self, work: SimulatedWork) -> None:
         if work.stage_run is not None and work.request_run.stage_run is work.stage_run:
             self.stop(work.stage_run)
 
-    def placed(self, run: RequestRun, index: int, attempt: int) -> None:
-        assert isinstance(run.work, SimulatedWork)
-        for action in self.shared.handle(e.Placed(run.work, index)):
-            if isinstance(action, e.Start):
-                self._start(run.work, attempt)
-
     def notice(self, index: int) -> list[RequestRun]:
         lost = super().notice(index)
-        self.shared.handle(e.ReplicaDied(self.stage, index))
+        self.shared.tell(e.ReplicaDied(self.stage, index, "killed"))
         return lost
 
     def _serve(self, replica: Replica) -> None:
         super()._serve(replica)
-        self.shared.handle(e.ReplicaUp(self.stage, replica.index))
+        self.shared.tell(e.ReplicaUp(self.stage, replica.index))
 
-    def _stop_sending(self, replica: Replica) -> None:
-        super()._stop_sending(replica)
-        self.shared.handle(e.ReplicaDraining(self.stage, replica.index))
+    def add(self) -> None:
+        super().add()
+        self.shared.handle(e.ReplicaStarting(self.stage))
+
+    def _started(self, nothing: None) -> None:
+        self.shared.handle(e.ReplicaStarting(self.stage, on=False))
+        super()._started(nothing)
+
+    def drain(self) -> int | None:
+        index = super().drain()
+        if index is not None:
+            self.shared.tell(e.ReplicaDraining(self.stage, index))
+        return index
 
     def _leave_if_empty(self, replica: Replica) -> None:
         super()._leave_if_empty(replica)
         if replica.index not in self.replicas:
-            self.shared.handle(e.ReplicaGone(self.stage, replica.index))
+            self.shared.tell(e.ReplicaGone(self.stage, replica.index))
 
     @property
     def request_seconds(self) -> float | None:

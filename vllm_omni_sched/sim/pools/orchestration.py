@@ -1,19 +1,16 @@
 """Connect a simulated pipeline to the core that also schedules the stages of vLLM-Omni."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from random import Random  # noqa: TID251 (the type of an argument)
+from typing import Protocol
 
 from vllm_omni_sched.config.stage_options import StageSchedConfig
+from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.context import PipelineContext
 from vllm_omni_sched.core.pipeline.core import PipelineCore
-from vllm_omni_sched.core.pipeline.events import Action, Arrived, Event, Left
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest
 from vllm_omni_sched.graph.stages import Stage, StageGraph
-from vllm_omni_sched.monitor.recovery.events import Replica
-from vllm_omni_sched.monitor.recovery.options import recovery_options
-from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.features import bytes_of, features_of, keys_of
 from vllm_omni_sched.sim.pools.request_run import RequestRun
@@ -38,8 +35,25 @@ def graph_of(specs: Sequence[StageSpec], paths: Sequence[tuple[int, ...]]) -> St
     return StageGraph.of(stages, {path[0] for path in paths})
 
 
+class Acts(Protocol):
+    """Carries out the actions of the core in one stage; a pool implements it."""
+
+    def do(self, action: e.Action) -> None:
+        """Carry out an action."""
+
+
+class RecoveryActs(Protocol):
+    """Carries out what recovery decides; the pipeline implements it."""
+
+    def give_up(self, request_ids: Sequence[str]) -> None:
+        """Fail requests."""
+
+    def restart_replica(self, stage: int, index: int) -> None:
+        """Restart a replica."""
+
+
 class Orchestration:
-    """Runs the pipeline core by the clock of a simulation; pools add their stages to it.
+    """Runs the pipeline core by the clock of a simulation; pools add their stages to it, and get its actions.
 
     Args:
         config: the options.
@@ -58,26 +72,44 @@ class Orchestration:
     ) -> None:
         self.config, self.rng, self._sim = config, rng, sim
         self.context = PipelineContext(config, graph_of(specs, paths), rng)
-        self.core = PipelineCore(self.context)
+        self.core = PipelineCore(self.context, keeps_outputs=True)
+        self.pools: dict[int, Acts] = {}
+        self.pipeline: RecoveryActs
 
-    def handle(self, event: Event) -> list[Action]:
+    @property
+    def recovers(self) -> bool:
+        """Return whether recovery is on."""
+        return self.core.recovery is not None
+
+    def handle(self, event: e.Event) -> list[e.Action]:
         """Pass an event to the core, and return its actions."""
         return self.core.handle(event, self._sim.now)
 
-    def recovery(self, specs: Sequence[StageSpec]) -> Recovery | None:
-        """Return the policy that repairs dead replicas; None if it is off.
+    def tell(self, event: e.Event) -> list[e.Action]:
+        """Pass an event to the core, carry out its actions, and return them."""
+        actions = self.handle(event)
+        self.do(actions)
+        return actions
 
-        The output of a stage for a request is kept until the request leaves, so no earlier stage runs again.
-        """
-        options = self.config.runtime.recovery
-        if not options.enabled:
-            return None
-        return Recovery(
-            {Replica(stage, index): math.inf for stage, spec in enumerate(specs) for index in range(spec.replicas)},
-            {},
-            recovery_options(options),
-            self.rng,
-        )
+    def do(self, actions: Iterable[e.Action]) -> None:
+        """Carry out actions of the core."""
+        for action in actions:
+            match action:
+                case e.Start(work) | e.Stop(work) | e.Gone(work):
+                    self.pools[work.stage_id].do(action)
+                case e.Continued(stage_id):
+                    self.pools[stage_id].do(action)
+                case e.Wake(stage_id, at):
+                    self._sim.at(at, self._woken, (stage_id, at))
+                case e.GivenUp(_, request_ids):
+                    self.pipeline.give_up(request_ids)
+                case e.Restart(stage_id, index):
+                    self.pipeline.restart_replica(stage_id, index)
+                case _:
+                    pass
+
+    def _woken(self, of: tuple[int | None, float]) -> None:
+        self.tell(e.Woken(*of))
 
     def arrived(self, run: RequestRun) -> None:
         """Describe a request that has arrived to the core."""
@@ -98,8 +130,8 @@ class Orchestration:
         )
         for stage in run.path:
             run.features[stage] = features_of(request, self.context.graph.stage(stage).kind)
-        self.handle(Arrived(run.known))
+        self.handle(e.Arrived(run.known))
 
     def left(self, run: RequestRun) -> None:
         """Tell the core that a request has left."""
-        self.handle(Left(run.name))
+        self.tell(e.Left(run.name))

@@ -5,6 +5,7 @@ from dataclasses import replace
 from random import Random  # noqa: TID251 (the type of an argument)
 
 from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Outcome, Record
 from vllm_omni_sched.sim.pools.failures import Failures, FailureSpec
@@ -12,7 +13,6 @@ from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.links import Links
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pool import Pool
-from vllm_omni_sched.sim.pools.recovery_driver import RecoveryDriver
 from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun
 from vllm_omni_sched.sim.work import Request
 
@@ -26,7 +26,7 @@ class Pipeline:
     2. The modality of a request determines its stages.
     3. The client gets the first output of ``answers``, or of the last stage; if that stage reports no times, at
        the end of the request. For a request that ran again, the last run counts.
-    4. A replica whose death is noticed is repaired by the real `Recovery`, if there is one; else its requests fail,
+    4. A replica whose death is noticed is repaired by recovery in the core, if that is on; else its requests fail,
        and it is restarted only with ``respawn``.
 
     Args:
@@ -68,7 +68,6 @@ class Pipeline:
         self.runs: dict[int, RequestRun] = {}  # present requests, by number
         self.arrived = self.done = self.failed = 0
         self.arriving = True
-        self.recovery: RecoveryDriver | None = None
         # called with each request that arrives (True) or leaves (False)
         self.watchers: list[Callable[[RequestRun, bool], None]] = []
         self._paths, self._other = dict(paths), paths[""]
@@ -76,11 +75,11 @@ class Pipeline:
         self._answers, self._respawn = answers, respawn
         self._restart_seconds: dict[tuple[int, int], float] = {}
         if orchestration is not None:
-            recovery = orchestration.recovery([pool.spec for pool in pools])
-            self.recovery = None if recovery is None else RecoveryDriver(sim, recovery, self)
+            orchestration.pipeline = self
+        self._recovering = orchestration if orchestration is not None and orchestration.recovers else None
         self._credits = None if orchestration is None else orchestration.context.credits
         for pool in pools:
-            pool.events, pool.reports_dispatches = self, self.recovery is not None
+            pool.events = self
         self._requests: Iterator[Request] = iter(requests)
         self._to_open, self._closed, self._until = closed or 0, closed is not None, until
         self._ask()
@@ -96,7 +95,7 @@ class Pipeline:
 
     def fail_by(self, spec: FailureSpec, rng: Random) -> Failures:
         """Let replicas die by a schedule."""
-        return Failures(self.sim, self.pools[spec.stage], spec, rng, self._noticed, self.active)
+        return Failures(self.sim, self.pools[spec.stage], spec, rng, self.notice, self.active)
 
     # ---- requests
 
@@ -131,15 +130,9 @@ class Pipeline:
             watcher(run, True)
         self.pools[run.path[0]].submit(run)
 
-    def began(self, stage_run: StageRun) -> None:
-        if self.recovery is not None and not stage_run.attempt:
-            self.recovery.began(stage_run)
-
     def finished(self, run: RequestRun, stage_run: StageRun) -> None:
         position, path = run.position + 1, run.path
         final = position == len(path)
-        if self.recovery is not None and not self.recovery.finished(run, stage_run, final):
-            return
         if self._left is not None:
             self._left(stage_run)
         if stage_run.stage == self._answers or (final and run.answer[0] == INF):
@@ -214,8 +207,6 @@ class Pipeline:
         run.gone = True
         for stage in run.path:  # where it runs, and where others follow it
             self.pools[stage].withdraw(run)
-        if self.recovery is not None:
-            self.recovery.aborted(run)
         self._leave(run, Outcome.FAILED)
         if self.orchestration is not None:
             for pool in self.pools:
@@ -231,11 +222,11 @@ class Pipeline:
 
     # ---- replicas
 
-    def _noticed(self, pool: Pool, index: int, restart_seconds: float) -> None:
+    def notice(self, pool: Pool, index: int, restart_seconds: float) -> None:
+        """Notice that a replica is dead, which takes so long to restart."""
         self._restart_seconds[pool.stage, index] = restart_seconds
         lost = pool.notice(index)
-        if self.recovery is not None:
-            self.recovery.suspected(pool.stage, index)
+        if self._recovering is not None:
             self.sim.after(0.0, self._died, (pool, index))  # when all that died with it are suspected, too
             return
         for run in lost:
@@ -246,9 +237,8 @@ class Pipeline:
 
     def _died(self, dead: tuple[Pool, int]) -> None:
         pool, index = dead
-        assert self.recovery is not None
-        self.recovery.died(pool.stage, index)
-        self._give_up_waiting(pool)
+        assert self._recovering is not None
+        self._recovering.tell(e.DeathExamined(pool.stage, index, "killed"))
 
     def _give_up_waiting(self, pool: Pool) -> None:
         """Fail the queued requests of a stage that has no replica and will have none."""
@@ -261,7 +251,10 @@ class Pipeline:
         pool = self.pools[stage]
         if pool.live or pool.starting:
             return True
-        return self._respawn if self.recovery is None else self.recovery.coming(stage)
+        if self._recovering is None:
+            return self._respawn
+        recovery = self._recovering.core.recovery
+        return recovery is not None and recovery.expects_replica(stage)
 
     def restart_replica(self, stage: int, index: int) -> None:
         """Restart a replica after its restart time."""
@@ -270,25 +263,16 @@ class Pipeline:
     def _started(self, which: tuple[int, int]) -> None:
         stage, index = which
         self.pools[stage].restart(index)
-        if self.recovery is not None:
-            self.recovery.restarted(stage, index)
         self._release(self.pools[stage])
 
-    def redispatch(self, name: str, stage: int, index: int, attempt: int) -> None:
-        """Run a request that lost its replica on another one of the same stage; outputs of earlier stages are kept."""
-        run = self.runs.get(int(name))
-        if run is not None:
-            self.pools[stage].placed(run, index, attempt)
+    def give_up(self, request_ids: Sequence[str]) -> None:
+        """Fail requests that recovery gives up."""
+        for name in request_ids:
+            run = self.runs.get(int(name))
+            if run is not None:
+                self.fail_request(run)
 
-    def give_up(self, name: str) -> None:
-        """Fail a request that recovery gives up."""
-        run = self.runs.get(int(name))
-        if run is not None:
-            self.fail_request(run)
-
-    def joined(self, stage: int, index: int) -> None:
-        if self.recovery is not None:
-            self.recovery.joined(stage, index)
+    def joined(self, stage: int) -> None:
         self._release(self.pools[stage])
 
     def drain(self, pool: Pool) -> bool:
@@ -296,8 +280,6 @@ class Pipeline:
         index = pool.drain()
         if index is None:
             return False
-        if self.recovery is not None:
-            self.recovery.drains(pool.stage, index)
         pool.drained(index)
         return True
 
@@ -307,7 +289,3 @@ class Pipeline:
             pool.add()
         while pool.target > replicas and self.drain(pool):
             pass
-
-    def replica_removed(self, stage: int, index: int) -> None:
-        if self.recovery is not None:
-            self.recovery.left(stage, index)

@@ -36,7 +36,6 @@ class Pool(Replicas):
         costs: StageCosts | None = None,
     ) -> None:
         self.costs = costs
-        self.reports_dispatches = False  # of each dispatch
         self._request_seconds: float | None = None
         self.done_requests = 0
         self._chooser = chooser
@@ -68,9 +67,9 @@ class Pool(Replicas):
         cost = run.costs[self.stage] = self.costs.estimate(str(self.stage), features)
         return cost
 
-    def begin(self, run: RequestRun, replica: Replica, cost_seconds: float, attempt: int = 0) -> None:
-        """Give a request to a replica now. ``attempt``: its number, if recovery has dispatched it."""
-        self.send(StageRun(run, self.stage, cost_seconds, attempt), replica)
+    def begin(self, run: RequestRun, replica: Replica, cost_seconds: float) -> None:
+        """Give a request to a replica now."""
+        self.send(StageRun(run, self.stage, cost_seconds), replica)
 
     def send(self, stage_run: StageRun, replica: Replica) -> None:
         """Send a job to a replica."""
@@ -85,8 +84,6 @@ class Pool(Replicas):
         if replica.load is not None:
             replica.load.add(stage_run, stage_run.cost_seconds, self.sim.now)
         run.attempts += 1
-        if self.reports_dispatches:
-            self.events.began(stage_run)
         if replica.server is None:
             replica.stranded.append(stage_run)
         else:
@@ -132,7 +129,3 @@ class Pool(Replicas):
             replica.server.abort(stage_run)
         if replica.draining:
             self._leave_if_empty(replica)
-
-    def placed(self, run: RequestRun, index: int, attempt: int) -> None:
-        """Run a request where recovery has placed it."""
-        self.begin(run, self.replicas[index], run.costs.get(self.stage, 0.0), attempt)

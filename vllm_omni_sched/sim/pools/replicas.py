@@ -21,9 +21,6 @@ Make = Callable[[int, Done], Server]
 class PoolEvents(Protocol):
     """Receives the events of a pool; the pipeline implements it."""
 
-    def began(self, stage_run: StageRun) -> None:
-        """Record that a request was given to a replica."""
-
     def finished(self, run: RequestRun, stage_run: StageRun) -> None:
         """Record that a stage is done with a request.
 
@@ -36,11 +33,8 @@ class PoolEvents(Protocol):
     def expects_replica(self, stage: int) -> bool:
         """Return whether a replica of a stage exists or will."""
 
-    def joined(self, stage: int, index: int) -> None:
+    def joined(self, stage: int) -> None:
         """Record that a new replica can take requests."""
-
-    def replica_removed(self, stage: int, index: int) -> None:
-        """Record that a replica was stopped while empty."""
 
 
 class Replicas(ABC):
@@ -168,7 +162,7 @@ class Replicas(ABC):
         self._starting -= 1
         replica = self._new()
         self._serve(replica)
-        self.events.joined(self.stage, replica.index)
+        self.events.joined(self.stage)
 
     def drain(self) -> int | None:
         """Drain the idlest replica, of several the newest, and return its index; it leaves when it is empty.
@@ -195,7 +189,6 @@ class Replicas(ABC):
         del self.replicas[replica.index]
         if replica.server is not None:
             self._past.update(replica.server.busy_seconds())
-        self.events.replica_removed(self.stage, replica.index)
 
     def _new(self) -> Replica:
         self._count_held()

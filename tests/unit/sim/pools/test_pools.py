@@ -65,7 +65,7 @@ def test_the_policies_are_the_real_ones():
     assert orchestration.context.order.__class__ is PathOrder
     assert orchestration.context.credits.__class__ is Credits
     assert orchestration.context.affinity[0].__class__ is AffinityBook
-    assert pipeline.recovery.policy.__class__ is Recovery
+    assert orchestration.core.recovery.policy.__class__ is Recovery
     ahead = ForecastScaler(pipeline, {1: ReplicaBounds()}, ForecastOptions())
     assert ahead.forecast.__class__ is LoadForecast
     assert ahead.planner.__class__ is ReplicaPlanner
