@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.engine.harness.engines import our_engines, served_engine, stock_engines
+from tests.engine.harness.engines import VARIANTS, our_engines, served_engine, stock_engines
 from tests.engine.harness.processes import (
     IN_PROCESS,
     NO_PLUGIN,
@@ -23,7 +23,7 @@ from tests.engine.harness.spec import OURS
 HERE = Path(__file__).parent
 
 
-FIXTURES_WITH_ENGINES = {"in_process", "in_processes", "servers", "refused_servers"}
+FIXTURES_WITH_ENGINES = {"in_process", "apart", "in_processes", "servers", "refused_servers"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -71,14 +71,21 @@ def qwen2_vl() -> Path:
 
 
 @pytest.fixture(scope="session")
-def in_process(llava: Path, voxtral: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Run all engines of `harness/engines.py` in one process each, with the same steps in every run."""
+def in_process(
+    request: pytest.FixtureRequest, llava: Path, voxtral: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Results:
+    """Run engines of `harness/engines.py` in one process for each side, with the same steps in every run.
+
+    All engines of stock are run, and of ours the long ones if long tests are selected, the others if others are.
+    """
+    tests = [test for test in request.session.items if "in_process" in getattr(test, "fixturenames", ())]
+    wanted = {test.get_closest_marker("long") is not None for test in tests}
     environment = IN_PROCESS | NO_PLUGIN
     engines = stock_engines(llava, voxtral)
     stock, ours = run_side_by_side(
         tmp_path_factory.mktemp("in_process"),
         engines,
-        our_engines(llava, voxtral),
+        our_engines(llava, voxtral, [variant for variant in VARIANTS if variant.long in wanted]),
         stock_environment=environment,
         our_environment=IN_PROCESS | OUR_PLUGIN,
         kept=file_of_stock("in_process", engines, environment),

@@ -19,7 +19,7 @@ from tests.engine.harness.scenarios import SCENARIOS
 from tests.engine.harness.server import Server
 from tests.engine.harness.spec import OURS
 
-ENGINES = ["bad-input", "bad-input-async", "bad-input-no-prefix"]
+ENGINES = ["bad-input", "bad-input-async", pytest.param("bad-input-no-prefix", marks=pytest.mark.long)]
 
 
 @pytest.fixture(scope="module")

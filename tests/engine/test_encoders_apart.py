@@ -51,7 +51,7 @@ def engines(llava: Path, encodings: Path, ours: bool) -> list[EngineSpec]:
 
 
 @pytest.fixture(scope="module")
-def in_process(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+def apart(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("encoders_apart")
     stock, ours = run_side_by_side(
         folder,
@@ -65,9 +65,9 @@ def in_process(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Results
 
 @pytest.mark.parametrize("scenario", PICTURES)
 @pytest.mark.parametrize("engine", ["split", "split-steered"])
-def test_same_tokens_and_nothing_is_encoded_here(in_process: Results, engine: str, scenario: str) -> None:
-    expected = in_process.of_stock("split", scenario)
-    ran = in_process.of_ours(engine, scenario)
+def test_same_tokens_and_nothing_is_encoded_here(apart: Results, engine: str, scenario: str) -> None:
+    expected = apart.of_stock("split", scenario)
+    ran = apart.of_ours(engine, scenario)
     assert first_difference(expected["requests"], ran["requests"]) is None
     assert ran["left"] == {request.id: 1 for request in SCENARIOS[scenario]().requests}
     assert ran["still_there"] == []
@@ -75,20 +75,20 @@ def test_same_tokens_and_nothing_is_encoded_here(in_process: Results, engine: st
 
 
 @pytest.mark.parametrize("scenario", PICTURES)
-def test_same_decisions(in_process: Results, scenario: str) -> None:
-    expected = in_process.of_stock("split", scenario)["steps"]
-    assert first_different_step(expected, in_process.of_ours("split", scenario)["steps"]) is None
+def test_same_decisions(apart: Results, scenario: str) -> None:
+    expected = apart.of_stock("split", scenario)["steps"]
+    assert first_different_step(expected, apart.of_ours("split", scenario)["steps"]) is None
 
 
 @pytest.mark.parametrize("scenario", PICTURES)
-def test_another_instance_made_the_encodings(in_process: Results, scenario: str) -> None:
+def test_another_instance_made_the_encodings(apart: Results, scenario: str) -> None:
     """Check the harness: an instance that encodes itself answers the same, and does encode."""
-    encoded = in_process.of_stock("encodes", scenario)
+    encoded = apart.of_stock("encodes", scenario)
     assert any(" | encode " in step for step in encoded["steps"])
-    assert first_difference(encoded["requests"], in_process.of_stock("split", scenario)["requests"]) is None
+    assert first_difference(encoded["requests"], apart.of_stock("split", scenario)["requests"]) is None
 
 
-def test_such_an_engine_does_not_encode_ahead(in_process: Results) -> None:
+def test_such_an_engine_does_not_encode_ahead(apart: Results) -> None:
     said = refusal(LaneFacts(other_connector=True))
     assert said is not None
-    assert said in in_process.ours["split-ahead"]["error"]
+    assert said in apart.ours["split-ahead"]["error"]

@@ -11,12 +11,10 @@ import pytest
 
 from tests.engine.conftest import Results
 from tests.engine.harness.compare import first_difference, first_different_step
-from tests.engine.harness.engines import VARIANTS
+from tests.engine.harness.engines import VARIANTS, cases
 from tests.engine.harness.scenarios import SCENARIOS
 
-SHORT_OF_BLOCKS = [
-    pytest.param(variant, id=variant.name) for variant in VARIANTS if variant.stock.startswith(("tight", "scarce"))
-]
+SHORT_OF_BLOCKS = cases((variant,) for variant in VARIANTS if variant.stock.startswith(("tight", "scarce")))
 
 
 @pytest.mark.parametrize("variant", SHORT_OF_BLOCKS)
@@ -38,7 +36,7 @@ def test_who_was_preempted_got_encodings_back_from_host_memory(in_process: Resul
     assert in_process.of_ours("scarce-host", "crowd")["tiers"]["host"] > 0
 
 
-@pytest.mark.parametrize("engine", ["tight", "tight-async"])
+@pytest.mark.parametrize("engine", [pytest.param("tight", marks=pytest.mark.long), "tight-async"])
 def test_same_decisions(in_process: Results, engine):
     """Where all encoder outputs stay cached stock survives, so the two can be compared step by step."""
     expected = in_process.of_stock(engine, "crowd")["steps"]

@@ -6,19 +6,19 @@ import pytest
 
 from tests.engine.conftest import Results
 from tests.engine.harness.compare import first_difference, first_different_step
-from tests.engine.harness.engines import VARIANTS, stock_engines
+from tests.engine.harness.engines import VARIANTS, cases, stock_engines
 from tests.engine.harness.scenarios import ITEMS_OF_LONG_SESSION, SCENARIOS
 from tests.engine.harness.workload import Session
 
 OTHER_DECISIONS = ("encode-ahead", "encode-rounds", "steered", "worth")
 SCENARIOS_OF_STOCK = {spec.name: spec.scenarios for spec in stock_engines("llava", "voxtral")}
-CASES = [
-    pytest.param(variant, scenario, id=f"{variant.name}-{scenario}")
+CASES = cases(
+    (variant, scenario)
     for variant in VARIANTS
     if not variant.stock.startswith(("tight", "scarce"))  # test_preemption.py
     and not variant.name.startswith("bad-input")  # test_bad_input.py
     for scenario in variant.scenarios or SCENARIOS_OF_STOCK[variant.stock]
-]
+)
 
 
 @pytest.mark.parametrize(("variant", "scenario"), CASES)
@@ -41,7 +41,9 @@ def test_every_request_leaves_exactly_once(in_process: Results, variant, scenari
     assert ran["still_there"] == []
 
 
-@pytest.mark.parametrize("variant", ["encode-ahead-host", "encode-ahead-host-worth"])
+@pytest.mark.parametrize(
+    "variant", [pytest.param("encode-ahead-host", marks=pytest.mark.long), "encode-ahead-host-worth"]
+)
 def test_what_left_the_encoder_cache_came_back_from_host_memory(in_process: Results, variant):
     """Ask 25 pictures, of which 12 fit: only those of simultaneous requests are encoded twice."""
     before = in_process.of_stock("chunked", "returning_images")["steps"]
@@ -86,7 +88,9 @@ def test_who_leaves_does_not_change_what_others_get(in_process: Results, engine)
     [
         ("no-flag", "vllm.v1.core.sched.scheduler.Scheduler", False),
         ("sync", "vllm_omni_sched.engine.scheduler.OmniSyncScheduler", False),
-        ("sync-by-name", "vllm_omni_sched.engine.scheduler.OmniSyncScheduler", False),
+        pytest.param(
+            "sync-by-name", "vllm_omni_sched.engine.scheduler.OmniSyncScheduler", False, marks=pytest.mark.long
+        ),
         ("async", "vllm_omni_sched.engine.scheduler.OmniScheduler", True),
         ("cache-manager-alone", "vllm.v1.core.sched.scheduler.Scheduler", False),
     ],
