@@ -41,6 +41,10 @@ class ChildProcess:
         """None while it runs."""
         return self._process.poll()
 
+    def wait(self) -> int:
+        """Return its exit code once it has ended by itself."""
+        return self._process.wait()
+
     def last_lines(self, count: int) -> list[str]:
         return self.log.read_text(errors="replace").splitlines()[-count:]
 

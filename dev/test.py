@@ -1,7 +1,7 @@
 """Run a test suite (`make check`, `make test`, `make test-long`) and end with one line that says what happened.
 
 `.venv` (with vLLM-Omni) runs all but vLLM's own tests; `.venv-latest` those, and all tests that reach vLLM. In each
-environment two processes of pytest share the tests, by groups that share engines (`tests/conftest.py`).
+environment processes of pytest share the tests, by groups that share engines (`tests/conftest.py`).
 A test that is skipped for a reason that is not in ``EXPECTED_SKIPS`` is one that this machine should have run: the
 suite then fails, and the last lines say what is missing.
 Environment: PYTEST, further arguments for pytest, e.g. PYTEST="-k scheduler -x"; VENVS, e.g. VENVS=.venv-latest;
@@ -19,11 +19,13 @@ import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from dev.child_process import ChildProcess
 from dev.environment import system_packages
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,18 +99,28 @@ class Suite:
     environments: Callable[[], Mapping[str, Sequence[str]]]
     """Returns the arguments for pytest in each environment."""
     options: Sequence[str]
+    workers: int = 2
+    """Number of pytest processes; a third helps where tests wait for other processes, and start no engine."""
+    beside: Sequence[str] = ()
+    """Command that runs at the same time as the tests, and must succeed as well."""
 
 
 SUITES = {
     suite.command: suite
     for suite in (
-        Suite("check", lambda: {".venv": ["tests/unit", "tests/properties", "tests/contracts"]}, ["-m", "not long"]),
+        Suite(
+            "check",
+            lambda: {".venv": ["tests/unit", "tests/properties", "tests/contracts"]},
+            ["-m", "not long"],
+            workers=3,
+            beside=("make", "--no-print-directory", "lint"),
+        ),
         Suite("test", _both, ["-m", "not long"]),
         Suite("test-long", _both, ["-m", "long", "--hypothesis-profile=long"]),
     )
 }
-WORKERS = 2
 SLOWEST = 10
+LINES_OF_BESIDE = 200
 NO_TESTS_COLLECTED, NOT_FOUND = 5, 4
 EXPECTED_SKIPS = {
     "no CUDA device": r"CUDA device|a card|green contexts",
@@ -185,13 +197,19 @@ def main(command: str = "test") -> int:
         print("writing the tiny models", flush=True)
         _write_models()
         outcomes = []
-        for number, venv in enumerate(venvs, 1):
-            print(f"\n[{number}/{len(venvs)}] {venv}", flush=True)
-            outcomes.append(_run(suite, venv, environments[venv]))
+        with _beside(suite) as beside:
+            for number, venv in enumerate(venvs, 1):
+                print(f"\n[{number}/{len(venvs)}] {venv}", flush=True)
+                outcomes.append(_run(suite, venv, environments[venv]))
     except KeyboardInterrupt:
         print(f"\n{title}: interrupted", file=sys.stderr)
         return 130
     ok = all(outcome.ok for outcome in outcomes) and any(outcome.passed for outcome in outcomes)
+    results = [str(outcome) for outcome in outcomes]
+    if beside is not None:
+        ok &= beside.exit_code == 0
+        print("\n" + "\n".join(beside.last_lines(LINES_OF_BESIDE)), flush=True)
+        results.append(f"`{shlex.join(suite.beside)}` {'passed' if beside.exit_code == 0 else 'failed'}")
     if lines := slowest(outcomes):
         print("\nslowest tests, with the engines that they were the first to need:", flush=True)
         print("\n".join(f"  {line}" for line in lines), flush=True)
@@ -200,8 +218,19 @@ def main(command: str = "test") -> int:
         print(f"\n{title}: skipped, though this machine should run them (SKIPS=allowed accepts it):", flush=True)
         print("\n".join(f"  {line}" for line in unexpected), flush=True)
     verdict = "OK" if ok else "FAILED"
-    print(f"\n{title}: {verdict}  {'; '.join(map(str, outcomes))}; {_duration(time.monotonic() - started)}", flush=True)
+    print(f"\n{title}: {verdict}  {'; '.join(results)}; {_duration(time.monotonic() - started)}", flush=True)
     return 0 if ok else 1
+
+
+@contextmanager
+def _beside(suite: Suite) -> Iterator[ChildProcess | None]:
+    """Run the suite's other command meanwhile; it has ended when the context is left."""
+    if not suite.beside or os.environ.get("PYTEST"):
+        yield None
+        return
+    with ChildProcess(suite.beside, log=LOGS / f"{suite.command}.beside.log", env={}) as process:
+        yield process
+        process.wait()
 
 
 def _write_models() -> None:
@@ -228,7 +257,11 @@ def _run(suite: Suite, venv: str, selection: Sequence[str]) -> Outcome:
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED") or str(secrets.randbelow(1 << 32)),
     }
     command = [str(ROOT / venv / "bin" / "python"), "-m", "pytest", f"--junit-xml={report}"]
-    command += [f"--numprocesses={os.environ.get('WORKERS') or WORKERS}", "--dist=loadscope", "--no-loadscope-reorder"]
+    command += [
+        f"--numprocesses={os.environ.get('WORKERS') or suite.workers}",
+        "--dist=loadscope",
+        "--no-loadscope-reorder",
+    ]
     command += ["--benchmark-disable"]  # no figures from processes that share a machine
     command += [*suite.options, *selection, *shlex.split(os.environ.get("PYTEST", ""))]
     with subprocess.Popen(command, cwd=ROOT, env=environment) as pytest:

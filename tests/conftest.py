@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from vllm_omni_sched.logs import LOGGER
 LONG = "long"
 """Marks the tests that `make test-long` alone runs, and names its profile of Hypothesis."""
 TIMES_AS_MANY_EXAMPLES = 20
+FIRST_ENVIRONMENT = ".venv"
+"""Runs all tests; the others leave those marked as `once` to `make test-long`."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis looks for the profile
@@ -46,6 +50,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--hypothesis-profile", None) == LONG:
         _lengthen_properties(items)
+    for item in items:
+        if Path(sys.prefix).name != FIRST_ENVIRONMENT and item.get_closest_marker("once"):
+            item.add_marker(pytest.mark.long)
     if hasattr(config, "workerinput"):  # several processes share the tests
         items.sort(key=_starts_no_engine)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,27 @@ def test_unexpected_skips_fail_the_suite(
     said = capsys.readouterr().out
     assert "2 in .venv: libibverbs.so.1 is missing" in said
     assert said.splitlines()[-1].startswith("make test: " + ("OK" if allowed else "FAILED"))
+
+
+@pytest.mark.parametrize(("command", "verdict", "exit_code"), [("true", "passed", 0), ("false", "failed", 1)])
+def test_what_runs_beside_the_tests_must_succeed_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    command: str,
+    verdict: str,
+    exit_code: int,
+) -> None:
+    suite = replace(dev.test.SUITES["check"], beside=(command,))
+    monkeypatch.setitem(dev.test.SUITES, "check", suite)
+    monkeypatch.setattr(dev.test, "LOGS", tmp_path)
+    monkeypatch.setenv("VENVS", ".venv")
+    monkeypatch.delenv("PYTEST", raising=False)
+    monkeypatch.setattr(dev.test, "_write_models", lambda: None)
+    monkeypatch.setattr(dev.test, "_run", lambda suite, venv, selection: Outcome(venv, 0, passed=1))
+    monkeypatch.setattr(dev.test.system_packages, "missing", lambda environment: [])
+    assert dev.test.main("check") == exit_code
+    assert f"`{command}` {verdict}" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_what_is_missing_is_said_before_anything_starts(

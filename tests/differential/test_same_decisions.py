@@ -19,7 +19,7 @@ from vllm_omni_sched import OmniScheduler
 
 SEEDS = int(os.environ.get("OMNI_SCHED_DIFFERENTIAL_SEEDS", "200"))
 BATCH = 20
-OFTEN = 40  # that many in each run of the suite
+OFTEN = 20  # that many in each run of the suite
 MUST_HAPPEN = ("tokens", "encodes", "preemptions", "updates", "evictions", "aborts", "prefix", "deltas", "spilled")
 
 

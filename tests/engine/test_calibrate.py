@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.harness.processes import ENVIRONMENT, ROOT
+from tests.engine.harness.processes import ENVIRONMENT, ROOT, WORKER_IN_ENGINE_CORE
 from vllm_omni_sched.sim.costs.fit import STEP_COSTS
 
 ARGUMENTS = {
@@ -25,6 +25,7 @@ ARGUMENTS = {
 
 @pytest.mark.engine
 @pytest.mark.slow
+@pytest.mark.once
 def test_a_tiny_model_is_calibrated(llava: Path, tmp_path: Path) -> None:
     out = tmp_path / "calibration.json"
     words = ["calibrate", str(llava), "--engine-args", json.dumps(ARGUMENTS), "--rounds", "1", "--longest", "300"]
@@ -32,7 +33,7 @@ def test_a_tiny_model_is_calibrated(llava: Path, tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", script, *words, "--no-lane", "--out", str(out)],
         cwd=ROOT,
-        env={**os.environ, **ENVIRONMENT},
+        env={**os.environ, **ENVIRONMENT, **WORKER_IN_ENGINE_CORE},
         capture_output=True,
         text=True,
         check=False,

@@ -15,6 +15,8 @@ from tests.engine.harness.scenarios import SCENARIOS
 from tests.engine.harness.spec import OURS, EngineSpec
 from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
 
+pytestmark = pytest.mark.once
+
 PICTURES = ("images", "shared_images")
 STEERED = {
     "waiting_order": "sla",

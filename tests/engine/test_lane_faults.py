@@ -13,6 +13,8 @@ import pytest
 
 from tests.engine.harness.processes import ENVIRONMENT, IN_PROCESS, OUR_PLUGIN, ROOT
 
+pytestmark = pytest.mark.once
+
 FAULTS = ("raises", "no memory")
 DEATHS = ("dies", "dies without a successor")
 

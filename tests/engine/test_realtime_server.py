@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.engine.harness.processes import NO_PLUGIN
+from tests.engine.harness.processes import NO_PLUGIN, OUR_PLUGIN, WORKER_IN_ENGINE_CORE
 from tests.engine.harness.server import Server
 from tests.engine.harness.spec import OURS
 
@@ -28,8 +28,10 @@ def servers(voxtral: Path, tmp_path_factory: pytest.TempPathFactory):
     logs = tmp_path_factory.mktemp("servers")
     with ExitStack() as stack:
         both = {
-            "stock": Server(voxtral, MISTRAL, NO_PLUGIN, log=logs / "stock.log"),
-            "ours": Server(voxtral, [*MISTRAL, "--scheduler-cls", OURS], {}, log=logs / "ours.log"),
+            "stock": Server(voxtral, MISTRAL, NO_PLUGIN | WORKER_IN_ENGINE_CORE, log=logs / "stock.log"),
+            "ours": Server(
+                voxtral, [*MISTRAL, "--scheduler-cls", OURS], OUR_PLUGIN | WORKER_IN_ENGINE_CORE, log=logs / "ours.log"
+            ),
         }
         for server in both.values():
             stack.enter_context(server)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.harness.processes import OUR_PLUGIN
+from tests.engine.harness.processes import OUR_PLUGIN, WORKER_IN_ENGINE_CORE
 from tests.engine.harness.server import MODEL_NAME, Server
 from tests.engine.harness.spec import OURS
 from vllm_omni_sched import __version__
@@ -25,7 +25,7 @@ OPTIONS = {"waiting_order": "sla", "client_ttft_ms_min": 100, "strip_frontier": 
 def servers(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ["--scheduler-cls", OURS, "--max-model-len", "1024"]
     options += ["--additional-config", json.dumps({"omni_sched": OPTIONS})]
-    environment = {**OUR_PLUGIN, "VLLM_LOGGING_LEVEL": "INFO"}  # as it is by default
+    environment = {**OUR_PLUGIN, **WORKER_IN_ENGINE_CORE, "VLLM_LOGGING_LEVEL": "INFO"}  # as it is by default
     with Server(llava, options, environment, log=tmp_path_factory.mktemp("serving") / "server.log") as server:
         server.wait_until_healthy()
         yield server

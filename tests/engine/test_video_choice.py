@@ -14,6 +14,8 @@ import pytest
 from tests.engine.harness.processes import ENVIRONMENT, OUR_PLUGIN, ROOT
 from tests.engine.harness.video_choice import CASES
 
+pytestmark = pytest.mark.once
+
 OURS = {"video_backend": "omni_flashcodec"}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.harness.processes import OUR_PLUGIN
+from tests.engine.harness.processes import OUR_PLUGIN, WORKER_IN_ENGINE_CORE
 from tests.engine.harness.server import MODEL_NAME, Server
 from tests.engine.harness.video_choice import VARIABLE
 from tests.support.clips import audio_only, clip
@@ -32,7 +32,8 @@ def servers(qwen2_vl: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     options = ["--max-model-len", "4096", "--additional-config", json.dumps({"omni_sched": {"video": {"decoders": 2}}})]
     options += trusting()
     log = tmp_path_factory.mktemp("video") / "server.log"
-    with Server(qwen2_vl, options, {**OUR_PLUGIN, **VARIABLE}, log=log) as server:
+    environment = {**OUR_PLUGIN, **VARIABLE, **WORKER_IN_ENGINE_CORE}
+    with Server(qwen2_vl, options, environment, log=log) as server:
         server.wait_until_healthy()
         yield server
 
