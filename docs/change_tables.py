@@ -1,9 +1,7 @@
 """Tables of the studies in which replicas come and go, from the files that they leave. No number is written by hand."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from result_tables import NOTHING, table
@@ -13,11 +11,6 @@ from vllm_omni_sched.sim.study import interval
 Record = Mapping[str, Any]
 Cell = tuple[float | None, str]
 """A number, and how it is written."""
-
-
-def load(path: Path) -> Record | None:
-    """Read the file of one study; return None where it has not been run."""
-    return json.loads(path.read_text()) if path.exists() else None
 
 
 def day_night(found: Record | None) -> str:

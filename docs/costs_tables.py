@@ -1,7 +1,8 @@
 """Tables of the costs that the simulator knows, with their sources."""
 
-from collections.abc import Iterable, Sequence
 from dataclasses import fields
+
+from result_tables import plain_table
 
 from vllm_omni_sched.sim.costs.base import Source
 from vllm_omni_sched.sim.costs.decoders import CORE_PIXEL_SECONDS, NVDEC_FRAMES, NVDEC_SOURCE, CoreDecoder
@@ -13,7 +14,7 @@ from vllm_omni_sched.sim.costs.roofline import EFFICIENCY_SOURCES, Efficiency
 def devices() -> str:
     """Show each kind of device with its peaks."""
     head = ("device", "memory GB", "GB/s", "bf16 TFLOP/s", "SMs", "NVDEC", "NVLink GB/s", "PCIe GB/s", "source")
-    return _table(
+    return plain_table(
         head,
         (
             (one.name, _number(one.memory_bytes / 1e9), _number(one.bandwidth_bytes_per_second / 1e9),
@@ -26,7 +27,7 @@ def devices() -> str:
 
 def links() -> str:
     """Show each link."""
-    return _table(
+    return plain_table(
         ("link", "GB/s", "source", "latency µs", "source"),
         (
             (one.name, _number(one.bytes_per_second / 1e9), _of(one.source), _number(one.latency_seconds * 1e6),
@@ -38,7 +39,7 @@ def links() -> str:
 
 def models() -> str:
     """Show each model: what follows from its shape, and what its card says."""
-    return _table(
+    return plain_table(
         ("model", "parameters, 10⁹", "published", "KV bytes a token", "encodes", "source"),
         (
             (one.name, f"{one.parameters / 1e9:.3f}", f"{one.published_parameters / 1e9:.3f}",
@@ -50,7 +51,7 @@ def models() -> str:
 
 def efficiencies() -> str:
     """Show each option of `Efficiency` with its default."""
-    return _table(
+    return plain_table(
         ("option", "default", "source"),
         ((f"`{one.name}`", f"{one.default:g}", _of(EFFICIENCY_SOURCES[one.name])) for one in fields(Efficiency)),
     )
@@ -66,7 +67,7 @@ def decoders() -> str:
         frames, hertz = NVDEC_FRAMES[kind.nvdec]
         rates = [str(round(frames[c] * kind.video_hertz / hertz)) if c in frames else "–" for c in codecs]
         rows.append((f"an NVDEC engine of {kind.name}", *rates, f"published: {NVDEC_SOURCE}"))
-    return _table(("decoder", *codecs, "source"), rows)
+    return plain_table(("decoder", *codecs, "source"), rows)
 
 
 PARTS = {
@@ -84,8 +85,3 @@ def _of(source: Source) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.6g}" if value else "–"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

@@ -28,6 +28,7 @@ import stage_tables  # noqa: E402
 from prometheus_client.core import CounterMetricFamily  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from pydantic_core import PydanticUndefined  # noqa: E402
+from result_tables import plain_table  # noqa: E402
 
 from benchmarks.sim_scale.report import tables  # noqa: E402
 from patches.series import Series, title_of  # noqa: E402
@@ -62,12 +63,6 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table; bars inside cells are escaped."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
-
-
 def options(model: type[BaseModel] = OmniSchedConfig) -> str:
     rows = []
     for name, field in model.model_fields.items():
@@ -79,7 +74,7 @@ def options(model: type[BaseModel] = OmniSchedConfig) -> str:
         else:
             shown = "" if default is None else f"`{default if isinstance(default, str) else json.dumps(default)}`"
         rows.append((f"`{name}`", _values(field), shown, field.description or ""))
-    return table(("option", "values", "default", "meaning"), rows)
+    return plain_table(("option", "values", "default", "meaning"), rows)
 
 
 def stage_options() -> str:
@@ -87,7 +82,7 @@ def stage_options() -> str:
     parts = []
     for name, field in StageSchedConfig.model_fields.items():
         parts.append(f"\n### {name}\n\n{field.description}\n\n")
-        parts.append(table(("option", "values", "default", "meaning"), _option_rows(field.annotation, "")))
+        parts.append(plain_table(("option", "values", "default", "meaning"), _option_rows(field.annotation, "")))
     return "".join(parts)
 
 
@@ -118,7 +113,7 @@ def pool_options() -> str:
         (f"`{name}`", *(f"{getattr(pool, name):,}" for pool in pools.values()), field.description or "")
         for name, field in PoolOptions.model_fields.items()
     ]
-    return table(("option, in bytes", *pools, "meaning"), rows)
+    return plain_table(("option, in bytes", *pools, "meaning"), rows)
 
 
 def _values(field: object) -> str:
@@ -160,7 +155,7 @@ def metrics() -> str:
         values = [value for value, _ in values_of(metric, SchedulerMetrics())]
         labels = ", ".join(f'`{metric.label}="{value}"`' for value in values) if metric.label else ""
         rows.append((f"`{metric.name}`", metric.kind, labels, metric.help))
-    return table(("name", "kind", "labels", "meaning"), rows)
+    return plain_table(("name", "kind", "labels", "meaning"), rows)
 
 
 def video_metrics() -> str:
@@ -170,7 +165,7 @@ def video_metrics() -> str:
             f"`{metric.label}`" if metric.label else ""
         )
         rows.append((f"`{metric.name}`", metric.kind, labels, metric.help))
-    return table(("name", "kind", "labels", "meaning"), rows)
+    return plain_table(("name", "kind", "labels", "meaning"), rows)
 
 
 def stage_metrics() -> str:
@@ -180,7 +175,7 @@ def stage_metrics() -> str:
         if metric.label:
             labels += [f'`{metric.label}="{value}"`' for value in metric.values] or [f"`{metric.label}`"]
         rows.append((f"`{metric.name}`", metric.kind, ", ".join(labels), metric.help))
-    return table(("name", "kind", "labels", "meaning"), rows)
+    return plain_table(("name", "kind", "labels", "meaning"), rows)
 
 
 def connector_metrics() -> str:
@@ -191,7 +186,7 @@ def connector_metrics() -> str:
         rows.append(
             (f"`{fact.name}{'_total' if counter else ''}`", "counter" if counter else "gauge", labels, fact.help)
         )
-    return table(("name", "kind", "labels", "meaning"), rows)
+    return plain_table(("name", "kind", "labels", "meaning"), rows)
 
 
 def versions() -> str:
@@ -218,7 +213,7 @@ def patches() -> str:
             for p in series.patches
         ]
         header = ("patch", "what it does", "upstream", "without it", "remove when")
-        parts.append(f"\n### {title_of(series.version)}\n\n" + table(header, rows))
+        parts.append(f"\n### {title_of(series.version)}\n\n" + plain_table(header, rows))
     return "".join(parts)
 
 
@@ -291,9 +286,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "stages": lambda: stage_tables.stages(result_tables.load(RESULTS, "stages")),
     "scenario": simulator_tables.keys,
     "sim-scale": lambda: sim_scale(result_tables.load(RESULTS, "sim_scale")),
-    "study-day-night": lambda: change_tables.day_night(change_tables.load(RESULTS / "studies" / "day-night.json")),
-    "study-day-night-models": lambda: change_tables.spoken(change_tables.load(RESULTS / "studies" / "day-night.json")),
-    "study-failures": lambda: change_tables.failures(change_tables.load(RESULTS / "studies" / "failures.json")),
+    "study-day-night": lambda: change_tables.day_night(paper_tables.study("day-night")),
+    "study-day-night-models": lambda: change_tables.spoken(paper_tables.study("day-night")),
+    "study-failures": lambda: change_tables.failures(paper_tables.study("failures")),
     **costs_tables.PARTS,
     "learning": lambda: learning_tables.learning(result_tables.load(RESULTS, "learning")),
     "anomaly": lambda: stage_tables.anomaly(result_tables.load(RESULTS, "anomaly")),

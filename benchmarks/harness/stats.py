@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -37,12 +39,8 @@ def bounds(record: Mapping[str, float]) -> tuple[float, float]:
 
 
 def quantile(samples: Sequence[float], q: float) -> float:
-    """Return the q-quantile by linear interpolation between order statistics, 0 <= q <= 1, as numpy does."""
-    ordered = sorted(samples)
-    place = q * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    """Return the q-quantile by linear interpolation between order statistics, 0 <= q <= 1."""
+    return float(np.quantile(samples, q))
 
 
 def median_interval(
@@ -60,11 +58,4 @@ def fitted_exponent(cost_by_size: Mapping[int, float], smallest: int = 1024) -> 
     Below that a step's fixed cost hides the growth. None when fewer than two usable points are left.
     """
     points = [(math.log(n), math.log(cost)) for n, cost in cost_by_size.items() if n >= smallest and cost > 0]
-    if len(points) < 2:
-        return None
-    mean_x = statistics.fmean(x for x, _ in points)
-    mean_y = statistics.fmean(y for _, y in points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    if spread == 0:
-        return None
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
+    return float(np.polyfit(*zip(*points, strict=True), 1)[0]) if len(points) > 1 else None

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.harness.arguments import some_of
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
@@ -86,7 +87,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--frames", type=int, default=0, help="one request of so many pictures in each round")
     parser.add_argument("--session", action="store_true", help="a realtime session runs beside all of it")
-    parser.add_argument("--variants", type=checked_variants, default=["stock", "ours"])
+    parser.add_argument("--variants", type=some_of(VARIANTS, "variant"), default=["stock", "ours"])
     parser.add_argument("--options", default="{}", help="more of our options, as JSON", type=checked_json)
     parser.add_argument("--name", default="", help="ends the name of the result file")
     parser.add_argument("--model", help="default: the tiny LLaVA with a slow tower")
@@ -94,14 +95,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return parser.parse_args(arguments)
-
-
-def checked_variants(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in VARIANTS:
-            raise argparse.ArgumentTypeError(f"no variant {name!r}; there are {', '.join(VARIANTS)}")
-    return names
 
 
 def checked_json(text: str) -> str:

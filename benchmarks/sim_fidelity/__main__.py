@@ -14,10 +14,12 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.harness.arguments import some_of
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
-from benchmarks.mixed.__main__ import checked_variants, slow_model
+from benchmarks.mixed import VARIANTS
+from benchmarks.mixed.__main__ import slow_model
 from benchmarks.mixed.serve import ENGINE
 from benchmarks.sim_fidelity import pipeline
 from benchmarks.sim_fidelity.compare import Rounds, compare
@@ -62,13 +64,13 @@ def engine(options: argparse.Namespace) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sim_fidelity", description=__doc__)
-    parser.add_argument("--tasks", type=checked_tasks, default=list(TASKS), help=f"of {','.join(TASKS)}")
+    parser.add_argument("--tasks", type=some_of(TASKS, "task"), default=list(TASKS), help=f"of {','.join(TASKS)}")
     parser.add_argument(
         "--loads", type=lambda text: [float(word) for word in text.split(",")], default=[0.125, 0.25, 0.5]
     )
     parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals in a round")
     parser.add_argument("--rounds", type=int, default=6, help="of each load; and half as many of the calibration")
-    parser.add_argument("--variants", type=checked_variants, default=["stock", "ours"])
+    parser.add_argument("--variants", type=some_of(VARIANTS, "variant"), default=["stock", "ours"])
     parser.add_argument("--calibration", type=Path, help="use this file, and measure none")
     parser.add_argument("--measured", type=Path, help="use these rounds, and measure none")
     parser.add_argument("--keep", type=Path, help="keep the measured rounds here, for --measured")
@@ -80,13 +82,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 TASKS = {"engine": engine, "pipeline": pipeline.run}
-
-
-def checked_tasks(words: str) -> list[str]:
-    chosen = words.split(",")
-    if unknown := [word for word in chosen if word not in TASKS]:
-        raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(TASKS)}")
-    return chosen
 
 
 def calibrated(model: Path, out: Path, rounds: int) -> Path:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import json
@@ -17,32 +16,11 @@ from typing import Any
 
 from benchmarks.harness.child import emit
 from benchmarks.stages.probe import Probe
-from dev.omni_cpu import forkserver
+from benchmarks.stages.serve import ANSWER_SECONDS, main
 from dev.omni_cpu.asking import Ask, sampling_params
-from dev.omni_cpu.running import running
 from dev.omni_cpu.spec import PipelineSpec
 
-ANSWER_SECONDS = 120.0  # then something is wrong
-
 _numbers = itertools.count()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--spec", type=json.loads, required=True)
-    options = parser.parse_args()
-    forkserver.start()
-    import vllm_omni
-    import vllm_omni.entrypoints.async_omni
-
-    forkserver.use_for_stages()
-    spec, probe = PipelineSpec(**options.spec), Probe()
-    probe.install()
-    with running(spec, model=options.model, folder=options.folder) as omni:
-        emit("up", vllm_omni=vllm_omni.__version__)
-        asyncio.run(serve(omni, spec, probe))
 
 
 async def serve(omni: Any, spec: PipelineSpec, probe: Probe) -> None:
@@ -117,4 +95,4 @@ async def one(omni: Any, spec: PipelineSpec, request: dict[str, Any], began: flo
 
 
 if __name__ == "__main__":
-    main()
+    main(serve)

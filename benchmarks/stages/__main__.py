@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.harness.arguments import some_of
 from benchmarks.harness.child import ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
@@ -50,19 +51,12 @@ def _write(options: argparse.Namespace, records: Sequence[dict[str, Any]]) -> Pa
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stages", description=__doc__)
-    parser.add_argument("--tasks", type=_tasks, default=list(TASKS), help=f"of {','.join(TASKS)}")
+    parser.add_argument("--tasks", type=some_of(TASKS, "task"), default=list(TASKS), help=f"of {','.join(TASKS)}")
     parser.add_argument("--rounds", type=int, default=7, help="of each task; at most 5 deaths")
     parser.add_argument("--quick", action="store_true", help="one round, and nothing is written: does it run?")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return parser.parse_args(arguments)
-
-
-def _tasks(words: str) -> list[str]:
-    chosen = words.split(",")
-    if unknown := [word for word in chosen if word not in TASKS]:
-        raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(TASKS)}")
-    return chosen
 
 
 def table(task: str, records: Sequence[dict[str, Any]]) -> Table:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from dev.omni_cpu.spec import PipelineSpec
 ANSWER_SECONDS = 120.0  # then a request counts as not answered
 
 
-def main() -> None:
+def main(serve: Callable[[Any, PipelineSpec, Probe], Coroutine[Any, Any, None]]) -> None:
+    """Start the pipeline that the command line describes and let ``serve`` answer what stdin asks."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
@@ -93,4 +95,4 @@ async def one(omni: Any, spec: PipelineSpec, request: dict[str, Any], began: flo
 
 
 if __name__ == "__main__":
-    main()
+    main(serve)

@@ -75,28 +75,6 @@ def test_what_runs_alone_comes_first_and_no_name_twice():
     assert len(names) == len(set(names)) == 13
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--shares", "1,0"], "a share must be in"),
-        (["--sms", "16,0"], "must be at least 1"),
-        (["--batch", "-1"], "must be at least 1"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(capsys, arguments, complaint):
-    with pytest.raises(SystemExit):
-        program.parse(arguments)
-    assert complaint in capsys.readouterr().err
-
-
-def test_without_a_gpu_it_says_so_in_one_line(capsys, monkeypatch):
-    monkeypatch.setattr(program, "has_gpu", lambda: False)
-    with pytest.raises(SystemExit) as left:
-        program.main([])
-    assert left.value.code == 2
-    assert capsys.readouterr().err == program.NO_GPU + "\n"
-
-
 def test_shapes_are_those_of_a_7b_model_and_a_vit_l():
     with torch.device("meta"):
         assert Decoder(1, 2, 8)(torch.randn(2, HIDDEN)).shape == (2,)

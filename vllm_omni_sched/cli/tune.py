@@ -30,7 +30,7 @@ _OWN, _DEFAULTS = "the scenario's policy", "the server's defaults"
 
 @dataclass
 class _Job:
-    """The input of a tuning run.
+    """Holds the input of a tuning run.
 
     Attributes:
         evaluate: runs a trial; gets all options of a server, to which none is added.

@@ -79,7 +79,7 @@ class LaneWorkError(LaneError):
 
 
 class VideoError(OmniSchedError):
-    """A video could not be decoded."""
+    """Raised when a video could not be decoded."""
 
 
 class VideoInputError(VideoError, ValueError):
@@ -95,7 +95,7 @@ class VideoDeadlineError(VideoError, TimeoutError):
 
 
 class DecoderError(VideoError, RuntimeError):
-    """No decoder can decode the video, or the decoding service is closed."""
+    """Raised when no decoder can decode the video, or the decoding service is closed."""
 
 
 class ConnectorError(OmniSchedError, RuntimeError):

@@ -4,6 +4,7 @@ This package is on no index, so its extras can be installed by name from a check
 """
 
 import shlex
+from importlib import metadata
 
 EXTRAS = {
     "vllm": ("vllm>=0.22.1,<0.34",),
@@ -20,3 +21,11 @@ EXTRAS = {
 def how_to_install(extra: str) -> str:
     """Return the command that installs what an extra of this package holds."""
     return f"pip install {shlex.join(EXTRAS[extra])}"
+
+
+def version_of(distribution: str) -> str | None:
+    """Return the installed version of a distribution; None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

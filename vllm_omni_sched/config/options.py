@@ -58,7 +58,7 @@ class ControlMode(str, Enum):
 
 
 class OmniSchedConfig(BaseModel):
-    """All options, with their defaults. Unknown keys are errors."""
+    """Holds all options, with their defaults. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

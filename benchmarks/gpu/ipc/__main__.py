@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.gpu.ipc import FEWER, MESSAGES, SIZES, THEIRS, VARIANTS
 from benchmarks.gpu.ipc.report import Found, a_round, complaints, record, table
 from benchmarks.gpu.lanes.__main__ import driver, has_gpu
-from benchmarks.harness.arguments import at_least_one
+from benchmarks.harness.arguments import at_least_one, some_of
 from benchmarks.harness.child import Child, interrupt_on_terminate
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.ipc", description=__doc__)
+    sizes, variants = some_of(SIZES, "size"), some_of(VARIANTS, "variant", ";")
     parser.add_argument("--sizes", type=sizes, default=list(SIZES), help='of a tensor: "64 KB,1 MB"; default: all')
     parser.add_argument("--variants", type=variants, default=list(VARIANTS), help="separated by ';'; default: all")
     parser.add_argument("--rounds", type=at_least_one, default=3)
@@ -58,22 +59,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--directory", default="/dev/shm", help="of the arena; a large tensor needs room in it")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return parser.parse_args(arguments)
-
-
-def sizes(text: str) -> list[str]:
-    return _chosen(text, ",", list(SIZES), "size")
-
-
-def variants(text: str) -> list[str]:
-    return _chosen(text, ";", list(VARIANTS), "variant")
-
-
-def _chosen(text: str, between: str, known: list[str], what: str) -> list[str]:
-    found = [part.strip() for part in text.split(between) if part.strip()]
-    for one in found:
-        if one not in known:
-            raise argparse.ArgumentTypeError(f"unknown {what} {one!r}; there are {', '.join(known)}")
-    return found
 
 
 def measure(options: argparse.Namespace, device: str) -> Found:

@@ -16,7 +16,7 @@ from benchmarks.gpu.nvdec.clips import Clip, embedded, made
 from benchmarks.gpu.nvdec.crew import Crew, Refused, Task, tasks
 from benchmarks.gpu.nvdec.driver import capabilities, libraries
 from benchmarks.gpu.nvdec.report import CPU, NVDEC, Cell, Found, complaints, record, table
-from benchmarks.harness.arguments import at_least_one
+from benchmarks.harness.arguments import at_least_one, some_of
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.nvdec", description=__doc__)
+    codecs = some_of(CODECS, "codec")
     parser.add_argument("--codecs", type=codecs, default=list(CODECS), help="separated by commas; default: all")
     parser.add_argument("--seconds", type=at_least_one, default=20, help="of a clip, 720p30")
     parser.add_argument("--rounds", type=at_least_one, default=5)
@@ -66,14 +67,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--engines", type=gpu_list, help="GPU of each, as 0,0,1,1; default: as the driver says")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return parser.parse_args(arguments)
-
-
-def codecs(text: str) -> list[str]:
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    for one in found:
-        if one not in CODECS:
-            raise argparse.ArgumentTypeError(f"unknown codec {one!r}; there are {', '.join(CODECS)}")
-    return found
 
 
 def gpu_list(text: str) -> list[int]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from types import FunctionType
 
 from vllm_omni_sched.config.errors import MissingSymbolError
+from vllm_omni_sched.config.extras import version_of
 
 
 def overridden_methods(ours: type) -> list[str]:
@@ -29,15 +29,9 @@ def check_overrides(ours: type) -> None:
     base = ours.__mro__[1]
     lost = [name for name in overridden_methods(ours) if not callable(getattr(base, name, None))]
     if lost:
+        found = version_of("vllm-omni") or "of unknown version"
         listed = ", ".join(f"{base.__name__}.{name}" for name in lost)
         raise MissingSymbolError(
-            f"the stage scheduler extends {listed}, which vLLM-Omni {_version()} does not have: install a supported "
+            f"the stage scheduler extends {listed}, which vLLM-Omni {found} does not have: install a supported "
             "version, or turn the stage scheduler off (omni_sched: false)"
         )
-
-
-def _version() -> str:
-    try:
-        return version("vllm-omni")
-    except PackageNotFoundError:
-        return "of unknown version"

@@ -4,9 +4,10 @@ import datetime
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from vllm_omni_sched.config.extras import version_of
 
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -23,9 +24,9 @@ def provenance(command: Sequence[str], seed: int, sources: Mapping[str, str], wo
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(_shorten(word) for word in command),
         "revision": revision(),
-        "version": _version("vllm-omni-sched"),
+        "version": version_of("vllm-omni-sched"),
         "python": platform.python_version(),
-        "numpy": _version("numpy"),
+        "numpy": version_of("numpy"),
         "seed": seed,
         "costs": dict(sources),
         "workload": workload,
@@ -52,10 +53,3 @@ def _git(*arguments: str) -> str:
 def _shorten(word: str) -> str:
     head, equals, tail = word.rpartition("=")
     return f"{head}{equals}{Path(tail).name}" if Path(tail).is_absolute() else word
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
