@@ -35,7 +35,7 @@ def _call(module: str, then: Callable[[], object]) -> None:
     try:
         then()
     except (ImportError, AttributeError) as error:
-        logger.warning("vllm-omni-sched does not know this %s, and leaves it alone (%s)", module, error)
+        logger.warning("vllm-omni-sched cannot hook into this %s, and leaves it unchanged: %s", module, error)
 
 
 class _Watcher(MetaPathFinder):

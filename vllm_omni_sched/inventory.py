@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Override:
-    """An overridden name. ``guard``: condition under which the change is active. ``test``: file that covers it."""
+    """Describes an override of a vLLM name. ``guard``: when the change is active. ``test``: the file that covers it."""
 
     symbol: str
     delta: str

@@ -26,7 +26,7 @@ _MARK = "__omni_sched__"
 
 
 def register() -> None:
-    """Hook vLLM. Idempotent; either all hooks are set or none.
+    """Install all hooks into vLLM. Idempotent; either all hooks are set or none.
 
     Raises:
         MissingSymbolError: never; a vLLM without these methods is left unchanged, and starting our scheduler there

@@ -9,7 +9,7 @@ from vllm_omni_sched.config.options import OmniSchedConfig, Toggle
 
 @dataclass(frozen=True)
 class Probe:
-    """One extension point: the vLLM name that a feature relies on, and whether this vLLM has it."""
+    """States whether this vLLM has one extension point: the vLLM name that a feature relies on."""
 
     name: str
     symbol: str

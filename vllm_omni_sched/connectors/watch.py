@@ -30,7 +30,7 @@ class WatchOptions(BaseModel):
 
 
 class Alarm(str, Enum):
-    """A problem of an edge."""
+    """Reports a problem of an edge."""
 
     STALL = "stall"  # messages are put, and none is received
     HELD = "held"  # receivers keep messages that they have received

@@ -143,7 +143,7 @@ class OmniSyncScheduler(OmniSchedulerMixin, Scheduler):
 
 
 class OmniScheduler(OmniSchedulerMixin, AsyncScheduler):
-    """The scheduler to name on the command line: ``--scheduler-cls vllm_omni_sched.OmniScheduler``.
+    """Scheduler to name on the command line: ``--scheduler-cls vllm_omni_sched.OmniScheduler``.
 
     It is built on vLLM's AsyncScheduler, so that run-ahead is kept (a subclass of plain Scheduler loses it silently:
     vllm#43724). If ``async_scheduling`` is off, the call returns an `OmniSyncScheduler` instead. For a diffusion LLM,

@@ -235,7 +235,7 @@ def greedy(snapshot: PartitionSnapshot, headroom: float, by_load: bool) -> dict[
 
 
 class _Best:
-    """The best assignment so far."""
+    """Keeps the best assignment so far."""
 
     def __init__(self, snapshot: PartitionSnapshot, current: Mapping[int, str] | None, headroom: float) -> None:
         self.snapshot = snapshot

@@ -22,14 +22,14 @@ Rows = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The part of a prompt behind the known tokens, as a prompt of its own: items are counted from its first token."""
+    """Holds the part of a prompt behind the known tokens; items are counted from its first token."""
 
     tokens: Sequence[int]
     items: list[Any]
 
 
 class KnownPositions:
-    """The known positions of one session's prompt, and the state from which they continue.
+    """Keeps the known positions of one session's prompt, and the state from which they continue.
 
     A prompt is recognised by the identity of its token array, which a worker only extends; another array under the
     same request is another prompt (the request was sent again).

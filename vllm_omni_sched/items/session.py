@@ -40,7 +40,7 @@ class LiveBlocks(Sequence[int]):
 
 
 class SessionUpdate(NamedTuple):
-    """The new part of a session since the last message about it.
+    """Carries the new part of a session since the last message about it.
 
     Attributes:
         tokens_before, items_before, blocks_before: the state that this update continues.
@@ -102,7 +102,7 @@ class _SentBlocks:
 
 
 class SessionTracker:
-    """Scheduler side: the state of one session that its workers hold.
+    """Tracks, on the scheduler's side, the state of one session that its workers hold.
 
     Drop it when the session loses its blocks.
     """
@@ -159,7 +159,7 @@ class SessionTracker:
 
 
 class SessionMirror:
-    """Worker side: one session as last described by the scheduler.
+    """Mirrors, on the worker's side, one session as last described by the scheduler.
 
     ``tokens`` is an array of 64-bit ints, which numpy copies without boxing: a runner that re-adds the session to its
     batch pays a memcpy, not a conversion.

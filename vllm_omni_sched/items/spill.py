@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 
 class SpillFile:
-    """An append-only store of items' data, private to this process.
+    """Stores items' data in an append-only file, private to this process.
 
     The file is created without a name (mode 0600, unlinked at once), so that no other process can open it, and it
     disappears with this process, however it ends. Only for that reason is it safe to unpickle from it.

@@ -11,7 +11,7 @@ from vllm_omni_sched.lanes.stream import Mark
 
 
 class CudaDevice:
-    """A CUDA device with a side stream of the lowest priority.
+    """Wraps a CUDA device with a side stream of the lowest priority.
 
     The default stream has that priority, too. For the lane to yield launch by launch, the owner has to run on a
     stream of higher priority, and to capture its graphs there: their nodes keep the priority of the capture.

@@ -26,7 +26,7 @@ class Outcome(str, Enum):
 
 
 class Lookup(str, Enum):
-    """Result of routing: whether a request went to a replica that had its data."""
+    """States the result of routing: whether a request went to a replica that had its data."""
 
     HIT = "hit"
     MISS = "miss"

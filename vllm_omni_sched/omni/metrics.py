@@ -21,7 +21,7 @@ from vllm_omni_sched.monitor.metrics import PREFIX
 
 
 class Source(Protocol):
-    """Connector as the metrics see it: transport, health, and times by one of `TIMES` and transport."""
+    """A connector as the metrics see it: transport, health, and times by one of `TIMES` and transport."""
 
     times: dict[tuple[str, str], LatencyHistogram]
 

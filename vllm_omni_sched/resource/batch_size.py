@@ -132,7 +132,7 @@ class PeriodicControl(BatchControl):
 
 
 class AimdBatch(PeriodicControl):
-    """Additive increase, multiplicative decrease (Chiu and Jain, 1989), once per interval.
+    """Sizes batches by additive increase and multiplicative decrease (Chiu and Jain, 1989), once per interval.
 
     1. Under target: raise the limit by ``increase``.
     2. Over target: scale the limit by target / latency, but by no less than ``decrease`` at once.

@@ -4,7 +4,7 @@ from vllm_omni_sched.config.errors import ConfigError
 
 
 class Rate:
-    """Seconds per unit, as a moving average.
+    """Measures seconds per unit, as a moving average.
 
     1. Before the first observation it is ``start``; the first one replaces it.
     2. From then on a new observation has the weight ``weight``, whatever its size.
@@ -40,7 +40,7 @@ class Rate:
 
 
 class EncodeCost:
-    """Expected seconds to encode an item.
+    """Estimates the seconds to encode an item.
 
     1. A modality that was timed costs its own seconds per encoder embedding.
     2. One that was not costs what all timed ones cost; before any was timed, ``start`` per embedding. So without

@@ -80,7 +80,7 @@ class Cores:
 
 
 class Host:
-    """A host and its front end.
+    """Models a host with its front end.
 
     1. Steps of engines are threads on the same cores, and slow each other down (`Cores`).
     2. The front end is one thread that handles work in order of arrival. It wakes often

@@ -10,7 +10,7 @@ Action = Callable[[Any], None]
 
 
 class Simulator:
-    """A virtual clock with its scheduled events.
+    """Runs scheduled events on a virtual clock.
 
     Events of the same time run in the order in which they were scheduled; there is no other rule. An event that
     another one schedules for its own time runs after all that were scheduled before.

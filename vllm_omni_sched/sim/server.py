@@ -38,7 +38,7 @@ def busy_in_all(busy: Mapping[str, float]) -> float:
 
 
 class Server(Protocol):
-    """One replica of a stage.
+    """Interface of one replica of a stage.
 
     It gets a callback for finished jobs, and calls it once for each job that it was given and that was not
     withdrawn by `kill` or `abort`.

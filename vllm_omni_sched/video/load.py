@@ -46,7 +46,7 @@ class Fallback(str, Enum):
 
 @dataclass
 class VideoLoad:
-    """A load under way.
+    """Runs one load of a video.
 
     Attributes:
         job: the load as the dispatcher knows it; the creator must finish it.

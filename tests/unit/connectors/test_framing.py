@@ -274,9 +274,9 @@ def test_who_asks_for_another_message_does_not_get_this_one(key: str) -> None:
     data = make_message(EDGE, key, 1).to_buffer()
     assert Arrival(data, name_of(EDGE, key), 0).open() == 1
     for other in (name_of(EDGE, key + "x"), name_of(Edge("0", "2"), key), name_of(Edge("01", ""), key), b""):
-        with pytest.raises(CorruptMessageError, match="a message with another key lies where this one should be"):
+        with pytest.raises(CorruptMessageError, match="a message with another key in place of this one"):
             Arrival(data, other)
-    with pytest.raises(CorruptMessageError, match="a message of generation 0 lies where generation 3 should be"):
+    with pytest.raises(CorruptMessageError, match="a message of generation 0 in place of generation 3"):
         Arrival(data, None, 3)
 
 

@@ -85,23 +85,23 @@ class Peer:
             CorruptMessageError: its record points outside the outbox.
         """
         if record.pool == RING:
-            raise CorruptMessageError("a message has moved while it was looked at")
+            raise CorruptMessageError("a message was moved or replaced while it was read")
         memory, start = self._pool(record.pool), record.offset
         there = min(len(memory.view), os.fstat(memory.fd).st_size)
         end = start + record.nbytes
         if not record.nbytes or end > there:
-            raise CorruptMessageError("a message is said to lie outside its outbox")
+            raise CorruptMessageError("the record of a message points outside its outbox")
         return memory.view[start : start + record.nbytes]
 
     def _pool(self, number: int) -> Memory:
         if number not in self.pools:
             fd = open_private(self.path.parent / f"{self.path.stem}.{number}{meeting.POOL}")
             if fd is None:
-                raise CorruptMessageError("a message is said to lie in a pool that is not there")
+                raise CorruptMessageError("the record of a message names a pool that does not exist")
             nbytes = os.fstat(fd).st_size
             if not nbytes or not meeting.is_private(fd):
                 os.close(fd)
-                raise CorruptMessageError("a message is said to lie in a pool that is none")
+                raise CorruptMessageError("the record of a message names an invalid pool")
             self.pools[number] = mapped(fd, nbytes)
         return self.pools[number]
 

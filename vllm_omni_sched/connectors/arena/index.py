@@ -216,7 +216,7 @@ class Index:
             start = self.layout.ring + offset
             try:
                 if not nbytes or start + nbytes > len(self._map):
-                    raise CorruptMessageError("a message is said to lie outside its outbox")
+                    raise CorruptMessageError("the record of a message points outside its outbox")
                 found = read(bytearray(self._map[start : start + nbytes]), generation, put_at)
             except CorruptMessageError:
                 self._set(slot, CONSUMED)

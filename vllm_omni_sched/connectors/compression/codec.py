@@ -37,7 +37,7 @@ def kind_of(dtype: str, shape: tuple[int, ...]) -> Kind:
 
 @dataclass(frozen=True)
 class ErrorBound:
-    """The error bound of a lossy codec: ``|decoded - x| <= of_value * |x| + of_peak * peak + absolute``.
+    """States the error bound of a lossy codec: ``|decoded - x| <= of_value * |x| + of_peak * peak + absolute``.
 
     ``peak`` is the largest magnitude in the channel of x, or in the whole buffer, depending on the codec.
     """

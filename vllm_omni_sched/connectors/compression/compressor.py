@@ -50,7 +50,7 @@ def content_digest(raw: Bytes, content_key: str | None = None) -> bytes:
 
 @dataclass(frozen=True)
 class CacheCounts:
-    """Hits and misses so far, and the current size."""
+    """Counts hits and misses of the cache, and its current size."""
 
     hits: int
     misses: int

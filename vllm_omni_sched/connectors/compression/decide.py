@@ -117,7 +117,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One buffer about to be sent.
+    """Describes one buffer about to be sent.
 
     ``link_bytes_per_second``: None if the receiver reads the sender's memory. ``lossy``: the one lossy codec that the
     edge allows. ``probe_due``: whether it is time to measure again.

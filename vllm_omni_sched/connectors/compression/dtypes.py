@@ -52,7 +52,7 @@ def num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """A floating-point data type by its bits.
+    """Describes a floating-point data type by its bits.
 
     ``roundoff``: largest relative error of rounding a normal number to it; ``tiny``: largest absolute error of rounding
     a subnormal one, or 2^-126 for computations in float32; ``infinity``: bits of +inf; ``max``: the largest number.

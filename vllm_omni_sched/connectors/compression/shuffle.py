@@ -79,7 +79,7 @@ class ShuffleCodec(Codec):
 
 
 class Lz4Codec(ShuffleCodec):
-    """Codec by shuffle and LZ4, the fast one."""
+    """Compresses by shuffle and LZ4, the fast way."""
 
     name: ClassVar[str] = "shuffle_lz4"
     compressor = b"lz4"

@@ -53,12 +53,12 @@ def unpacked(data: bytes) -> Handle:
     except (msgspec.DecodeError, ValueError) as error:
         raise CorruptMessageError(f"the handle of a device tensor cannot be read: {error}") from error
     if handle.nbytes < 0 or handle.offset < 0:
-        raise CorruptMessageError(f"a handle says that {handle.nbytes} bytes lie at {handle.offset}")
+        raise CorruptMessageError(f"invalid handle of a device tensor: {handle.nbytes} bytes at offset {handle.offset}")
     return handle
 
 
 class _Own(NamedTuple):
-    """A shared block, and an event recorded after the copy into it."""
+    """Holds a shared block, and an event recorded after the copy into it."""
 
     device: int  # its index
     block: torch.Tensor
@@ -170,7 +170,7 @@ class CudaShare(DeviceShare):
         names = self._names()
         if said.device not in names:
             raise DeviceLostError(
-                f"a tensor lies on device {said.device}, and this process can open memory of {names or 'none'}; let "
+                f"a tensor is on device {said.device}, and this process can open memory of {names or 'none'}; let "
                 "the stages of this edge see the same devices, or set the connector's option `cuda_ipc` to null"
             )
         if not self._is_alive(said.token):

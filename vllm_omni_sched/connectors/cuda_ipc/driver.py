@@ -29,7 +29,7 @@ class Exported(NamedTuple):
 
 
 class Mapping(NamedTuple):
-    """A block to be looked at, shape (nbytes,), uint8. ``finished`` says that the device is done with it."""
+    """A mapped block, shape (nbytes,), uint8. Call ``finished`` when the device is done with it."""
 
     block: torch.Tensor
     finished: Callable[[], None]
@@ -204,7 +204,7 @@ def _looked_at(index: int, storage: Any, stream: Any, keep: list[Any]) -> Mappin
 
 
 class _Mapped:
-    """Another process's block, held by its tensors: `torch.as_tensor` keeps the owner of ``__cuda_array_interface__``.
+    """Keeps a block mapped while tensors of it live: `torch.as_tensor` keeps the owner of ``__cuda_array_interface__``.
 
     When the last view is dropped, the block is unmapped before ``keep`` is emptied.
     """

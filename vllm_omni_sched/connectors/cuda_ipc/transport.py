@@ -47,7 +47,7 @@ def _as_device_lost(what: str) -> Iterator[None]:
 
 
 @lru_cache
-def _say_no_device() -> None:
+def _log_missing_device() -> None:
     """Log once that there is no device, although a stage has several connectors."""
     logger.warning("%s", NO_DEVICE)
 
@@ -94,7 +94,7 @@ class CudaIpcTransport(ArenaTransport):
             self._share = (share or CudaShare)(self._token, self._is_alive)
             self._sender_of_blocks = BlockSender(options, self._share, self._receivers, self.reap)
         else:
-            _say_no_device()
+            _log_missing_device()
         self._board.tidy()
         self._ends = False  # from here on tensors go through host memory, which outlives this process
         self._device_opened = self._device_opened_bytes = self._device_lost = 0
@@ -229,7 +229,7 @@ class CudaIpcTransport(ArenaTransport):
 
     def _opener(self) -> DeviceShare:
         if self._share is None:  # it was put before this process had said so
-            raise DeviceLostError("a tensor lies on a device, and this process has none")
+            raise DeviceLostError("a tensor is on a device, and this process has none")
         return self._share
 
     def _post(self, edge: Edge, devices: frozenset[str]) -> None:

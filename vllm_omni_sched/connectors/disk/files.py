@@ -23,7 +23,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Stamp(NamedTuple):
-    """The identity of a file, which distinguishes it from a later one of the same name."""
+    """Identifies a file, to distinguish it from a later one of the same name."""
 
     inode: int
     put_at_ns: int

@@ -164,9 +164,9 @@ class Arrival:
         if zlib.crc32(view[CHECKSUM.size : end]) != checksum:
             raise CorruptMessageError("the checksum of a message does not fit its front")
         if generation is not None and made != generation:
-            raise CorruptMessageError(f"a message of generation {made} lies where generation {generation} should be")
+            raise CorruptMessageError(f"found a message of generation {made} in place of generation {generation}")
         if name is not None and view[start : start + in_name] != name:
-            raise CorruptMessageError("a message with another key lies where this one should be")
+            raise CorruptMessageError("found a message with another key in place of this one")
         self._places: list[Place] = []
         for place in range(count):
             at, nbytes = PLACE.unpack_from(view, HEAD.size + PLACE.size * place)

@@ -180,7 +180,7 @@ class Inbox:
     def _follow(self, wanted: _Wanted, key: str) -> int | None:
         room = self._buffers.take(LINK_BYTES) or self._buffers.make(LINK_BYTES)
         wanted.hanging = True
-        code = self._store.get_into(key, room.address, LINK_BYTES, partial(self._comes_late, wanted, key, room))
+        code = self._store.get_into(key, room.address, LINK_BYTES, partial(self._on_late_answer, wanted, key, room))
         wanted.hanging = False
         said = room.data.tobytes()
         self._buffers.give_back(room)
@@ -207,7 +207,7 @@ class Inbox:
                 room = self._buffers.take(nbytes) or self._buffers.make(nbytes)
             wanted.hanging = True
             read, claimed = self._store.take(
-                key, room.address, room.data.nbytes, partial(self._comes_late, wanted, key, room)
+                key, room.address, room.data.nbytes, partial(self._on_late_answer, wanted, key, room)
             )
             wanted.hanging = False
             if read > 0 or read == LEASE_OVER:  # removed after it was read: it was complete until then
@@ -218,7 +218,7 @@ class Inbox:
                 return None
             room = None
 
-    def _comes_late(self, wanted: _Wanted, key: str, room: PooledBuffer, answer: Any) -> None:
+    def _on_late_answer(self, wanted: _Wanted, key: str, room: PooledBuffer, answer: Any) -> None:
         """Handle the end of a call that was given up: a message it has taken is kept for the next `get`."""
         if isinstance(answer, tuple) and answer[1] in (OK, RPC):
             wanted.taken = (key, room, answer[1])

@@ -247,20 +247,20 @@ class Outbox:
             return
         try:
             code = self._store.put_from(
-                sent.stored, room.address, sent.nbytes, config, lambda code: self._comes_late(sent, room, code)
+                sent.stored, room.address, sent.nbytes, config, lambda code: self._on_late_answer(sent, room, code)
             )
         except HangingError:
-            raise  # `_comes_late` is called when no call reads the copy any more
+            raise  # `_on_late_answer` is called when no call reads the copy any more
         except BaseException:
             self._ledger.has_read(sent, room)
             raise
         self._ledger.has_read(sent, room)
         if code != OK:
-            raise RendezvousError(f"the store does not take yet what its master has lost (code {code})")
+            raise RendezvousError(f"the store does not yet accept a message that its master has lost (code {code})")
         sent.life = life
         self.counts.restored += 1
 
-    def _comes_late(self, sent: Sent, room: PooledBuffer, code: int | None) -> None:
+    def _on_late_answer(self, sent: Sent, room: PooledBuffer, code: int | None) -> None:
         """Handle a message that was put again by a call that was given up; remove it if it is not ours any more."""
         self._ledger.has_read(sent, room)
         if code == OK and sent.stored not in self._ledger.sent:

@@ -50,7 +50,7 @@ def load_library() -> Any:
 
 
 class Store:
-    """Connected client. Its calls have deadlines, and are safe against `close` on another thread.
+    """Calls a Mooncake store. The calls have deadlines, and are safe against `close` on another thread.
 
     Attributes:
         sick: why nothing works at present, "" when it does.

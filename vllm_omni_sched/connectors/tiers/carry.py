@@ -159,7 +159,8 @@ class Carrier:
         try:
             returned = lease.give_back()
         except ConnectorError as error:
-            logger.error("message %r of %s is lost: it could not be given back: %s", item.key[:80], item.edge, error)
+            said = "message %r of edge %s is lost: its tier did not take it back: %s"
+            logger.error(said, item.key[:80], item.edge, error)
             self.counts.moves_failed += 1
             returned = False
         if not returned:

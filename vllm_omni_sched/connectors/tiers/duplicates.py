@@ -138,7 +138,7 @@ class DuplicateFilter:
         except OSError as error:
             with self._lock:
                 self._kept.setdefault(found.name, []).append(found)
-            raise RendezvousError(f"cannot see whether a message was got before: {error.strerror}") from error
+            raise RendezvousError(f"cannot check whether a message was received before: {error.strerror}") from error
 
     def close(self) -> None:
         """Drop the kept messages."""
@@ -146,7 +146,7 @@ class DuplicateFilter:
             lost = sum(map(len, self._kept.values()))
             self._kept.clear()
         if lost:
-            logger.error("%d messages are lost at close: it could not be told whether they were got before", lost)
+            logger.error("%d messages are lost at close: whether they had been received before is not known", lost)
 
     def forget_locks(self) -> None:
         """Reset the lock in a forked child, where another thread may have held it."""

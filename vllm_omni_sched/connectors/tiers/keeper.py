@@ -84,8 +84,8 @@ class Keeper:
             if again:
                 self.look(ledger.of_edge(edge))
         raise ReceiverBehindError(
-            f"edge {edge} has {waiting} messages ({nbytes} bytes) that nobody has got (its `max_inflight` or "
-            "`window_size`)"
+            f"edge {edge} has {waiting} messages ({nbytes} bytes) that were not received yet; "
+            "its `max_inflight` or `window_size` allows no more"
         )
 
     def look(self, items: Sequence[Item]) -> int:

@@ -118,7 +118,7 @@ class Tier:
 
 
 class Placer:
-    """Placer of messages: tries tiers in the policy's order, and takes back replaced messages from any tier."""
+    """Puts messages into tiers, tried in the policy's order, and takes back replaced messages from any tier."""
 
     def __init__(
         self,
@@ -184,5 +184,6 @@ class Placer:
             try:
                 replaced = self._transports[before.tier].withdraw(before.edge, before.key)
             except ConnectorError as error:
-                logger.warning("message %r of %s was replaced, and stays: %s", before.key[:80], before.edge, error)
+                said = "message %r of edge %s was replaced, but its old version stays in its tier: %s"
+                logger.warning(said, before.key[:80], before.edge, error)
         self._keeper.gone(before, "replaced" if replaced else "consumed")

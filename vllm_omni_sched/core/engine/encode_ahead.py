@@ -21,7 +21,7 @@ from vllm_omni_sched.resource.engine.lane import (
 
 
 class NextChunk(NamedTuple):
-    """Whether a request may run, and the items that it newly waits for.
+    """Answer whether a request may run, with the items that it newly waits for.
 
     ``wanted``: items that no lane was sent yet.
     """
@@ -51,7 +51,7 @@ _RUN, _HOLD, _NOTHING = NextChunk(True), NextChunk(False), LaneActions()
 
 
 class EncodeAhead:
-    """The state of encode-ahead in one engine.
+    """Keeps the state of encode-ahead in one engine, and decides what is encoded where.
 
     1. `EncodeShare` decides whether the items of a request's next chunk are encoded in the step or in the lane.
     2. While they are in the lane, the request waits for them; a piece of its prompt in front of the first missing item

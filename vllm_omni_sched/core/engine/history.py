@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Transition(Enum):
-    """What happened to a request."""
+    """A kind of event in the life of a request."""
 
     ENTERED = "entered"
     PLACED = "placed"  # its next items are encoded in the step or in the lane; detail: the reason
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
 
 class History:
-    """The last ``size`` transitions, oldest first."""
+    """Keeps the last ``size`` transitions, oldest first."""
 
     def __init__(self, size: int) -> None:
         self.entries: deque[Entry] = deque(maxlen=size)

@@ -28,7 +28,7 @@ class EngineFacts:
 
 
 class PromptItem(NamedTuple):
-    """An item of a prompt: its ``mm_hash``, modality, encoder embeddings, and the position of its first token.
+    """Describes an item of a prompt: its ``mm_hash``, modality, embeddings, and the position of its first token.
 
     ``for_lane``: whether a lane can encode it, which needs its data. ``position``: among the
     request's items.
@@ -114,7 +114,7 @@ class EngineView(Protocol):
 
 
 class RequestBook:
-    """The arrival and the SLA class of each request in the engine.
+    """Keeps the arrival and the SLA class of each request in the engine.
 
     Args:
         usual: class of a request that never entered.

@@ -54,7 +54,7 @@ class RunnerExtension:
 
 
 class RunnerV1Extension(RunnerExtension):
-    """Also windows and positions, which V2 keeps in objects of their own.
+    """Adds windows and positions, which V2 keeps in objects of their own.
 
     Attributes:
         windows: finds the items of a step.

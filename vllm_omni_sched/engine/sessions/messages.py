@@ -69,7 +69,7 @@ def _new_blocks(data: CachedRequestData, sessions: Mapping[str, _Held]) -> Itera
 
 
 class SessionSender:
-    """Scheduler side: replaces the messages to the workers about sessions.
+    """Replaces, on the scheduler's side, the messages to the workers about sessions.
 
     Args:
         strip: ``feature -> feature``, without data that no worker needs.
@@ -146,7 +146,7 @@ class SessionSender:
 
 
 class SessionReceiver:
-    """Worker side: expands session messages into those that vLLM's runner expects."""
+    """Expands, on the worker's side, session messages into those that vLLM's runner expects."""
 
     def __init__(self, strip: Callable[[Any], Any]) -> None:
         self._strip = strip

@@ -21,7 +21,7 @@ class MoveReason(str, Enum):
 
 @dataclass(frozen=True)
 class PoolState:
-    """The replicas of a modality or stage, and its forecast.
+    """Snapshot of the replicas of a modality or stage, with its forecast.
 
     ``replicas``: including those that are starting. ``capacity``: arrivals per second that one replica takes.
     ``forecast``: the most arrivals per second within the start-up time of a replica (the upper bound of the forecast).

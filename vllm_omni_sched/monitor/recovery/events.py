@@ -44,7 +44,7 @@ class IncidentKind(str, Enum):
 
 @dataclass(frozen=True)
 class Dispatched:
-    """The orchestrator gave a request to a replica, for the first time or as its next stage.
+    """Event: the orchestrator gave a request to a replica, for the first time or as its next stage.
 
     ``whole``: common id of a request that is in several stages at a time, with a request_id in each.
     """
@@ -65,7 +65,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Aborted:
-    """The client aborted a request."""
+    """Event: the client aborted a request."""
 
     request_id: str
 
@@ -123,7 +123,7 @@ class Restarted(ReplicaEvent):
 
 
 class RestartFailed(CausedEvent):
-    """A restarted replica did not start; an unknown one is watched from then on, as a dead one."""
+    """Event: a restarted replica did not start; an unknown one is watched from then on, as a dead one."""
 
 
 class Draining(ReplicaEvent):

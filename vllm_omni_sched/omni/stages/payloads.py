@@ -62,7 +62,7 @@ class Payloads:
             sent, _, _ = self._connector(pool).put(*edge, f"{self.external(name)}_{edge[0]}_0", payload)
             if not sent:
                 logger.error(
-                    "sending the payload of request %s to stage %d failed; it waits there",
+                    "sending the payload of request %s to stage %d failed; the request keeps waiting in that stage",
                     name,
                     pool.stage_id,
                 )

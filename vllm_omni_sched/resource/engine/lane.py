@@ -127,7 +127,7 @@ class ShareReason(str, Enum):
 
 @dataclass(frozen=True)
 class DecodeLoad:
-    """Those who decode now, under the tightest of their targets; ITL in seconds, None before it was measured.
+    """Load of the requests that decode now, with their tightest target; ITL in seconds, None before it is measured.
 
     Raises:
         ValueError: the latency is negative or not finite, or the target is not above 0.
@@ -144,7 +144,7 @@ class DecodeLoad:
 
 
 class LaneShare:
-    """A PI controller on the relative ITL error, (target - ITL) / target.
+    """Controls the lane's share by a PI controller on the relative ITL error, (target - ITL) / target.
 
     1. Nobody decodes, or nobody has a target: the whole device. What was learnt is kept for when
        decoding goes on.
@@ -171,7 +171,7 @@ class LaneShare:
         self._updated = -math.inf
 
     def update(self, decoding: DecodeLoad | None, now: float) -> tuple[float, ShareReason]:
-        """The share from ``now`` on, and why. ``decoding``: None if nobody decodes."""
+        """Return the share from ``now`` on, and its reason. ``decoding``: None if nobody decodes."""
         passed = min(max(now - self._updated, 0.0), 1.0)
         self._updated = max(now, self._updated)
         if decoding is None or decoding.itl_target_seconds == math.inf:
@@ -193,7 +193,7 @@ class LaneShare:
 
 
 class Where(str, Enum):
-    """Where items are encoded."""
+    """Place where an item is encoded."""
 
     IN_STEP = "in_step"  # by this step, at full width, while decoding waits
     LANE = "lane"  # beside the steps
@@ -216,7 +216,7 @@ class WhereReason(str, Enum):
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the items go, and why."""
+    """Decision where the next items are encoded, with its reason."""
 
     where: Where
     reason: WhereReason

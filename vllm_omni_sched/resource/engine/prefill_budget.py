@@ -12,7 +12,7 @@ from vllm_omni_sched.resource.batch_size import BatchControl, LimitReason
 
 
 class AdaptivePrefill(BatchControl):
-    """The token budget whose predicted step time equals the ITL target.
+    """Chooses the token budget whose predicted step time equals the ITL target.
 
     1. Step time is modelled as a + b * tokens, fitted by least squares with exponential forgetting
        (Åström and Wittenmark, "Adaptive Control", 2.2), with 0 <= a <= 80 % of a recent step that had prompts.

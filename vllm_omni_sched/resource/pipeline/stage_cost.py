@@ -131,7 +131,7 @@ _OUTLIVED = 0.1  # of the tokens it has made: further tokens expected of a reque
 
 
 class StageCosts:
-    """Seconds per request and stage: linear in the features, with weights that are never negative.
+    """Estimates seconds per request and stage: linear in the features, with weights that are never negative.
 
     1. Least squares with exponential forgetting and a ridge towards the prior (Åström and Wittenmark,
        "Adaptive Control", 2.2): directions that the observations do not determine keep the prior.

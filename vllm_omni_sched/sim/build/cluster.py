@@ -40,7 +40,7 @@ _MODALITIES = ("text", "image", "audio", "video")
 
 
 class Cluster:
-    """All parts of one simulation.
+    """Builds and holds all parts of one simulation.
 
     ``sources``: source of the costs by stage, and of the workload.
 

@@ -23,7 +23,7 @@ NVDEC_SOURCE = "NVDEC application note of NVIDIA Video Codec SDK 13.0, table of 
 
 
 class CoreDecoder:
-    """FFmpeg on one core; seconds in proportion to pixels.
+    """Models FFmpeg on one core; seconds are in proportion to pixels.
 
     ``slowdown``: 1 for about 2 Mbit/s of 1280 x 720; at 8 Mbit/s it was 2.4, and with other work on the machine
     1.8 to 4. ``open_seconds``: to read the index of a file's frames once; 0.01 to 0.08 were measured.
@@ -56,7 +56,7 @@ class CoreDecoder:
 
 
 class NvdecDecoder:
-    """One NVDEC engine of a GPU; seconds in proportion to pixels, by codec and generation.
+    """Models one NVDEC engine; seconds are in proportion to pixels, by codec and generation.
 
     ``open_seconds``: to read the index of frames, on a core, as for `CoreDecoder`.
     """

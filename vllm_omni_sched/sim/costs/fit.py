@@ -50,7 +50,7 @@ class FrontPoint(NamedTuple):
 
 @dataclass
 class Observations:
-    """All measurements of one engine, in order.
+    """Holds all measurements of one engine, in order.
 
     ``steadiness``: each step of the decode loads, relative to the median of those around it. ``answers``: seconds
     from the end of a step until the client has its tokens. ``lane_slowdowns``: of steps while a lane encodes, relative

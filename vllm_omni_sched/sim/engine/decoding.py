@@ -28,7 +28,7 @@ class Targets:
 
 
 class DecodingSequences(Gaps):
-    """Sequences that decode. A step costs the same for any number of them: their ends are known when they begin.
+    """Models the sequences that decode. A step takes the same work for any number: ends are known at the start.
 
     ``number``: how many. ``context``: tokens in the KV cache of all of them; grows by their number in each
     step. ``ends``: a heap of (number of steps after which a sequence ends, number of its request, how many came before

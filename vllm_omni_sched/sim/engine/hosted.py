@@ -17,7 +17,7 @@ _Outputs = tuple[int, int, list[Job], list[Job]]
 
 
 class HostedEngine(EngineServer):
-    """An engine on the cores of a host.
+    """Models an engine on the cores of a host.
 
     1. A step is a thread on the host's cores, slowed down beside others as its calibration says.
     2. A request is work of the host's front end before it enters the engine, delayed while engines run

@@ -11,7 +11,7 @@ from vllm_omni_sched.sim.engine.waiting import Waiting
 
 
 class Prompts:
-    """Chunked prefill as in vLLM: running requests first, then waiting ones while there is room.
+    """Models chunked prefill as in vLLM: running requests first, then waiting ones while there is room.
 
     1. A step has ``max_num_batched_tokens``; decoding requests take one each, prompts the rest, within the limits of
        `EngineCore.begin_step`.

@@ -8,7 +8,7 @@ from vllm_omni_sched.sim.server import Job
 
 
 class Sequence:
-    """A request in the engine, from its first wait to its last token.
+    """Follows a request in the engine, from its first wait to its last token.
 
     ``prompt``: tokens to compute before the next one is made; after a preemption including the output tokens made
     already. ``computed``: of these. ``made``: output tokens. ``runs``: whether it was admitted. ``next_item``: the

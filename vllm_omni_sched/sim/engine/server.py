@@ -6,7 +6,7 @@ from vllm_omni_sched.sim.server import Job
 
 
 class EngineServer(Steps):
-    """A vLLM engine on its device or devices.
+    """Models a vLLM engine on its devices.
 
     1. A request first passes the front end, which serves one at a time, then it waits.
     2. A step: decoding requests make a token each, prompts are computed (`Prompts`), items are encoded before

@@ -12,7 +12,7 @@ from vllm_omni_sched.sim.pools.pool import Pool
 
 @dataclass(frozen=True)
 class FailureSpec:
-    """Deaths in one stage.
+    """Describes the deaths in one stage.
 
     ``every_seconds``: mean time between two deaths of a Poisson process; ``at_seconds``: or these times.
     ``rack``: number of replicas with neighbouring indices that die together; 1: single ones.

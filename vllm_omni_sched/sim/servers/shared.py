@@ -10,7 +10,7 @@ from vllm_omni_sched.sim.server import Done, Job
 
 
 class SharedServer:
-    """Egalitarian processor sharing: each of n jobs has 1/n of the server, all the time.
+    """Serves all jobs by egalitarian processor sharing: each of n jobs has 1/n of the server, all the time.
 
     Exact, by virtual time (Parekh and Gallager, "A Generalized Processor Sharing Approach to Flow Control", 1993): it
     runs at 1/n, a job that needs s seconds ends s after it came, and so the order of ends never changes. O(log n) for

@@ -21,7 +21,7 @@ class Arrival(NamedTuple):
 
 
 class Workload(Protocol):
-    """A law of arrivals. It keeps no state: each stream begins at time 0."""
+    """Generates arrivals. It keeps no state: each stream begins at time 0."""
 
     @property
     def source(self) -> str:

@@ -48,7 +48,7 @@ class ServeGenOptions(ServedOptions):
 
 
 class ServeGenText:
-    """Text-only prompts: the text and output tokens of ServeGen's mm-image, by its clients.
+    """Generates text-only prompts: the text and output tokens of ServeGen's mm-image, by its clients.
 
     1. Text tokens: mean 572, P50 106, P90 1914, P99 3064. Output tokens: mean 130, P50 100, P90 264, P99 587.
     2. 35 clients with Gamma gaps. The largest 4 have 49 % of the traffic; rates fall as 1/rank^s.

@@ -42,7 +42,7 @@ class TraceOptions(BaseModel):
 
 
 class Replay:
-    """A recorded trace, played once or repeatedly.
+    """Plays a recorded trace, once or repeatedly.
 
     Of a trace of requests: exactly these requests; ``scale`` divides their times. Of a trace of intervals:
 

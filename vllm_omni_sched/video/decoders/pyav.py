@@ -152,7 +152,7 @@ class PyAvDecoder(Decoder):
 
 
 class _PieceRun:
-    """The decoding of one piece."""
+    """Decodes one piece."""
 
     def __init__(
         self, index: VideoIndex, piece: Piece, slots: npt.NDArray[np.uint8], converter: Converter, clock: Clock

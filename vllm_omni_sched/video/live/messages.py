@@ -10,7 +10,7 @@ from vllm_omni_sched.video.pool.messages import Failure
 
 
 class StreamSettings(msgspec.Struct, tag=True, frozen=True):
-    """The parameters of decoding; the first message to the process.
+    """Carries the parameters of decoding; the first message to the process.
 
     Attributes:
         slots: number of slots of the ring.
@@ -25,7 +25,7 @@ class StreamSettings(msgspec.Struct, tag=True, frozen=True):
 
 
 class RingMemory(msgspec.Struct, tag=True, frozen=True):
-    """The memory for frames. Descriptors: the ring's memory, and an event that is set when a slot is free again."""
+    """Carries the memory for frames. Descriptors: the ring's memory, and an event set when a slot is free again."""
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):

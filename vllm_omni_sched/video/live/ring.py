@@ -40,7 +40,7 @@ def ring_memory(nbytes: int) -> int:
 
 
 class Ring:
-    """One side's view of a ring.
+    """Reads or fills a ring, on one of its sides.
 
     Args:
         memory: descriptor of the ring's memory; closed by the caller.

@@ -37,7 +37,7 @@ _ERRORS = {Failure.INPUT: VideoInputError, Failure.LIMIT: VideoLimitError}
 
 
 class LiveFrame(NamedTuple):
-    """A decoded frame of a stream.
+    """Holds a decoded frame of a stream.
 
     Attributes:
         number: number in display order, from 0, counting frames that the sampling rule left out.

@@ -21,7 +21,7 @@ _MAX_FDS = 4
 
 
 class Channel:
-    """One end of a channel.
+    """Sends and receives messages at one end of a channel.
 
     Args:
         end: one socket of a SOCK_SEQPACKET socket_pair.

@@ -55,7 +55,7 @@ class Answer(NamedTuple):
 
 
 class LostTask(NamedTuple):
-    """A task that ended without an answer."""
+    """Reports a task that ended without an answer."""
 
     task: Task
     failure: Failure | None  # None: processes died while working on it
@@ -63,14 +63,14 @@ class LostTask(NamedTuple):
 
 
 class JobClosed(NamedTuple):
-    """The end of all events of a job, with the reason as text."""
+    """Marks the end of all events of a job, with the reason as text."""
 
     message: str
 
 
 @dataclass(eq=False)
 class Job:
-    """A load of one video.
+    """Holds the tasks and events of one video's load.
 
     Attributes:
         key: unique.

@@ -17,7 +17,7 @@ from vllm_omni_sched.video.options import Limits
 
 
 class Failure(str, Enum):
-    """Reason why a task failed."""
+    """Classifies why a task failed."""
 
     INPUT = "input"  # the video cannot be read
     LIMIT = "limit"  # the video exceeds the limits of the options
@@ -62,7 +62,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Indexed(msgspec.Struct, tag=True, frozen=True):
-    """A video's index, as a result of `encode_index`. Descriptor: the packets' bytes, if they are not in the file."""
+    """Reports an index, encoded by `encode_index`. Descriptor: the packets' bytes, if they are not in the file."""
 
     task: int
     index: msgspec.Raw
@@ -70,14 +70,14 @@ class Indexed(msgspec.Struct, tag=True, frozen=True):
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):
-    """A piece's result."""
+    """Reports a piece's result."""
 
     task: int
     result: PieceResult
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """A task failed, with the reason as text."""
+    """Reports that a task failed, with the reason as text."""
 
     task: int
     failure: Failure

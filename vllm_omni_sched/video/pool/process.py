@@ -34,7 +34,7 @@ class ProcessSettings:
 
 
 class DecoderProcess:
-    """A running decoder process. One thread must start and end it: the process ends with that thread.
+    """Owns a running decoder process. One thread must start and end it: the process ends with that thread.
 
     Raises:
         OSError: it cannot be started.

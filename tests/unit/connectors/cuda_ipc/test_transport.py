@@ -145,7 +145,7 @@ def test_an_arena_alone_does_not_open_handles(pair: Pair, arena: ArenaOptions) -
 
 def test_without_a_device_it_is_an_arena_and_says_so(arena: ArenaOptions, caplog: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(transport, "has_cuda", lambda: False)
-    transport._say_no_device.cache_clear()
+    transport._log_missing_device.cache_clear()
     ends = [CudaIpcTransport(CudaIpcOptions(), arena) for _ in range(2)]
     assert caplog.text.count("no CUDA device") == 1
     ends[0].put(make_message(AB, "k", {"x": BASE}))

@@ -157,7 +157,7 @@ def test_a_message_is_kept_until_it_can_be_told_whether_it_was_got_before(
     with monkeypatch.context() as patched:
         patched.setattr(Tickets, "take", fails)
         for _ in range(2):
-            with pytest.raises(RendezvousError, match="got before: No space"):
+            with pytest.raises(RendezvousError, match="received before: No space"):
                 receiver.get(EDGE, item.key)
     assert receiver.get(EDGE, "none") is None
     arrival = receiver.get(EDGE, item.key)

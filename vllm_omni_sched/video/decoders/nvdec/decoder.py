@@ -30,7 +30,7 @@ _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
 
 
 class NvdecDecoder(Decoder):
-    """A decoder session of a GPU. At most one session per engine runs at once (`limits.Limits.engines`).
+    """Decodes on one NVDEC engine of a GPU. At most one session per engine runs at once (`limits.Limits.engines`).
 
     1. `open` refuses, with a reason, a video that a CPU would decode to other frames.
     2. `open` already begins the first video of a kind (codec, size, parameters), so that a session that cannot be

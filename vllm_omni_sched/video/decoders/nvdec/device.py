@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class HostSlots:
-    """Slots in host memory, filled through two pinned frames: one is transferred while the other is copied to its slot.
+    """Fills slots in host memory through two pinned frames: one is transferred while the other is copied to its slot.
 
     Args:
         frames: the output, slots of ``height * width * 3`` bytes.
@@ -49,7 +49,7 @@ class HostSlots:
 
 
 class Device:
-    """A GPU as used through torch."""
+    """Uses a GPU through torch."""
 
     def __init__(self, gpu: int) -> None:
         self._gpu = gpu

@@ -16,7 +16,7 @@ START_CODE = b"\x00\x00\x00\x01"
 
 
 class Framing(NamedTuple):
-    """The conversion of a stream's packets for a parser.
+    """Converts a stream's packets for a parser.
 
     Attributes:
         length_bytes: size of the length before each unit; 0 if packets need no conversion.

@@ -35,7 +35,7 @@ class Frame(NamedTuple):
 
 
 class Library:
-    """The used part of PyNvVideoCodec.
+    """Wraps the used part of PyNvVideoCodec.
 
     Args:
         module: the module; imported if None.
