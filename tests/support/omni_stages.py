@@ -192,6 +192,7 @@ class Rig:
         """Time passes, and what looks at the stages now and then looks once."""
         self.now += seconds
         self.driver.monitor.check(self.omni.stage_pools, self.now)
+        self.driver.check(self.now)
         self.omni.stall_guard.check(self.now)
         await self.omni.release()
         await self.settle()

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import FINAL, GENERATION, Rig, StageSpec, of
+from vllm_omni_sched.core.pipeline.context import SHARES_SECONDS
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
-from vllm_omni_sched.omni.stages.pipeline_driver import SHARES_SECONDS
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import FINAL, Rig, StageSpec
+from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.engine.metrics_files import EngineDirectory
 from vllm_omni_sched.logs import LOGGER
 from vllm_omni_sched.omni.stages import report_reader
@@ -96,13 +97,10 @@ async def test_switched_off_nothing_is_looked_for() -> None:
 
 async def test_it_looks_no_more_often_than_it_should() -> None:
     async with Rig(FINAL, **anomaly(interval_seconds=5.0)) as rig:
-        pools = rig.omni.stage_pools
         await rig.ask("a")
-        rig.driver.monitor.check(pools, 1000.0)
-        assert rig.driver.monitor.check(pools, 1004.0) == ()
-        rig.driver.monitor.check(pools, 1005.0)
-        assert rig.driver.monitor.check(pools, 1009.0) == ()
-        assert rig.driver.monitor.check(pools, 1030.0)
+        assert rig.driver.handle(e.Check(), 1008.0) == []
+        assert rig.driver.handle(e.Check(), 1012.0) == []  # it is late, and not looked at
+        assert [one.stage_id for one in rig.driver.handle(e.Check(), 1013.0)] == [0]
 
 
 @pytest.fixture

@@ -236,3 +236,19 @@ def test_correlation_is_taken_for_less_of_a_trend():
 def test_options_are_checked(detector, wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         detector(**wrong)
+
+
+def test_the_load_of_a_stay_is_the_most_that_were_there_during_it():
+    rng, detector, now = random.Random(3), StageTimeout(), 0.0
+    inside: dict[str, int] = {}
+    for number in range(2000):
+        now += 1.0
+        if inside and rng.random() < 0.5:
+            name = rng.choice(list(inside))
+            state = detector._stages["s"]
+            assert state.peak(state.inside[name]) == inside.pop(name)
+            detector.observe("s", name, now)
+        else:
+            detector.enter("s", f"{number}", now)
+            inside[f"{number}"] = 0
+            inside = {name: max(peak, len(inside)) for name, peak in inside.items()}

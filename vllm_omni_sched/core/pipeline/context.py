@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from random import Random  # noqa: TID251 (the type of an argument)
 
 from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
@@ -15,6 +17,7 @@ from vllm_omni_sched.resource.pipeline.credits import Credits
 from vllm_omni_sched.resource.pipeline.modality_pools import Grant, Pools, RefusalReason, ShareReason
 from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
 
+SHARES_SECONDS = 5.0  # between two looks at the modalities' demand: three in a row must differ before shares move
 AS_THEY_CAME = WaitingOrder(max_wait_seconds=float("inf"))
 
 
@@ -23,7 +26,8 @@ class PipelineContext:
 
     1. With credits, a stage starts only requests that the next stages have room for.
     2. With memory pools, a request starts in its first stage once the pool of its modality has room for its input;
-       one that is larger than all pools together starts anyway, since it would wait forever.
+       one that is larger than all pools together starts anyway, since it would wait forever. Every `SHARES_SECONDS` the
+       shares of the pools may follow the demand (`Pools.adapt`).
 
     Args:
         config: the options.
@@ -53,6 +57,7 @@ class PipelineContext:
         self.credits = _credits(graph, limits.capacity) if limits.enabled and not together else None
         pools = config.pools
         self.pools = None if pools.total_bytes is None else Pools(pools.total_bytes, pools.shares.model_dump())
+        self._shares_due = -math.inf
         self.grants: dict[str, Grant] = {}
         self.known: dict[str, PipelineRequest] = {}
         self.waived: set[str] = set()  # requests that need no credits any more
@@ -128,9 +133,12 @@ class PipelineContext:
             return True
         return answer.reason is RefusalReason.TOO_LARGE  # it would wait forever; the stage's own limits apply
 
-    def move_shares(self) -> ShareReason | None:
-        """Move the shares of the memory pools towards the demand, and return the reason; None without pools."""
-        return None if self.pools is None else self.pools.adapt()
+    def move_shares(self, now: float) -> Mapping[str, float] | None:
+        """Move the shares of the memory pools towards the demand, once per interval; return them if they moved."""
+        if self.pools is None or now < self._shares_due:
+            return None
+        self._shares_due = now + SHARES_SECONDS
+        return dict(self.pools.shares) if self.pools.adapt() is ShareReason.MOVED else None
 
 
 def _credits(graph: StageGraph, capacity: int) -> Credits:

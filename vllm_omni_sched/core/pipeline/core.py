@@ -10,6 +10,7 @@ from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.context import PipelineContext
 from vllm_omni_sched.core.pipeline.recovery import PipelineRecovery
 from vllm_omni_sched.core.pipeline.stage import StageScheduler
+from vllm_omni_sched.core.pipeline.watch import PipelineWatch
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.recovery.options import recovery_options
 from vllm_omni_sched.monitor.recovery.policy import Recovery
@@ -41,17 +42,22 @@ class PipelineCore:
     3. `Waits`, `Tick` and `Woken` answer with what can start; after other events, what has got room starts with the
        next `Tick`.
     4. What follows the death of a replica is decided by `Recovery`, unless that is off, and done by `PipelineRecovery`.
-    5. Drivers read `stages`, `context` and `recovery`, and never change them.
+    5. `Check` answers with anomalies that begin (`PipelineWatch`) and with shares of memory pools that move.
+    6. Drivers read `stages`, `context` and `recovery`, and never change them.
 
     Args:
         context: what the stages share.
         keeps_outputs: whether the output of each stage is held until its request leaves, so that none runs again.
+        checked: whether `Check` comes now and then; otherwise no anomalies are detected.
     """
 
-    def __init__(self, context: PipelineContext, keeps_outputs: bool = False) -> None:
+    def __init__(self, context: PipelineContext, keeps_outputs: bool = False, checked: bool = True) -> None:
         self.context = context
         self.stages: dict[int, StageScheduler] = {}
         self.recovery = self._recovery(keeps_outputs)
+        monitoring = context.config.monitoring
+        watched = checked and monitoring.enabled and monitoring.anomaly.enabled
+        self._watch = PipelineWatch(monitoring.anomaly, context.graph) if watched else None
         self._departed: dict[str, None] = {}  # requests that have left while work begun for them goes on
         self.log: deque[Transition] = deque(maxlen=KEPT_TRANSITIONS)
 
@@ -89,9 +95,16 @@ class PipelineCore:
             self._departed[event.request_id] = None
         if self._departed:
             actions += self._forgotten(now)
+        if self._watch is not None:
+            self._watch.after(actions, now)
         for action in actions:
             self._log(action, now)
         return actions
+
+    def _check(self, now: float) -> list[e.Action]:
+        found = [] if self._watch is None else self._watch.check(self.stages, now)
+        shares = self.context.move_shares(now)
+        return found if shares is None else [*found, e.SharesMoved(shares)]
 
     def _forgotten(self, now: float) -> list[e.Action]:
         """Forget requests that have left, as soon as no work that was begun for them goes on."""
@@ -168,6 +181,8 @@ class PipelineCore:
                 self.log.append(Transition(now, work.request_id, stage_id, "loses its input"))
             case e.CreditsWaived(request_id):
                 self._waive(request_id, now)
+            case e.Check():
+                return self._check(now)
             case e.MemoryMeasured(used):
                 context.memory_used = used
             case e.LimitsRaised(stage_id, limit):

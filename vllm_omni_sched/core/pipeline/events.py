@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
+from vllm_omni_sched.monitor.anomaly.finding import Anomaly
 from vllm_omni_sched.monitor.recovery.events import FailReason, Incident
 from vllm_omni_sched.resource.pipeline.stage_cost import Features
 from vllm_omni_sched.resource.pipeline.stage_gate import ReleaseReason
@@ -301,6 +303,11 @@ class MemoryMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Time has passed: look for anomalies and adapt the memory pools, each once per interval of its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Woken:
     """The time of a `Wake` has come; an outdated one is ignored."""
 
@@ -452,6 +459,21 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class AnomalyBegins:
+    """Log and count an anomaly of a stage, or of a request in it."""
+
+    stage_id: int
+    anomaly: Anomaly
+
+
+@dataclass(frozen=True, slots=True)
+class SharesMoved:
+    """The guaranteed shares of the memory pools have followed the demand; by modality."""
+
+    shares: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Forgotten:
     """A request has left and no work that was begun for it goes on: forget it.
 
@@ -511,6 +533,7 @@ Event = (
     | ReplicaSuspected
     | LimitsRaised
     | MemoryMeasured
+    | Check
     | Woken
     | Tick
 )
@@ -530,6 +553,8 @@ Action = (
     | Unserved
     | Restart
     | Report
+    | AnomalyBegins
+    | SharesMoved
     | Forgotten
     | Chosen
     | Wake

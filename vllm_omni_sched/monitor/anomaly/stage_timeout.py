@@ -1,6 +1,7 @@
 """Detect requests that stay in a stage for longer than usual."""
 
 import math
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -11,10 +12,10 @@ from vllm_omni_sched.monitor.anomaly.statistics import centre_and_spread, slope
 _REFIT = 16  # stays between two fits
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Stay:
     since: float
-    peak: int  # most requests in the stage during the stay
+    number: int  # of the entry
 
 
 @dataclass(slots=True)
@@ -22,8 +23,24 @@ class _Stage:
     seconds: deque[float]  # logarithms, like the loads
     load: deque[float]
     inside: dict[str, _Stay] = field(default_factory=dict)
+    entries: int = 0
+    # of each load that no later entry has reached: the number of its entry, and the load; the loads fall
+    peaks: list[tuple[int, int]] = field(default_factory=list)
     fit: "_Fit | None" = None
     fresh: int = 0  # stays since the fit
+
+    def enter(self, request_id: str, now: float) -> None:
+        self.inside.pop(request_id, None)
+        self.entries += 1
+        self.inside[request_id] = _Stay(now, self.entries)
+        load = len(self.inside)
+        while self.peaks and self.peaks[-1][1] <= load:
+            self.peaks.pop()
+        self.peaks.append((self.entries, load))
+
+    def peak(self, stay: _Stay) -> int:
+        """Return the most requests that were in the stage at once during a stay, in O(log n)."""
+        return self.peaks[bisect_left(self.peaks, (stay.number, 0))][1]
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,8 @@ class StageTimeout:
        seen they grow in proportion: a stage that never idles is slowed down no more than that.
     3. It is at least ``floor_seconds`` and at most ``cap_seconds``; before ``least_samples`` stays it is the cap.
     4. Only stays that ended normally are learned from; aborted ones are not.
+
+    Each entry and each end takes O(log n) in the requests in the stage.
 
     Raises:
         ConfigError: ``k`` is not above 0, or not ``0 < floor_seconds <= cap_seconds``, or not
@@ -76,10 +95,7 @@ class StageTimeout:
     def enter(self, stage: str, request_id: str, now: float) -> None:
         """Record that a request entered a stage, its queue included."""
         state = self._stages.setdefault(stage, _Stage(deque(maxlen=self.window), deque(maxlen=self.window)))
-        state.inside[request_id] = _Stay(now, 0)
-        load = len(state.inside)
-        for stay in state.inside.values():
-            stay.peak = max(stay.peak, load)
+        state.enter(request_id, now)
 
     def observe(self, stage: str, request_id: str, now: float, *, finished: bool = True) -> None:
         """Record that a request left the stage; ``finished``: normally. Unknown requests are ignored."""
@@ -87,7 +103,7 @@ class StageTimeout:
         stay = state.inside.pop(request_id, None) if state else None
         if state and stay and finished:
             state.seconds.append(math.log(max(now - stay.since, 1e-6)))
-            state.load.append(math.log(stay.peak))
+            state.load.append(math.log(state.peak(stay)))
             state.fresh += 1
 
     def bound_seconds(self, stage: str, load: int) -> float:
@@ -109,9 +125,10 @@ class StageTimeout:
         found = []
         for name, state in self._stages.items():
             for request_id, stay in state.inside.items():  # in order of arrival
-                bound, seconds = self.bound_seconds(name, stay.peak), now - stay.since
+                peak = state.peak(stay)
+                bound, seconds = self.bound_seconds(name, peak), now - stay.since
                 if seconds > bound:
-                    evidence = {"seconds": seconds, "bound_seconds": bound, "load": float(stay.peak)}
+                    evidence = {"seconds": seconds, "bound_seconds": bound, "load": float(peak)}
                     found.append(Anomaly(AnomalyKind.STAGE_TIMEOUT, name, stay.since + bound, evidence, request_id))
         return tuple(sorted(found, key=lambda one: (-one.evidence["seconds"], one.subject, one.request_id)))
 

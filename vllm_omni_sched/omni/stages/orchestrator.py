@@ -282,7 +282,7 @@ class ScheduledOrchestrator(Orchestrator):
             self.hang_detector.check(self.clock())
             self.stall_guard.check(self.clock())
             self.migrator.tick()
-            self.driver.tick(self.clock())
+            self.driver.check(self.clock())
             if self.layout is not None:
                 self.layout.check(self.stage_pools, self.clock())
             if self.driver.forecaster is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -33,15 +32,12 @@ from vllm_omni_sched.omni.stages.replica_migrator import MigrationOutcome, Repli
 from vllm_omni_sched.omni.stages.requests import Classes, bytes_of, features_of, keys_of, modality_of
 from vllm_omni_sched.omni.stages.stage_monitor import NullMonitor, StageMonitor
 from vllm_omni_sched.omni.stages.work import Work
-from vllm_omni_sched.resource.pipeline.modality_pools import ShareReason
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.pool import ScheduledPool
     from vllm_omni_sched.omni.stages.recovery_driver import RecoveryDriver
 
 logger = get_logger(__name__)
-
-SHARES_SECONDS = 5.0  # between two checks of the modalities' demand: three in a row must differ before shares move
 
 
 class PipelineDriver:
@@ -71,7 +67,6 @@ class PipelineDriver:
         )
         forecast = config.monitoring.forecast
         self.forecaster = Forecaster(forecast, self.board, config.batching.max_batch_size) if forecast.enabled else None
-        self._shares_due = -math.inf
         monitor = StageMonitor if config.monitoring.enabled else NullMonitor
         self.monitor = monitor(config.monitoring.anomaly, graph, self.board)
         self.merges = config.graph.merging.enabled
@@ -100,6 +95,11 @@ class PipelineDriver:
                 self.queues[work.stage_id].do(action, now)
             case e.Report(incident):
                 self.incident(incident)
+            case e.AnomalyBegins(stage_id, anomaly):
+                self.monitor.tell(stage_id, anomaly)
+            case e.SharesMoved(shares):
+                said = ", ".join(f"{modality} {share:.0%}" for modality, share in shares.items())
+                logger.info("memory pools: guaranteed shares are now %s", said)
             case e.RunsAgain() | e.GivenUp() | e.Unserved() | e.Restart() | e.Forgotten():
                 if self.recovery is not None:
                     self.recovery.do(action)
@@ -171,15 +171,10 @@ class PipelineDriver:
             arrived=now,
         )
 
-    def tick(self, now: float) -> None:
-        """Move the shares of the memory pools towards the demand once per interval."""
-        pools = self.context.pools
-        if pools is None or now < self._shares_due:
-            return
-        self._shares_due = now + SHARES_SECONDS
-        if self.context.move_shares() is ShareReason.MOVED:
-            shares = ", ".join(f"{modality} {share:.0%}" for modality, share in pools.shares.items())
-            logger.info("memory pools: guaranteed shares are now %s", shares)
+    def check(self, now: float) -> None:
+        """Let the core look for anomalies and adapt the memory pools, and carry out what follows."""
+        for action in self.handle(e.Check(), now):
+            self.do(action, now)
 
     def incident(self, incident: Incident) -> None:
         logger.warning(

@@ -103,12 +103,11 @@ class StageQueue:
 
     def do(self, action: e.Action, now: float) -> None:
         """Carry out an action, except for sending."""
-        driver, board, stage_id = self._driver, self._driver.board, self._stage_id
+        board, stage_id = self._driver.board, self._stage_id
         match action:
             case e.Start(Work() as work, _, warm):
                 self._starts.append((work, work.runs))
                 load = self.stage.replicas[work.replica_id].load
-                driver.monitor.began(work, now)
                 board.submitted(stage_id, work.replica_id, work.request_id, work.arrived)
                 board.started(stage_id, work.replica_id, work.request_id, now)
                 board.batch(stage_id, work.replica_id, len(load))
@@ -119,23 +118,21 @@ class StageQueue:
                 board.merged(stage_id)
             case e.Ended(Work() as work, _, True):
                 board.finished(stage_id, work.replica_id, work.request_id, now)
-                self._record_end(work, now, succeeded=True)
+                self._record_credits()
             case e.Ended(Work() as work):
                 board.aborted(stage_id, work.replica_id, work.request_id)
-                self._record_end(work, now, succeeded=False)
+                self._record_credits()
             case e.Gone(Work() as work):
                 board.aborted(stage_id, work.replica_id, work.request_id)
-                self._record_end(work, now, succeeded=False)
-            case e.Lost(Work() as work, replica_id):
-                driver.monitor.ended(work, now, succeeded=False)
+                self._record_credits()
+            case e.Lost(_, replica_id):
                 board.redispatched(stage_id, replica_id)
             case e.Inherited(owner, Work() as heir):
                 self._hooks.inherited(owner, heir)
             case _:
                 pass  # `Wake`: all stages are asked often enough; others are answers to questions
 
-    def _record_end(self, work: Work, now: float, succeeded: bool) -> None:
-        self._driver.monitor.ended(work, now, succeeded=succeeded)
+    def _record_credits(self) -> None:
         credits = self._driver.context.credits
         if credits is not None:
             self._driver.board.credits(self._stage_id, credits.free(str(self._stage_id)))

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from vllm_omni_sched.config.stage_options import AnomalyOptions
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.logs import get_logger
-from vllm_omni_sched.monitor.anomaly import Anomaly, MemoryLeak, SickEdge, StageTimeout, StuckQueue
+from vllm_omni_sched.monitor.anomaly import Anomaly, MemoryLeak, SickEdge
+from vllm_omni_sched.monitor.anomaly.news import News
 from vllm_omni_sched.monitor.stage_board import Side, StageBoard
 from vllm_omni_sched.omni.stages.processes import host_bytes, pids_of, with_children
 from vllm_omni_sched.omni.stages.report_reader import Moved, ReportReader
-from vllm_omni_sched.omni.stages.work import Work
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.pool import ScheduledPool
@@ -22,7 +22,9 @@ MEMORY_SECONDS = 5.0  # between two checks of the stages' processes and reports
 
 
 class StageMonitor:
-    """Feeds the detectors of anomalies, and logs and counts their findings.
+    """Feeds the detectors of leaks and of sick edges, and logs and counts all anomalies.
+
+    The core detects the other kinds (`PipelineWatch`); here is what needs the processes and reports of the stages.
 
     Args:
         options: options of the detectors.
@@ -34,54 +36,35 @@ class StageMonitor:
         self._options, self._board = options, board
         self._ids = {str(stage): stage.stage_id for stage in graph.stages}
         self._names = {stage_id: name for name, stage_id in self._ids.items()}
-        self._stay = StageTimeout(floor_seconds=options.min_stage_seconds, cap_seconds=options.max_stage_seconds)
-        self._queue = StuckQueue(cap_seconds=options.max_stage_seconds)
         self._leak = MemoryLeak(alpha=options.leak_significance, horizon_seconds=options.leak_horizon_seconds)
         self._edge = SickEdge(least_error_rate=options.edge_error_rate)
         self._next = self._next_memory = 0.0
         self._reports = ReportReader(board)
         self._started: dict[tuple[int, int], list[int]] = {}  # processes of each replica
         self._ends: dict[str, tuple[tuple[int, int], int]] = {}  # by edge: replica that reports, stage at the other end
-        self._told: set[tuple[str, str, str]] = set()
-
-    def began(self, work: Work, now: float) -> None:
-        self._stay.enter(self._names[work.stage_id], work.request_id, now)
-
-    def ended(self, work: Work, now: float, succeeded: bool) -> None:
-        name = self._names[work.stage_id]
-        self._stay.observe(name, work.request_id, now, finished=succeeded)
-        if succeeded and work.started is not None:
-            self._queue.finished(name, now, max(now - work.started, 0.0))
+        self._news = News()
 
     def sent(self, from_stage: int, to_stage: int, seconds: float) -> None:
         """Record that the front end has handed a request over; the stages report the transfer of its payload."""
         self._board.edge(from_stage, to_stage, seconds)
 
-    def check(self, pools: list[ScheduledPool], now: float) -> tuple[Anomaly, ...]:
-        """Return the present anomalies; each is logged and counted when it begins."""
+    def check(self, pools: list[ScheduledPool], now: float) -> None:
+        """Measure memory and read reports, once per interval; an anomaly is told when it begins."""
         if now < self._next:
-            return ()
+            return
         self._next = now + self._options.interval_seconds
         if now >= self._next_memory:
             self._next_memory = now + MEMORY_SECONDS
             self._memory(pools, now)
-        if not self._options.enabled:
-            return ()
-        for pool in pools:
-            name = self._names[pool.stage_id]
-            self._queue.observe(name, now, len(pool.queue.waiting), len(pool.queue.running))
-        found = tuple(one for each in (self._stay, self._queue, self._leak, self._edge) for one in each.check(now))
-        self._tell(found)
-        return found
+        if self._options.enabled:
+            for one in self._news.begun((*self._leak.check(now), *self._edge.check(now))):
+                self.tell(self._stage_of(one.subject), one)
 
-    def _tell(self, found: tuple[Anomaly, ...]) -> None:
-        now_ill = {(one.kind.value, one.subject, one.request_id): one for one in found}
-        for key, one in now_ill.items():
-            if key not in self._told:
-                evidence = ", ".join(f"{name} {value:.4g}" for name, value in one.evidence.items())
-                logger.warning("%s: %s%s (%s)", one.subject, one.kind.value, _of(one.request_id), evidence)
-                self._board.anomaly(self._stage_of(one.subject), one.kind.value)
-        self._told = set(now_ill)
+    def tell(self, stage_id: int, anomaly: Anomaly) -> None:
+        """Log and count an anomaly that begins."""
+        evidence = ", ".join(f"{name} {value:.4g}" for name, value in anomaly.evidence.items())
+        logger.warning("%s: %s%s (%s)", anomaly.subject, anomaly.kind.value, _of(anomaly.request_id), evidence)
+        self._board.anomaly(stage_id, anomaly.kind.value)
 
     def _stage_of(self, subject: str) -> int:
         """Return the stage of a subject: by its name, that of a replica, or the one where an edge ends."""
@@ -140,17 +123,11 @@ class StageMonitor:
 class NullMonitor(StageMonitor):
     """Replaces `StageMonitor` where `monitoring.enabled` is false: it checks and keeps nothing."""
 
-    def began(self, work: Work, now: float) -> None:
-        pass
-
-    def ended(self, work: Work, now: float, succeeded: bool) -> None:
-        pass
-
     def sent(self, from_stage: int, to_stage: int, seconds: float) -> None:
         pass
 
-    def check(self, pools: list[ScheduledPool], now: float) -> tuple[Anomaly, ...]:
-        return ()
+    def check(self, pools: list[ScheduledPool], now: float) -> None:
+        pass
 
 
 def _of(request_id: str) -> str:

@@ -66,7 +66,7 @@ class Cluster:
         if scenario.orchestration is not None:
             ways = list(dict.fromkeys(paths.values()))
             rng = self._rng("orchestration")
-            orchestration = Orchestration(sim, scenario.orchestration, specs, ways, rng)
+            orchestration = Orchestration(sim, scenario.orchestration, specs, ways, rng, scenario.monitored)
         learns = orchestration is None and any(
             stage.balance == "cost" or _scaled(scenario, stage) for stage in scenario.stages
         )

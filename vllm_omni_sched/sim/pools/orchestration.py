@@ -1,6 +1,6 @@
 """Connect a simulated pipeline to the core that also schedules the stages of vLLM-Omni."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from random import Random  # noqa: TID251 (the type of an argument)
 from typing import Protocol
@@ -11,6 +11,7 @@ from vllm_omni_sched.core.pipeline.context import PipelineContext
 from vllm_omni_sched.core.pipeline.core import PipelineCore
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest
 from vllm_omni_sched.graph.stages import Stage, StageGraph
+from vllm_omni_sched.monitor.anomaly.finding import Anomaly
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.features import bytes_of, features_of, keys_of
 from vllm_omni_sched.sim.pools.request_run import RequestRun
@@ -60,6 +61,7 @@ class Orchestration:
         specs: the stages, by number.
         paths: all paths of requests through the stages.
         rng: random source.
+        monitored: whether the core looks for anomalies and adapts the memory pools.
     """
 
     def __init__(
@@ -69,10 +71,14 @@ class Orchestration:
         specs: Sequence[StageSpec],
         paths: Sequence[tuple[int, ...]],
         rng: Random,
+        monitored: bool = False,
     ) -> None:
         self.config, self.rng, self._sim = config, rng, sim
         self.context = PipelineContext(config, graph_of(specs, paths), rng)
-        self.core = PipelineCore(self.context, keeps_outputs=True)
+        self.core = PipelineCore(self.context, keeps_outputs=True, checked=monitored)
+        self.monitored = monitored
+        self.anomalies: list[tuple[float, Anomaly]] = []  # with the time when each was found
+        self.moves_of_shares = 0
         self.pools: dict[int, Acts] = {}
         self.pipeline: RecoveryActs
 
@@ -103,10 +109,26 @@ class Orchestration:
                     self._sim.at(at, self._woken, (stage_id, at))
                 case e.GivenUp(_, request_ids):
                     self.pipeline.give_up(request_ids)
+                case e.AnomalyBegins(_, anomaly):
+                    self.anomalies.append((self._sim.now, anomaly))
+                case e.SharesMoved():
+                    self.moves_of_shares += 1
+                    self.tell(e.Tick())  # requests may have waited for that memory
                 case e.Restart(stage_id, index):
                     self.pipeline.restart_replica(stage_id, index)
                 case _:
                     pass
+
+    def check_while(self, active: Callable[[], bool]) -> None:
+        """Let the core look for anomalies and adapt the memory pools now and then, while requests are present."""
+
+        def check(_: None) -> None:
+            if active():
+                self.tell(e.Check())
+                self._sim.after(interval, check)
+
+        interval = self.config.monitoring.anomaly.interval_seconds
+        self._sim.after(interval, check)
 
     def _woken(self, of: tuple[int | None, float]) -> None:
         self.tell(e.Woken(*of))

@@ -76,6 +76,8 @@ class Pipeline:
         self._restart_seconds: dict[tuple[int, int], float] = {}
         if orchestration is not None:
             orchestration.pipeline = self
+            if orchestration.monitored:
+                orchestration.check_while(self.active)
         self._recovering = orchestration if orchestration is not None and orchestration.recovers else None
         self._credits = None if orchestration is None else orchestration.context.credits
         for pool in pools:

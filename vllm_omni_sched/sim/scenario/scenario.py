@@ -68,6 +68,11 @@ class Scenario(Options):
     orchestration: StageSchedConfig | None = Field(
         None, description="Options of the scheduler over stages; absent: round robin, no gate, no recovery."
     )
+    monitored: bool = Field(
+        False,
+        description="Detect anomalies (`orchestration.monitoring.anomaly`) and let the shares of memory pools "
+        "(`orchestration.pools`) follow the demand, as in serving. Found anomalies are counted.",
+    )
     stages: tuple[Stage, ...] = Field(description="Stages of a request, in order.")
     failures: tuple[Failures, ...] = Field((), description="Failures of replicas.")
     respawn: bool = Field(

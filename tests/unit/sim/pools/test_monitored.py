@@ -1,0 +1,87 @@
+"""A monitored simulation detects what is slow, and the memory pools follow the demand, as in serving."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.support.pools import request
+from vllm_omni_sched.config.stage_options import StageSchedConfig
+from vllm_omni_sched.core.pipeline.context import SHARES_SECONDS
+from vllm_omni_sched.monitor.anomaly.finding import AnomalyKind
+from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.pools.gated import GatedPool
+from vllm_omni_sched.sim.pools.orchestration import Orchestration
+from vllm_omni_sched.sim.pools.pipeline import Pipeline
+from vllm_omni_sched.sim.pools.spec import StageSpec
+from vllm_omni_sched.sim.servers.queue import QueueServer
+
+pytestmark = pytest.mark.usefixtures("validated_core")
+
+SLOW_FROM, SLOW_SECONDS = 100.0, 40.0
+
+
+def run(requests, monitored, slow=False, **options):
+    """Two replicas that do a request in a second; one of them becomes slow."""
+    sim, records = Simulator(), []
+    spec = StageSpec("llm", replicas=2)
+    shared = Orchestration(sim, StageSchedConfig(**options), [spec], [(0,)], random.Random(1), monitored)
+
+    def make(index, done):
+        def seconds(*_):
+            return SLOW_SECONDS if slow and index == 1 and sim.now >= SLOW_FROM else 1.0
+
+        return QueueServer(sim, done, 1, seconds, random.Random(0))
+
+    pools = [GatedPool(sim, 0, spec, make, shared)]
+    Pipeline(sim, pools, requests, records.append, {"": (0,)}, shared)
+    sim.run()
+    assert len(records) == len(requests)
+    return shared, sim
+
+
+def steady():
+    return [request(n, at=0.7 * n) for n in range(240)]  # more than one replica could do
+
+
+BATCHING = {"batching": {"max_batch_size": 1}, "graph": {"merging": {"enabled": False}}}
+
+
+def test_a_replica_that_becomes_slow_is_found():
+    shared, _ = run(steady(), monitored=True, slow=True, **BATCHING)
+    kinds = {one.kind for _, one in shared.anomalies}
+    assert AnomalyKind.STAGE_TIMEOUT in kinds
+    first, anomaly = shared.anomalies[0]
+    assert SLOW_FROM < first < SLOW_FROM + SLOW_SECONDS
+    assert anomaly.subject == "llm (0)"
+
+
+def test_steady_replicas_are_not():
+    shared, _ = run(steady(), monitored=True, **BATCHING)
+    assert shared.anomalies == []
+
+
+def test_nothing_is_looked_for_unless_asked():
+    shared, _ = run(steady(), monitored=False, slow=True, **BATCHING)
+    assert shared.anomalies == []
+
+
+def test_the_clock_of_the_checks_ends_with_the_requests():
+    _, sim = run(steady(), monitored=True, **BATCHING)
+    assert sim.now < 240 * 0.7 + 5.0
+
+
+@pytest.mark.parametrize("monitored", [True, False])
+def test_shares_of_memory_follow_the_demand(monitored):
+    shares = {"text": 0.25, "image": 0.25, "audio": 0.25, "video": 0.25}
+    requests = [request(n, at=0.25 * n, modality="text") for n in range(400)]  # of 80 bytes each
+    shared, sim = run(requests, monitored, pools={"total_bytes": 400, "shares": shares}, **BATCHING)
+    assert sim.now > 4 * SHARES_SECONDS
+    found = shared.context.pools.shares
+    assert sum(found.values()) == pytest.approx(1.0)
+    if monitored:
+        assert found["text"] > 0.4
+        assert shared.moves_of_shares >= 3
+    else:
+        assert found == shares
