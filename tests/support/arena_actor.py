@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
+import shutil
 import signal
+import tempfile
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 from tests.support.arena import EDGE, LONG, pixels
 from tests.support.processes import die, serve
 from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.arena.index import Index
 from vllm_omni_sched.connectors.edge import Edge
@@ -132,7 +136,11 @@ class Actor:
         return inbox.bury() if inbox is not None else 0
 
     def die_at(self, where: str, after: bool = False, by: int = signal.SIGKILL) -> None:
-        """Be killed (or stopped) at the next call of a function, given as ``module:Class.function``."""
+        """Be killed (or stopped) at the next call of a function, given as ``module:Class.function``.
+
+        The compiled steps call no such function, and are turned off.
+        """
+        self._in_python()
         module, _, name = where.partition(":")
         owner: Any = importlib.import_module(module)
         *parents, name = name.split(".")
@@ -151,8 +159,16 @@ class Actor:
 
         setattr(owner, name, deadly)
 
+    def _in_python(self) -> None:
+        native.kernel = None
+        outbox, inbox = getattr(self.path, "_outbox", None), getattr(self.path, "_inbox", None)
+        senders = inbox._senders.values() if inbox is not None else ()
+        for index in (*(sender.index for sender in senders), *([outbox._index] if outbox is not None else [])):
+            index._slots = None
+
     def die_at_state(self, state: int) -> None:
-        """Be killed where a slot would get this state."""
+        """Be killed where a slot would get this state, which is set in Python from here on."""
+        self._in_python()
         real = Index._set
 
         def deadly(self: Index, slot: int, to: int) -> None:
@@ -161,6 +177,29 @@ class Actor:
             real(self, slot, to)
 
         Index._set = deadly  # type: ignore[method-assign]
+
+    def die_in_compiled_steps(self, calls: int) -> None:
+        """Be killed when a compiled step computes a checksum for the ``calls``-th time, as with a slot locked.
+
+        The module keeps the function that there is when it is loaded, so another copy of it is loaded.
+        """
+        assert native.kernel is not None
+        real, left = zlib.crc32, iter(range(calls - 1))
+
+        def deadly(data: Any) -> int:
+            if next(left, None) is None:
+                die()
+            return real(data)
+
+        with tempfile.TemporaryDirectory() as folder:
+            copy = shutil.copy(native.kernel.__file__, folder)
+            spec = importlib.util.spec_from_file_location(native.kernel.__name__, copy)
+            assert spec is not None
+            assert spec.loader is not None
+            zlib.crc32 = deadly  # type: ignore[assignment]
+            native.kernel = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(native.kernel)
+            zlib.crc32 = real
 
     def die_halfway_through(self, key: str, nbytes: int) -> None:
         """Be killed when half of a message is written."""

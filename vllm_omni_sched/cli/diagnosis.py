@@ -20,6 +20,7 @@ from vllm_omni_sched.config.load import KEY, ResolvedOption, load_config, read_o
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import VARIABLE, load_stage_config, resolved_stage_options
+from vllm_omni_sched.connectors import native
 from vllm_omni_sched.graph.stages import Stage, StageKind
 from vllm_omni_sched.resource.pipeline.stage_limits import window_of
 from vllm_omni_sched.video import sandbox
@@ -390,6 +391,7 @@ def _versions(vllm: str | None) -> list[Version]:
         Version("vllm", vllm, note),
         *(Version(name, version_of(name)) for name in ("vllm-omni", "torch", "transformers")),
         Version("python", platform.python_version()),
+        Version("small messages", "in Python" if native.kernel is None else "compiled", native.reason),
     ]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.arena import place
 from tests.support.processes import Processes
+from vllm_omni_sched.connectors import native
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +16,22 @@ def all_processes() -> Iterator[Processes]:
     processes = Processes("tests.support.arena_actor")
     yield processes
     processes.close()
+
+
+@pytest.fixture
+def in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the compiled steps, for tests that look into the Python code."""
+    monkeypatch.setattr(native, "kernel", None)
+
+
+@pytest.fixture(params=["compiled", "in Python"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Once with the compiled steps, where they are built, and once without."""
+    if request.param == "in Python":
+        monkeypatch.setattr(native, "kernel", None)
+    elif native.kernel is None:
+        pytest.skip(f"the compiled steps are {native.reason}")
+    return str(request.param)
 
 
 @pytest.fixture

@@ -312,7 +312,7 @@ class Inbox:
         """Copy a message out of the ring."""
         started = self._clock()
         try:
-            found = index.take(slot, digest, lambda data, generation, put_at: Arrival(data, name, generation, put_at))
+            found = index.take(slot, digest, name)
         except CorruptMessageError:
             self.counts.corrupt += 1
             raise

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from vllm_omni_sched.config.errors import CorruptMessageError
+from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.arena.layout import (
     BUCKET,
     DIGEST,
@@ -30,8 +30,8 @@ from vllm_omni_sched.connectors.arena.layout import (
     buckets_of,
 )
 from vllm_omni_sched.connectors.arena.memory import ByteLocks, Memory
+from vllm_omni_sched.connectors.framing import Arrival
 
-Read = TypeVar("Read")
 FUTURE = 1e6
 """Seconds by which no clock of a host is ahead of another."""
 WORDS = RECORD_BYTES // 4  # words of a record; the first is its state
@@ -79,9 +79,14 @@ class Index:
         self.words, self._first = self._map.cast("I"), layout.records // 4
         self._locks = ByteLocks(memory.fd)
         self._order = threading.Lock()
+        kernel, places = native.kernel, (layout.slots, layout.records, layout.ring)
+        self._slots = kernel.Slots(memory.map, memory.fd, *places) if kernel is not None else None
 
     def find(self, digest: int) -> list[int]:
         """Return the slots with this digest whose message waits; slots that are not freed yet may have it, too."""
+        if self._slots is not None:
+            found: list[int] = self._slots.find(digest)
+            return found
         slots, wanted, find = [], DIGEST.pack(digest), self._bytes.find
         for bucket in buckets_of(digest, self._buckets):
             start = PAGE + bucket * BUCKET_BYTES
@@ -126,11 +131,16 @@ class Index:
 
     # operations of the sender, or of a receiver if the sender is dead
 
-    def publish(self, slot: int, digest: int, record: tuple[Any, ...]) -> None:
-        """Show a written message to receivers; ``record`` are the fields of a `Record` in state FREE."""
+    def publish(
+        self, slot: int, digest: int, generation: int, pool: int, offset: int, nbytes: int, put_at: float
+    ) -> None:
+        """Show a written message, in a free slot, to receivers; see `Record`."""
+        if self._slots is not None:
+            self._slots.publish(slot, digest, generation, pool, offset, nbytes, put_at)
+            return
         at = self._records + slot * RECORD_BYTES
         with self._order:
-            RECORD.pack_into(self._map, at, *record)
+            RECORD.pack_into(self._map, at, FREE, generation, pool, 0, offset, nbytes, 0, put_at)
             DIGEST.pack_into(self._map, self.layout.digest_at(slot), digest)
         with self._order:  # releasing and acquiring the lock orders the writes for other processors
             self.words[self._first + slot * WORDS] = READY
@@ -189,18 +199,29 @@ class Index:
         """Return whether the message of a slot is in the ring."""
         return self.words[self._first + slot * WORDS + POOL_AT // 4] == RING
 
-    def take(self, slot: int, digest: int, read: Callable[[bytearray, int, float], Read]) -> Read | None:
+    def take(self, slot: int, digest: int, name: bytes) -> Arrival | None:
         """Take a message out of the ring in one step: a process that is killed during it has not taken it.
 
-        Args:
-            read: called with a copy of the message, its generation, and when it was put.
-
         Returns:
-            The result of ``read``; None if the message is not available any more, or is locked.
+            A copy of the message; None if it is not available any more, or is locked.
 
         Raises:
-            CorruptMessageError: raised by ``read``, or the record points outside the file; the message is dropped.
+            CorruptMessageError: it is damaged or has another name, or its record points outside the file; the message
+                is dropped.
         """
+        if self._slots is not None:
+            mutex = self._locks.mutex
+            if not mutex.acquire(blocking=False):
+                return None
+            try:
+                taken = self._slots.take(slot, digest, name)
+            finally:
+                mutex.release()
+            if taken is None:
+                return None
+            if taken:
+                data, front, put_at = taken
+                return Arrival(data, put_at=put_at, front=front)
         at = self._records + slot * RECORD_BYTES
         if not self._locks.acquire(at):
             return None
@@ -217,7 +238,7 @@ class Index:
             try:
                 if not nbytes or start + nbytes > len(self._map):
                     raise CorruptMessageError("the record of a message points outside its outbox")
-                found = read(bytearray(self._map[start : start + nbytes]), generation, put_at)
+                found = Arrival(bytearray(self._map[start : start + nbytes]), name, generation, put_at)
             except CorruptMessageError:
                 self._set(slot, CONSUMED)
                 raise

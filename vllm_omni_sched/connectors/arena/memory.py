@@ -62,19 +62,22 @@ class ByteLocks:
     """Locks of single bytes of a file, which exclude other processes, by the kernel, and other threads of this one.
 
     Acquiring never waits, because a process may be stopped while it holds a lock.
+
+    Attributes:
+        mutex: excludes the other threads; compiled code locks a byte itself while its caller holds this.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._mutex = threading.Lock()
+        self.mutex = threading.Lock()
 
     def acquire(self, at: int) -> bool:
         """Acquire the lock of byte ``at``; return False if it is held."""
-        if not self._mutex.acquire(blocking=False):
+        if not self.mutex.acquire(blocking=False):
             return False
         if not _fcntl(self._fd, _SETLK, _FLOCK.pack(_WRLCK, 0, at, 1, 0)):
             return True
-        self._mutex.release()
+        self.mutex.release()
         if (number := ctypes.get_errno()) in (errno.EAGAIN, errno.EACCES):
             return False
         raise OSError(number, os.strerror(number))
@@ -82,7 +85,7 @@ class ByteLocks:
     def release(self, at: int) -> None:
         """Release the lock of byte ``at``."""
         _fcntl(self._fd, _SETLK, _FLOCK.pack(_UNLCK, 0, at, 1, 0))
-        self._mutex.release()
+        self.mutex.release()
 
 
 def open_private(path: Path) -> int | None:

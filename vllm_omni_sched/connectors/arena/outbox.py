@@ -15,7 +15,7 @@ from vllm_omni_sched.clock import Clock, sleep_seconds
 from vllm_omni_sched.config.errors import CorruptMessageError
 from vllm_omni_sched.connectors.arena import layout as at
 from vllm_omni_sched.connectors.arena import meeting
-from vllm_omni_sched.connectors.arena.index import CONSUMED, FREE, LEASED, READY, Index, is_late
+from vllm_omni_sched.connectors.arena.index import CONSUMED, LEASED, READY, Index, is_late
 from vllm_omni_sched.connectors.arena.layout import RING, State
 from vllm_omni_sched.connectors.arena.options import ArenaOptions
 from vllm_omni_sched.connectors.arena.storage import Storage
@@ -147,7 +147,7 @@ class Outbox:
         if name in self._by_name:
             self._replace(self._by_name[name])
         slot, now = free.pop(), self._clock()
-        self._index.publish(slot, digest, (FREE, self._generation, pool, 0, offset, nbytes, 0, now))
+        self._index.publish(slot, digest, self._generation, pool, offset, nbytes, now)
         # from here on it can be received; the bookkeeping overlaps with the receiver
         self._remember(Sent(slot, message.edge, message.key, name, pool, offset, nbytes, now, message.done))
         return held_bytes

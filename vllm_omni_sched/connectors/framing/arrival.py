@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from vllm_omni_sched.config.errors import ConnectorError, CorruptMessageError
+from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.framing.layout import (
     BYTES,
     CHECKED,
@@ -66,6 +67,10 @@ class Opener:
             self._places = []
 
     def _from_extension(self, code: int, data: memoryview) -> Any:
+        if code == TENSOR and (kernel := native.kernel) is not None:
+            tensor = kernel.tensor(data, self._places, _kinds)
+            if tensor is not None:
+                return tensor
         if code == BYTES:
             source, at, nbytes = self._places[unpacked(data)]
             return bytes(memoryview(source)[at : at + nbytes])
@@ -110,7 +115,36 @@ def _tensor_like(described: bytes) -> tuple[Any, list[int], int]:
         raise CorruptMessageError(f"a message holds a tensor of unknown dtype {name!r}")
     if min(shape, default=0) < 0:
         raise CorruptMessageError(f"a message holds a tensor of shape {shape}")
-    return dtype, shape, math.prod(shape) * dtype.itemsize
+    nbytes = math.prod(shape) * dtype.itemsize
+    _remember_kind(described, name, shape, nbytes)
+    return dtype, shape, nbytes
+
+
+DLPACK = {
+    **{f"int{bits}": (0, bits) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": (1, bits) for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": (2, bits) for bits in (16, 32, 64)},
+    "bfloat16": (4, 16),
+    "complex64": (5, 64),
+    "complex128": (5, 128),
+    "bool": (6, 8),
+}
+"""Codes and bits of dtypes in DLPack, through which compiled steps make tensors; other dtypes take the Python path."""
+KINDS = 4096
+_kinds: dict[bytes, tuple[int, int, int, tuple[int, ...]]] = {}  # by description: code, bits, bytes in all, shape
+
+
+def _remember_kind(described: bytes, name: str, shape: list[int], nbytes: int) -> None:
+    """Let the compiled steps make tensors of a kind that was checked here."""
+    if native.kernel is None or name not in DLPACK or not 0 < nbytes < 1 << 62:
+        return
+    if not _kinds:
+        import torch
+
+        # the public function is written in Python, and takes longer than making the tensor
+        native.kernel.use_torch(getattr(torch._C, "_from_dlpack", None) or torch.utils.dlpack.from_dlpack)
+    if len(_kinds) < KINDS and all(type(size) is int for size in shape):
+        _kinds[described] = (*DLPACK[name], nbytes, tuple(shape))
 
 
 def _check(shape: list[int], itemsize: int, nbytes: int) -> None:
@@ -128,12 +162,47 @@ def flags_of(data: Any) -> int:
     return int(HEAD.unpack_from(data)[3]) if len(data) >= HEAD.size else 0
 
 
+Front = tuple[int, int, int, int, int, int, int, list[tuple[int, int]]]
+"""A checked front: flags, generation, bytes in all, id, checksum of the buffers, start and end of the body, places."""
+
+
+def front_of(view: memoryview, name: bytes | None, generation: int | None) -> Front:
+    """Return the front of a message.
+
+    Raises:
+        CorruptMessageError: the message is cut off, its front is damaged, or it is not the requested one.
+    """
+    if len(view) < HEAD.size:
+        raise CorruptMessageError(f"a message of {len(view)} bytes is shorter than its header")
+    checksum, magic, version, flags, in_name, in_body, count, made, total, id, of_buffers = HEAD.unpack_from(view)
+    if magic != MAGIC or version != VERSION:
+        raise CorruptMessageError(f"not a message of version {VERSION} (magic {magic:#x}, version {version})")
+    start = HEAD.size + PLACE.size * count  # of the name
+    end = start + in_name + in_body
+    if not end <= total <= len(view):
+        raise CorruptMessageError(f"a message says it has {total} bytes, {end} in front; here are {len(view)}")
+    if zlib.crc32(view[CHECKSUM.size : end]) != checksum:
+        raise CorruptMessageError("the checksum of a message does not fit its front")
+    if generation is not None and made != generation:
+        raise CorruptMessageError(f"found a message of generation {made} in place of generation {generation}")
+    if name is not None and view[start : start + in_name] != name:
+        raise CorruptMessageError("found a message with another key in place of this one")
+    places = []
+    for place in range(count):
+        at, nbytes = PLACE.unpack_from(view, HEAD.size + PLACE.size * place)
+        if at + nbytes > total or at < end:
+            raise CorruptMessageError("a buffer lies outside its message")
+        places.append((at, nbytes))
+    return flags, made, total, id, of_buffers, start + in_name, end, places
+
+
 class Arrival:
     """A received message whose front was checked by its checksum; its buffers, too, if they have one.
 
     Args:
         data: the message, or more; its tensors and arrays will be views of it.
         name, generation: what the message must say of itself; None: anything.
+        front: the front of the message, if it was checked already.
         put_at: in seconds of this host's monotonic clock, where the transport knows it.
         copied: the message is a copy of one that was checked: its buffers are not checked again.
 
@@ -148,31 +217,13 @@ class Arrival:
         generation: int | None = None,
         put_at: float | None = None,
         copied: bool = False,
+        front: Front | None = None,
     ) -> None:
         view = memoryview(data)
-        if len(view) < HEAD.size:
-            raise CorruptMessageError(f"a message of {len(view)} bytes is shorter than its header")
-        checksum, magic, version, flags, in_name, in_body, count, made, total, self.id, of_buffers = HEAD.unpack_from(
-            view
-        )
-        if magic != MAGIC or version != VERSION:
-            raise CorruptMessageError(f"not a message of version {VERSION} (magic {magic:#x}, version {version})")
-        start = HEAD.size + PLACE.size * count  # of the name
-        end = start + in_name + in_body
-        if not end <= total <= len(view):
-            raise CorruptMessageError(f"a message says it has {total} bytes, {end} in front; here are {len(view)}")
-        if zlib.crc32(view[CHECKSUM.size : end]) != checksum:
-            raise CorruptMessageError("the checksum of a message does not fit its front")
-        if generation is not None and made != generation:
-            raise CorruptMessageError(f"found a message of generation {made} in place of generation {generation}")
-        if name is not None and view[start : start + in_name] != name:
-            raise CorruptMessageError("found a message with another key in place of this one")
-        self._places: list[Place] = []
-        for place in range(count):
-            at, nbytes = PLACE.unpack_from(view, HEAD.size + PLACE.size * place)
-            if at + nbytes > total or at < end:
-                raise CorruptMessageError("a buffer lies outside its message")
-            self._places.append((data, at, nbytes))
+        if front is None and (kernel := native.kernel) is not None:
+            front = kernel.read_front(view, name, generation)
+        flags, made, total, self.id, of_buffers, start, end, places = front or front_of(view, name, generation)
+        self._places: list[Place] = [(data, at, nbytes) for at, nbytes in places] if places else []
         if flags & CHECKED and not copied:
             found = 0
             for _, at, nbytes in self._places:
@@ -182,7 +233,7 @@ class Arrival:
                     f"the checksum of a message does not fit its buffers: some of {total} bytes were altered on the way"
                 )
         self._data = data
-        self._body: Any = view[start + in_name : end]
+        self._body: Any = view[start:end]
         self.flags = flags & ~CHECKED  # which each transport decides anew
         self.nbytes: int = total
         self.generation: int = made

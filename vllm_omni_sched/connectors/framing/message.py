@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from vllm_omni_sched.config.errors import PayloadError
+from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.edge import Edge, new_name
 from vllm_omni_sched.connectors.framing.layout import (
     ALIGNMENT,
@@ -118,10 +119,14 @@ class Packer:
             pass
         if not described:
             raise PayloadError(f"a tensor that is {_oddity(tensor)} cannot be sent; make it dense first")
-        if tensor.is_neg() or tensor.is_conj():
-            tensor = tensor.resolve_conj().resolve_neg()
         if nbytes > self._longest_bytes:
             self._longest_bytes, self.longest = nbytes, (name, tensor.ndim)
+        if 0 < nbytes <= EMBEDDED and (kernel := native.kernel) is not None:
+            written = kernel.embedded(tensor, front, nbytes)
+            if written is not None:
+                return Ext(TENSOR, written)
+        if tensor.is_neg() or tensor.is_conj():
+            tensor = tensor.resolve_conj().resolve_neg()
         if nbytes > EMBEDDED or not tensor.is_cpu:
             if tensor.is_meta:
                 raise PayloadError("a tensor on the meta device cannot be sent: it has no data")
@@ -230,6 +235,11 @@ class Message:
                 _copy(buffer, target, at, address + at)
                 if checked:
                     checksum = zlib.crc32(target[at : at + nbytes], checksum)
+        if (kernel := native.kernel) is not None:
+            flags = self.flags | CHECKED if checked else self.flags
+            sizes = (generation, self.nbytes, self.id, checksum)
+            kernel.write_front(target, self.name, self.body, self._places, flags, *sizes)
+            return
         front = self._front(generation, checksum if checked else None)
         target[: len(front)] = front
 

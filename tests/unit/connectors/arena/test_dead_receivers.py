@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.arena import small
 from tests.support.arena_faults import ARENA, IN_POOL, IN_RING, Start, files
+from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.arena import layout
 
 
@@ -20,8 +21,8 @@ from vllm_omni_sched.connectors.arena import layout
     [
         (IN_RING, f"{ARENA}.index:Index.take", False),
         (IN_RING, f"{ARENA}.memory:ByteLocks.acquire", True),
-        (IN_RING, f"{ARENA}.inbox:Arrival", False),
-        (IN_RING, f"{ARENA}.inbox:Arrival", True),
+        (IN_RING, f"{ARENA}.index:Arrival", False),
+        (IN_RING, f"{ARENA}.index:Arrival", True),
         (IN_POOL, f"{ARENA}.index:Index.claim", False),
         (IN_POOL, f"{ARENA}.index:Index.claim", True),
         (IN_POOL, f"{ARENA}.inbox:Peer.region", False),
@@ -43,6 +44,18 @@ def test_a_consumer_killed_in_get_gives_its_message_back(start: Start, nbytes: i
     again = start()
     assert again.get("k") == (nbytes, 9)
     assert again.get("k") is None
+    producer.reap()
+    assert producer.health()[2]["in_flight"] == 0
+
+
+@pytest.mark.skipif(native.kernel is None, reason=f"the compiled steps are {native.reason}")
+def test_a_consumer_killed_in_compiled_steps_gives_its_message_back(start: Start) -> None:
+    producer, consumer, other = start(), start(), start()
+    producer.put("k", IN_RING, 9)
+    consumer.die_in_compiled_steps(1)
+    consumer.dies("get", "k")
+    assert other.get("k") == (IN_RING, 9)
+    assert other.get("k") is None
     producer.reap()
     assert producer.health()[2]["in_flight"] == 0
 
@@ -123,7 +136,7 @@ def test_both_are_killed_and_start_again_under_the_same_name(start: Start, direc
     for i in range(6):
         producer.put(f"{i}", nbytes, i)
     assert consumer.get("0") == (nbytes, 0)
-    consumer.die_at(f"{ARENA}.inbox:Arrival")
+    consumer.die_at(f"{ARENA}.{'index' if nbytes == IN_RING else 'inbox'}:Arrival")
     consumer.dies("get", "1")
     producer.kill()
     producer, consumer = start(), start()

@@ -80,7 +80,9 @@ def test_only_so_many_keys_are_remembered(ends: Ends, monkeypatch: pytest.Monkey
     assert len(ends.receiver._inbox._misses) <= 4
 
 
-def test_what_the_senders_have_not_told_of_is_found_all_the_same(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_senders_have_not_told_of_is_found_all_the_same(
+    in_python: None, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = FakeClock()
     monkeypatch.setattr(inbox, "monotonic_seconds", clock)
     assert ends.look("quiet") == 1
@@ -91,7 +93,7 @@ def test_what_the_senders_have_not_told_of_is_found_all_the_same(ends: Ends, mon
 
 
 def test_a_message_whose_slot_somebody_has_locked_is_got_as_soon_as_it_is_free(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
+    in_python: None, ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends.put("locked")
     with monkeypatch.context() as patch:
