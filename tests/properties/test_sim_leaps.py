@@ -34,7 +34,9 @@ def served(
             run.engine.abort(run.jobs[min(run.jobs)])
         elif what == "kill":
             run.engine.kill()
-        run.seen.append((run.engine.busy_seconds(), run.engine.decodes.steps))  # type: ignore[attr-defined]
+        busy = run.engine.busy_seconds()  # does not need the steps that it has not computed yet
+        run.engine.catch_up()
+        run.seen.append((busy, run.engine.decodes.steps))  # type: ignore[attr-defined]
 
     for at, what in looked:
         run.sim.at(at, look, what)

@@ -92,13 +92,14 @@ class _Run:
 
     def _warm(self, _: None) -> None:
         """Start to measure at the end of the warm-up."""
+        self._cluster.catch_up()
         for pool in self._pools:
             self._at_start[pool.spec.name] = pool.busy_seconds()
             self._held_at_start[pool.spec.name] = pool.replica_seconds()
             self._served_at_start[pool.spec.name] = pool.serving_seconds, pool.empty_seconds
         self._operations_at_start = self._computed()
         self._changes_at_start = self._changes()
-        self._cluster.itl.clear()  # engines have caught up with the time
+        self._cluster.itl.clear()
 
     def _sample(self, _: None) -> None:
         now, active = self._sim.now, self._cluster.pipeline.active()
@@ -189,6 +190,7 @@ class _Run:
 
     def _result(self) -> Result:
         scenario, cluster, sim = self._scenario, self._cluster, self._sim
+        cluster.catch_up()
         busy, held, devices = {}, {}, {}
         for pool in self._pools:
             name = pool.spec.name

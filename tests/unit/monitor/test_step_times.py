@@ -39,12 +39,14 @@ def test_decode_steps_in_one_call_are_those_that_come_one_by_one():
     rng, now = random.Random(1), 1.0
     one_by_one, together = StepMeter(), StepMeter()
     for _ in range(50):
-        ends = [now := now + rng.uniform(0.0, 0.02) for _ in range(rng.randrange(1, 6))]
+        began, steps = now, [rng.uniform(0.0, 0.02) for _ in range(rng.randrange(1, 6))]
         decoding = rng.randrange(3)
-        each = [one_by_one.step(end, decoding, 0) for end in ends]
-        assert together.decode_steps(ends, decoding) == [one for one in each if one is not None]
+        each = [one_by_one.step(now := now + seconds, decoding, 0) for seconds in steps]
+        found = together.decode_steps(began, steps, decoding)
+        assert list(found) == pytest.approx([one for one in each if one is not None])
         now += rng.uniform(0.0, 0.02)
         tokens = rng.randrange(2) * 512
-        assert one_by_one.step(now, 1, tokens) == together.step(now, 1, tokens)
-        assert together.itl.seconds == one_by_one.itl.seconds
-        assert [together.predict(size) for size in (0, 100)] == [one_by_one.predict(size) for size in (0, 100)]
+        assert one_by_one.step(now, 1, tokens) == pytest.approx(together.step(now, 1, tokens))
+        assert together.itl.seconds == pytest.approx(one_by_one.itl.seconds)
+        predicted = [one.predict(size) for one in (together, one_by_one) for size in (0, 100)]
+        assert predicted[:2] == pytest.approx(predicted[2:])

@@ -6,6 +6,7 @@ of the peaks that work reaches, and the fixed costs of a step, each with its sou
 """
 
 import math
+import sys
 from dataclasses import dataclass, fields
 
 from vllm_omni_sched.config.errors import ConfigError
@@ -167,6 +168,16 @@ class RooflineCosts:
             if share < self._saturating:
                 memory *= self._saturating / share
         return (compute if compute > memory else memory) + self._step + self._token_link * tokens
+
+    def decode_line(self, decodes: int, context_tokens: int) -> tuple[float, float, int]:
+        """Return the seconds of steps that only decode as a line; it ends where the longer of rule 3 changes."""
+        fixed = self._step + self._token_link * decodes
+        base, slope = self._weights, self._context
+        other_base, other_slope = (self._token + self._head) * decodes, self._pair
+        if other_base + other_slope * context_tokens > base + slope * context_tokens:
+            base, slope, other_base, other_slope = other_base, other_slope, base, slope
+        limit = sys.maxsize if other_slope <= slope else int((base - other_base) / (other_slope - slope))
+        return base + fixed, slope, max(limit, context_tokens)
 
     def operations_seconds(self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float) -> float:
         """Return the seconds of the operations by rule 1, on all devices together."""

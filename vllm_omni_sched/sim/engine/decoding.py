@@ -72,11 +72,10 @@ class DecodingSequences(Gaps):
         """Return after how many steps, at the earliest, a sequence finishes."""
         return self._next_end - self.steps
 
-    def pass_steps(self, seconds: list[float]) -> None:
-        """Skip steps, at least one, in which no sequence finished."""
-        self.steps += len(seconds)
-        self.context += len(seconds) * self.number
-        longest = max(seconds)
+    def pass_steps(self, steps: int, longest: float) -> None:
+        """Skip steps in which no sequence finished; ``longest``: seconds of the longest one."""
+        self.steps += steps
+        self.context += steps * self.number
         if longest > self.largest:
             self.largest = longest
 

@@ -1,23 +1,22 @@
 """Skip decode steps that need not be simulated one by one."""
 
-from vllm_omni_sched.sim.kernel import Simulator
-
-SURE = 1 - 1e-9  # of a time that is a bound: sums of floats are not exact
-
 
 class Leap:
-    """Consecutive decode steps of the same requests.
+    """Consecutive decode steps of the same requests, each of which reads one token of each more than the one before.
 
-    ``end``, ``seconds``: of the running step, as far as computed. ``left``: steps after it.
+    ``end``, ``seconds``: of the running step, as far as computed. ``left``: steps after it. ``growth``: by how many
+    seconds a step is longer than the one before.
     """
 
-    __slots__ = ("end", "left", "seconds")
+    __slots__ = ("end", "growth", "left", "seconds")
 
-    def __init__(self, sim: Simulator, seconds: float, steps: int) -> None:
-        self.end = sim.now + seconds
+    def __init__(self, now: float, seconds: float, growth: float, steps: int) -> None:
+        self.end = now + seconds
         self.seconds = seconds
+        self.growth = growth
         self.left = steps - 1
 
-    def bound(self) -> float:
-        """Return a lower bound of the last step's begin: a step takes longer, the more tokens it reads."""
-        return self.end + (self.left - 1) * self.seconds * SURE
+    def last_end(self) -> float:
+        """Return the end of the last step."""
+        left = self.left
+        return self.end + left * self.seconds + self.growth * (left * (left + 1) // 2)

@@ -1,5 +1,6 @@
 """Simulate the steps of an engine, one after another."""
 
+import math
 from abc import abstractmethod
 from typing import Protocol
 
@@ -37,11 +38,14 @@ class Steps(FrontEnd):
 
     1. That holds while no waiting request could enter, no prompt is computed, the lane is empty, and no request has its
        last token.
-    2. Every arrival and end, and every read of the engine's state, first calls `catch_up`: it computes the steps
+    2. The seconds of such steps lie on a line (`EngineCosts.decode_line`): the end of the last one is known when the
+       first one begins, and so are the seconds for which the engine was busy by any time.
+    3. Every arrival and end, and every read of the requests' state, first calls `catch_up`: it computes the steps
        that have ended, one after another. Each counts as an event.
     """
 
     __slots__ = (
+        "_decode_line",
         "_encode_seconds",
         "_gap",
         "_itl",
@@ -122,7 +126,7 @@ class Steps(FrontEnd):
         self._leap: Leap | None = None
         self._plain = False  # no request can enter, and no prompt is computed: the next step is like this one
         # cached, since each step uses them
-        self._step_seconds, self._gap = costs.step_seconds, itl.add
+        self._step_seconds, self._decode_line, self._gap = costs.step_seconds, costs.decode_line, itl.add
         self._run = sim.soon  # schedules the end of a step
 
     def busy_seconds(self) -> dict[str, float]:
@@ -131,8 +135,6 @@ class Steps(FrontEnd):
         ``lane_alone`` are those in which the lane encoded while no step ran,
         ``lane`` those in which it encoded at all, which overlap with steps.
         """
-        if self._leap is not None:
-            self.catch_up()
         llm, encode = self._to_come()
         if self.ahead is None:
             return {"llm": self._llm_seconds - llm, "encode": self._encode_seconds - encode}
@@ -150,6 +152,7 @@ class Steps(FrontEnd):
 
         They include steps, their encodes and those of the lane up to now. None if the costs do not know it.
         """
+        self.catch_up()
         encode = self.busy_seconds()["encode"]
         of = self._costs.operations_seconds
         llm = of(self._made, self._read, self._prompt_tokens, self._prompt_pairs)
@@ -163,8 +166,13 @@ class Steps(FrontEnd):
         return llm + encode + lane - self._view.unpaid_seconds()  # work whose time is still to be spent
 
     def _to_come(self) -> tuple[float, float]:
-        """Return the seconds of the running step that have not passed, of the LLM and of encoding."""
+        """Return the seconds of the running step that have not passed, of the LLM and of encoding.
+
+        Steps of a leap that have ended, but are not computed yet, count as less than nothing: they follow one another.
+        """
         left = self._step_ends - self._sim.now
+        if self._leap is not None:
+            return left, 0.0
         if left <= 0.0 or not self._step_llm:
             return 0.0, 0.0
         llm, encode = self._step_llm, self._step_encode
@@ -289,29 +297,31 @@ class Steps(FrontEnd):
             return False
         if self.ahead is not None and (self._rest or self.ahead.lane.working):
             return False
-        seconds = self._step_seconds(decoding, context, 0, 0.0)
+        if self._leaps and (steps := decodes.sure_steps) > _NEAR:
+            fixed, slope, limit = self._decode_line(decoding, context)
+            seconds = fixed + slope * context
+            steps = min(steps, (self._kv_tokens - context) // decoding, (limit - context) // decoding + 1)
+            leap = self._leap = Leap(self._sim.now, seconds, slope * decoding, steps)
+            self._sim.at(leap.last_end(), self._land, leap)
+        else:
+            seconds = self._step_seconds(decoding, context, 0, 0.0)
+            self._run(seconds, self._end, self._epoch)
         self._llm_seconds += seconds
         self._made += decoding
         self._read += context
-        if self._leaps and (steps := decodes.sure_steps) > _NEAR:
-            leap = self._leap = Leap(self._sim, seconds, min(steps, (self._kv_tokens - context) // decoding))
-            self._sim.at(leap.bound(), self._land, leap)
-        else:
-            self._run(seconds, self._end, self._epoch)
         self._step_ends, self._step_llm, self._step_encode = self._sim.now + seconds, seconds, 0.0
         return True
 
     # -- steps that are computed together ------------------------------------
 
     def _land(self, leap: Leap) -> None:
-        self._sim.events -= 1  # every event here is counted elsewhere
+        """End the last step of a leap, unless the leap was stopped before."""
         if leap is not self._leap:
+            self._sim.events -= 1  # the step at which it was stopped is counted
             return
-        self.catch_up()
-        if leap.left > _NEAR:
-            self._sim.at(leap.bound(), self._land, leap)
-        else:
-            self._stop_leap()
+        self._pass(leap, math.inf)
+        self._leap = None
+        self._end(self._epoch)
 
     def _stop_leap(self) -> None:
         """End the leap: the running step is its last one."""
@@ -323,32 +333,35 @@ class Steps(FrontEnd):
 
     def catch_up(self) -> None:
         """Compute the steps that have ended before now."""
-        leap, now = self._leap, self._sim.now
-        if leap is None or leap.end >= now:
+        leap = self._leap
+        if leap is not None and leap.end < self._sim.now:
+            self._pass(leap, self._sim.now)
+
+    def _pass(self, leap: Leap, until: float) -> None:
+        """Compute the steps of a leap that end before ``until``, but not its last one."""
+        began, last = leap.end, self._last_end
+        end, seconds, left, growth = began, leap.seconds, leap.left, leap.growth
+        gap, gaps = end - last, []
+        while left and end < until:
+            gaps.append(gap)
+            gap = seconds = seconds + growth
+            end += seconds
+            left -= 1
+        steps = len(gaps)
+        if not steps:
             return
-        number, context = self.decodes.number, self.decodes.context
-        end, last, seconds, left = leap.end, self._last_end, leap.seconds, leap.left
-        step_seconds, llm_seconds, read = self._step_seconds, self._llm_seconds, self._read
-        gaps: list[float] = []
-        ends: list[float] = []
-        add_gap, add_end = gaps.append, ends.append
-        while end < now and left:
-            add_gap(end - last)
-            add_end(end)
-            context += number
-            seconds = step_seconds(number, context, 0, 0.0)
-            llm_seconds += seconds
-            read += context
-            last, end, left = end, end + seconds, left - 1
-        self._sim.events += len(gaps)
+        decodes = self.decodes
+        number, context = decodes.number, decodes.context
+        self._sim.events += steps
         self._itl.add_all(gaps, number)
         if self._measures:
-            self.core.decode_steps_ended(ends, number)
-        self.decodes.pass_steps(gaps)
-        self._last_end, self._llm_seconds, self._read = last, llm_seconds, read
-        self._made += len(gaps) * number
+            self.core.decode_steps_ended(last, gaps, number)
+        decodes.pass_steps(steps, max(gaps[0], gaps[-1]))
+        self._last_end, self._llm_seconds = end - seconds, self._llm_seconds + (end - began)
+        self._made += steps * number
+        self._read += steps * context + number * (steps * (steps + 1) // 2)
         leap.end, leap.seconds, leap.left = end, seconds, left
-        self._step_ends, self._step_llm, self._step_encode = end, seconds, 0.0
+        self._step_ends, self._step_llm = end, seconds
 
     @abstractmethod
     def _first(self, sequence: Sequence, now: float) -> None:
