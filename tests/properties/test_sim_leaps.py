@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.support.sim_engine import PlainCosts, Run
 from vllm_omni_sched.sim.work import Item, Request
 
-# times that meet no end of a step: what happens first at one and the same time is not promised
+# times that meet no end of a step, as no request has those of another: what happens first at one and the same time is
+# not promised
 times = st.integers(1, 4000).map(lambda ms: ms / 1000 + 1.7e-7)
 requests = st.lists(
     st.tuples(times, st.integers(1, 300), st.integers(1, 120), st.sampled_from((0, 0, 0, 50))), min_size=1, max_size=12
@@ -42,7 +43,7 @@ def served(
         run.sim.at(at, look, what)
     ordered = sorted(asked)
     return run.serve(
-        Request(number, at, text, output, (Item("image", embeds, number),) if embeds else ())
+        Request(number, at + 3.1e-8 * (number + 1), text, output, (Item("image", embeds, number),) if embeds else ())
         for number, (at, text, output, embeds) in enumerate(ordered)
     )
 

@@ -84,10 +84,11 @@ class StepMeter:
         self, now: float, num_running: int, prompt_tokens: int, *, rest_seconds: float = 0.0, encoded: bool = False
     ) -> float | None:
         """Record that a step has put out its tokens; return its seconds without the rest, or None by rule 1 or 2."""
-        interval = self.itl.step(now, num_running)
-        if interval is None or encoded:
+        seconds = self.itl.step(now, num_running)
+        if seconds is None or encoded:
             return None
-        seconds = interval - rest_seconds if interval > rest_seconds else 0.0
+        if rest_seconds:
+            seconds = seconds - rest_seconds if seconds > rest_seconds else 0.0
         self._fit.add(prompt_tokens, seconds)
         return seconds
 

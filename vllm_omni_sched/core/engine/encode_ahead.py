@@ -78,7 +78,8 @@ class EncodeAhead:
     ) -> None:
         self._chunk = facts.max_num_batched_tokens
         self._costs, self._steps, self._metrics, self._history = costs, steps, metrics, history
-        self._target, self._share_target = config.itl_target_ms / 1e3, config.share_target_seconds
+        self._target = config.itl_target_ms / 1e3
+        self._share_goal = config.share_target_seconds or self._target
         self.place = EncodeShare(max_alone_seconds=2 * self._target)
         self._lane_share = LaneShare(config.encode_lane_min_share)
         self._paces = {
@@ -152,13 +153,13 @@ class EncodeAhead:
         self._step_seconds += seconds if in_step else 0.0
         return in_step
 
-    def _load(self, view: EngineView, target: float | None = None) -> DecodeLoad | None:
+    def _load(self, view: EngineView) -> DecodeLoad | None:
         """Return the running requests as one class under their least target: they all wait for the same steps."""
         least = view.least_itl()
         if least is None:
             return None
         itl = self._steps.itl.seconds
-        return DecodeLoad(min(target or self._target, least), None if itl is None else itl + self._step_seconds)
+        return DecodeLoad(min(self._target, least), None if itl is None else itl + self._step_seconds)
 
     def goes_ahead(self, request_id: str) -> bool:
         """Return whether items of this request went to the lane."""
@@ -250,8 +251,11 @@ class EncodeAhead:
         """Adapt the lane's share to the inter-token latency, now that a step's tokens are out."""
         self._step_seconds = 0.0
         if self.ledger.num_pending:
-            self.share, reason = self._lane_share.update(self._load(view, self._share_target), now)
-            self._metrics.share_updates[reason.value] += 1
+            target = view.least_itl()
+            if target is not None and self._share_goal < target:
+                target = self._share_goal
+            self.share, reason = self._lane_share.follow(target, self._steps.itl.seconds, now)
+            self._metrics.share_updates[reason] += 1
 
     def leave(self, request_id: str) -> None:
         """Drop all state of a request that has ended."""

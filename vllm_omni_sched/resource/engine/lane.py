@@ -172,24 +172,42 @@ class LaneShare:
 
     def update(self, decoding: DecodeLoad | None, now: float) -> tuple[float, ShareReason]:
         """Return the share from ``now`` on, and its reason. ``decoding``: None if nobody decodes."""
-        passed = min(max(now - self._updated, 0.0), 1.0)
-        self._updated = max(now, self._updated)
-        if decoding is None or decoding.itl_target_seconds == math.inf:
+        if decoding is None:
+            return self.follow(None, None, now)
+        return self.follow(decoding.itl_target_seconds, decoding.itl_seconds, now)
+
+    def follow(
+        self, itl_target_seconds: float | None, itl_seconds: float | None, now: float
+    ) -> tuple[float, ShareReason]:
+        """Return what `update` does for a `DecodeLoad` of these two; a target of None: nobody decodes."""
+        passed = now - self._updated
+        if passed > 0.0:
+            self._updated = now
+            if passed > 1.0:
+                passed = 1.0
+        else:
+            passed = 0.0
+        if itl_target_seconds is None or itl_target_seconds == math.inf:
             self._error = None
-            return 1.0, ShareReason.NO_DECODE if decoding is None else ShareReason.NO_TARGET
-        if decoding.itl_seconds is None:
+            return 1.0, ShareReason.NO_DECODE if itl_target_seconds is None else ShareReason.NO_TARGET
+        if itl_seconds is None:
             return self._share, ShareReason.NOT_MEASURED
-        error = max(1 - decoding.itl_seconds / decoding.itl_target_seconds, -1.0)
-        held = self.integral * error * passed
-        change = held + self.proportional * (0.0 if self._error is None else error - self._error)
-        if error < 0:
-            change = min(change, held)
+        error = 1 - itl_seconds / itl_target_seconds
+        if error < -1.0:
+            error = -1.0
+        change = held = self.integral * error * passed
+        if self._error is not None:
+            change += self.proportional * (error - self._error)
         self._error = error
-        wanted = self._share + change
-        self._share = min(max(wanted, self.min_share), 1.0)
         if error < 0:
-            return self._share, ShareReason.AT_MIN if wanted <= self.min_share else ShareReason.OVER_TARGET
-        return self._share, ShareReason.AT_MAX if wanted >= 1 else ShareReason.UNDER_TARGET
+            self._share = share = max(self._share + min(change, held), self.min_share)
+            return share, ShareReason.AT_MIN if share == self.min_share else ShareReason.OVER_TARGET
+        wanted = self._share + change
+        if wanted >= 1:
+            self._share = 1.0
+            return 1.0, ShareReason.AT_MAX
+        self._share = share = wanted if wanted > self.min_share else self.min_share
+        return share, ShareReason.UNDER_TARGET
 
 
 class Where(str, Enum):

@@ -17,7 +17,8 @@ class Ahead:
     Args:
         back: called with the sequences to look at again, in the order in which they entered.
 
-    ``held``: sequences that wait for the lane, by request id.
+    ``decisions``: of the core. ``held``: sequences that wait for the lane, by request id. ``paced``: whether steps may be
+    held back in favour of the lane.
     """
 
     def __init__(
@@ -30,7 +31,8 @@ class Ahead:
     ) -> None:
         assert core.ahead is not None
         self._sim, self._costs, self._limits = sim, costs, limits
-        self._core, self._decisions, self._back = core, core.ahead, back
+        self._core, self.decisions, self._back = core, core.ahead, back
+        self.paced = limits.paced
         self.view: EngineView | None = None
         self.lane = SimLane(sim, self._seconds, self._encoded, limits.lane_items)
         self.held: dict[str, Sequence] = {}
@@ -39,7 +41,7 @@ class Ahead:
     @property
     def share(self) -> float:
         """Return the lane's share of the device."""
-        return self._decisions.share
+        return self.decisions.share
 
     def _seconds(self, modality: str, embeds: int) -> float:
         # processors of its own are not affected by its share of those that steps leave
@@ -53,7 +55,7 @@ class Ahead:
 
     def send(self) -> None:
         """Submit the items that were decided for the lane, and drop those that no request needs any more."""
-        actions = self._decisions.take_actions()
+        actions = self.decisions.take_actions()
         for content in actions.forget:
             self.lane.forget(content)
         for content, ticket, modality, embeds in actions.submit:
@@ -61,7 +63,7 @@ class Ahead:
 
     def _encoded(self, content: str, ticket: int, seconds: float, modality: str, embeds: int) -> None:
         self._encoded_seconds += self._costs.encode_seconds(modality, embeds)
-        waited = self._decisions.encoded(content, ticket, seconds, self._sim.now)
+        waited = self.decisions.encoded(content, ticket, seconds, self._sim.now)
         ready = [one for one in waited if one in self.held]
         self.send()
         self._back([self.held.pop(one) for one in self._core.book.in_order(ready)])

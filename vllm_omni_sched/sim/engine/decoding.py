@@ -1,5 +1,6 @@
 """Keep the decoding requests, for each of which every step makes a token."""
 
+import math
 from heapq import heappop, heappush
 
 from vllm_omni_sched.sim.engine.sequence import Sequence
@@ -7,16 +8,22 @@ from vllm_omni_sched.sim.measure import Gaps
 
 
 class Targets:
-    """Counts of each latency target, to find the tightest one without a scan."""
+    """Counts of each latency target, to find the tightest one without a scan.
 
-    __slots__ = ("counts",)
+    ``least``: the tightest one; ``inf`` if there is none.
+    """
+
+    __slots__ = ("counts", "least")
 
     def __init__(self) -> None:
         self.counts: dict[float, int] = {}
+        self.least = math.inf
 
     def add(self, seconds: float) -> None:
         """Add one request with this target."""
         self.counts[seconds] = self.counts.get(seconds, 0) + 1
+        if seconds < self.least:
+            self.least = seconds
 
     def remove(self, seconds: float) -> None:
         """Remove one request with this target."""
@@ -25,6 +32,12 @@ class Targets:
             self.counts[seconds] = left
         else:
             del self.counts[seconds]
+            self.least = min(self.counts, default=math.inf)
+
+    def clear(self) -> None:
+        """Remove all requests."""
+        self.counts.clear()
+        self.least = math.inf
 
 
 class DecodingSequences(Gaps):

@@ -52,6 +52,8 @@ class Prompts:
     def room(self) -> bool:
         """Return whether one more request may run."""
         running = self._decodes.number + len(self.running)
+        if self._core.limits.batch is None:
+            return running < self._limits.max_num_seqs
         return running < self._core.limits.max_requests(self._limits.max_num_seqs, running)
 
     def plan(self, view: EngineView, now: float) -> None:
@@ -136,7 +138,7 @@ class Prompts:
     def forget(self) -> None:
         """Forget all state of an engine that died."""
         self.running.clear()
-        self.targets.counts.clear()
+        self.targets.clear()
         self.computed = 0
         self.clear()
 

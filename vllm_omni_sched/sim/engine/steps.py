@@ -277,35 +277,50 @@ class Steps(FrontEnd):
             if decodes.step(gap):
                 for sequence in decodes.finished():
                     self._finish(sequence)
-                    self._plain = self._plain and not self._may_enter()
+                self._plain = self._plain and not self._may_enter()
         self._last_end = now
-        if self._measures:
-            self._view.measure(now, decoding, self._rest)
         if self._plain:  # what `_begin` would do if nothing else happens
+            if self._measures:
+                self._view.measure_decodes(now, decoding, self._rest)
             if self._plain_step():
                 return
-        elif self.prompts.chunks:
+            self._begin()
+            return
+        if self._measures:
+            self._view.measure(now, decoding, self._rest)
+        if self.prompts.chunks:
             for sequence in self.prompts.done():
                 self._first(sequence, now)
         self._begin()
 
     def _plain_step(self) -> bool:
-        """Begin the next step, or several, if it only decodes and the lane does not slow it; return whether it does."""
+        """Begin the next step, or several, if it only decodes and the lane does not hold it back.
+
+        Return whether it does.
+        """
         decodes, context = self.decodes, self.decodes.context
         decoding = decodes.number
         if not decoding or context + decoding > self._kv_tokens:
             return False
-        if self.ahead is not None and (self._rest or self.ahead.lane.working):
-            return False
-        if self._leaps and (steps := decodes.sure_steps) > _NEAR:
+        ahead = self.ahead
+        if ahead is not None and (ahead.lane.working or self._rest):
+            if ahead.paced:
+                return False
+            self._step_owed = self._view.owed_seconds()
+            seconds = self._step_seconds(decoding, context, 0, 0.0)
+            seconds = self._view.beside_lane(ahead, seconds, self._sim.now)[0] + self._step_owed
+            self._run(seconds, self._end, self._epoch)
+        elif self._leaps and (steps := decodes.sure_steps) > _NEAR:
             fixed, slope, limit = self._decode_line(decoding, context)
             seconds = fixed + slope * context
             steps = min(steps, (self._kv_tokens - context) // decoding, (limit - context) // decoding + 1)
             leap = self._leap = Leap(self._sim.now, seconds, slope * decoding, steps)
             self._sim.at(leap.last_end(), self._land, leap)
+            self._step_owed = 0.0
         else:
             seconds = self._step_seconds(decoding, context, 0, 0.0)
             self._run(seconds, self._end, self._epoch)
+            self._step_owed = 0.0
         self._llm_seconds += seconds
         self._made += decoding
         self._read += context

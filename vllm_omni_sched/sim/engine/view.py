@@ -78,8 +78,10 @@ class StepView:
 
     def least_itl(self) -> float | None:
         """Return the least inter-token-latency target of running requests; None if none runs."""
-        decodes, prompts = self._decodes.targets.counts, self._prompts.targets.counts
-        return min((*decodes, *prompts) if prompts else decodes, default=None)
+        decodes, prompts = self._decodes.targets, self._prompts.targets
+        if decodes.counts or prompts.counts:
+            return decodes.least if decodes.least <= prompts.least else prompts.least
+        return None
 
     def decodes(self) -> Decodes:
         """Return the decoding requests."""
@@ -90,7 +92,7 @@ class StepView:
                 broken += 1
             else:
                 unharmed += 1
-        return Decodes(unharmed, broken, min(decodes.targets.counts, default=float("inf")))
+        return Decodes(unharmed, broken, decodes.targets.least)
 
     def prompts(self) -> Many[Sequence]:
         """Return the running requests whose prompt is being computed."""
@@ -111,9 +113,9 @@ class StepView:
         ``alone``: the step's seconds without the lane.
         """
         decodes, prompts = self._decodes, self._prompts
-        left = self._costs.in_lane(ahead.share)
+        left = self._costs.in_lane(ahead.decisions.share)
         slow = self._costs.step_seconds(decodes.number, decodes.context, prompts.tokens, prompts.pairs, left)
-        rest = self._core.ahead.rest_seconds(self, prompts.tokens) if self._core.ahead is not None else 0.0
+        rest = ahead.decisions.rest_seconds(self, prompts.tokens) if ahead.paced else 0.0
         until_end = ahead.lane.until - now - rest
         together = until_end if until_end > 0.0 else 0.0
         if slow > alone:
@@ -140,7 +142,21 @@ class StepView:
         owed, self._owed = self._owed, 0.0
         return owed
 
+    def _pass_beside(self) -> None:
+        """Note by how much the step that has ended was too short."""
+        self._owed += self._short_seconds()
+        self._beside = None
+
     # -- step times ----------------------------------------------------------
+
+    def measure_decodes(self, now: float, decoding: int, rest_seconds: float) -> None:
+        """Report the end of a step in which so many requests decoded, and nothing else happened in the LLM."""
+        if self._beside is not None:
+            self._pass_beside()
+        number = self._decodes.number
+        self._core.step_ended(
+            self, now, num_running=number, num_requests=decoding, prompt_tokens=0, rest_seconds=rest_seconds
+        )
 
     def measure(self, now: float, decoding: int, rest_seconds: float) -> None:
         """Report the end of a step in which so many requests decoded."""
@@ -152,8 +168,7 @@ class StepView:
                 for modality, (items, embeds) in encoded.items()
             }
         if self._beside is not None:
-            self._owed += self._short_seconds()
-            self._beside = None
+            self._pass_beside()
         self._core.step_ended(
             self,
             now,
