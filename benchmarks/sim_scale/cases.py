@@ -1,4 +1,10 @@
-"""One run of the simulator, timed; in a process of its own, so that its memory is its own."""
+"""One run of the simulator, timed; in a process of its own, so that its memory is its own.
+
+An event is what a simulator that skips nothing would take from its heap: an arrival, the entry of a request into an
+engine, the end of a step, the end of an item in a lane, an answer, a sample of the timeline. The end of a step counts
+once, whether the step is simulated alone or computed together with others; entries of the heap that are void by then,
+since the steps they stand for are counted already, do not count (`tests/properties/test_sim_leaps.py`).
+"""
 
 from __future__ import annotations
 

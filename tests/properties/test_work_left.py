@@ -110,3 +110,20 @@ def test_a_look_does_not_touch_the_requests_that_run(running: int) -> None:
     assert Counted.looks == running
     work.remaining_seconds(2e9)
     assert Counted.looks == running
+
+
+def test_requests_that_have_left_take_no_room() -> None:
+    work: WorkLeft[int] = WorkLeft()
+    walked = Walked()
+    for number in range(1000):
+        now = float(number)
+        walked.passes(now)
+        work.add(number, 5.0, now)
+        walked.running[str(number)] = [5.0, 0.0, 0.0]
+        if number >= 4:
+            work.take(number - 4, now)
+            del walked.running[str(number - 4)]
+    assert len(work._ends) < 40
+    assert len(work._turns) < 40
+    walked.passes(1000.0)
+    assert work.remaining_seconds(1000.0) == pytest.approx(walked.remaining_seconds())

@@ -43,7 +43,7 @@ DIGESTS = {
     "ours, short of KV memory": "d51388310d01671e",
     "on shared processors": "9d60332c304d1582",
     "all policies": "fafe4ecb2ba25094",
-    "by cost": "5a6e24d5dd18eb59",
+    "by cost": "db74420c8973d793",
     "deaths": "6bb90eb7f21ffe40",
 }
 

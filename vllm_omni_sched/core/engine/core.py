@@ -144,6 +144,8 @@ class EngineCore:
         """Return the limits of the next step, within those of the engine."""
         limits = self.limits
         decoding = view.decode_tokens
+        if self.rounds is None and not limits.any:
+            return StepPlan(max_requests, max_tokens, max_tokens - decoding)
         requests = limits.max_requests(max_requests, view.num_running)
         tokens = limits.max_tokens(max_tokens, decoding)
         budget = tokens - decoding

@@ -189,6 +189,8 @@ class EncodeAhead:
         if not self.ledger.num_pending and not self.ledger.has_orders:
             return _NOTHING
         orders = self.ledger.take_orders()
+        if not orders:
+            return _NOTHING
         submit = [Submission(content, ticket, *self._wanted[content][:2]) for content, ticket in orders.submit]
         if len(self._wanted) > 2 * len(self.ledger) + 64:
             self._wanted = {h: w for h, w in self._wanted.items() if self.ledger.state(h) is not None}

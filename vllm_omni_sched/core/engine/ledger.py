@@ -43,6 +43,9 @@ class Orders:
         return bool(self.submit or self.forget or self.load)
 
 
+_NO_ORDERS = Orders()
+
+
 class AheadLedger:
     """Tracks which requests need which encoding, and the state of each encoding.
 
@@ -170,9 +173,12 @@ class AheadLedger:
             encode.state, encode.ticket = EncodeState.ENCODING, self._tickets
             self.num_embeds += encode.num_embeds
             submit.append((mm_hash, encode.ticket))
+        if self._wanted:
+            self._wanted = {}
+        if not submit and not self.has_orders:
+            return _NO_ORDERS
         orders = Orders(tuple(submit), tuple(self._forget), tuple(self._load))
         self._forget, self._load = [], []
-        self._wanted = {}
         return orders
 
     def _next(self) -> Iterator[str]:

@@ -45,7 +45,7 @@ class StepLimits:
     @property
     def any(self) -> bool:
         """Return whether any limit is set."""
-        return self._pieces or any(one is not None for one in (self.batch, self.prefill, self.split))
+        return self._pieces or not (self.batch is None and self.prefill is None and self.split is None)
 
     def max_requests(self, most: int, running: int) -> int:
         """Return how many requests may run, of ``most`` that the engine allows."""

@@ -1,11 +1,14 @@
 """Learn the cost of a request in each stage from past requests."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
 
 from vllm_omni_sched.config.errors import ConfigError
+
+_INF = math.inf
 
 
 class NonNegativeFit:
@@ -15,25 +18,31 @@ class NonNegativeFit:
        no point has had for long returns to the prior, and nothing winds up as in plain recursive least squares.
     2. A point has the weight 1 / predicted y: the spread of durations grows with them.
     3. After the first ``_FREE`` points, a residual counts as at most ``_CLIP`` times the usual one (Huber, 1964).
-    4. The minimum over weights >= 0 is sought by coordinate descent from the last one, a few sweeps for each point.
+    4. The minimum over weights >= 0 is sought by coordinate descent from the last one, a few sweeps for each point. A
+       sweep that moves no weight by more than ``_STILL`` of the usual residual is the last one.
+
+    ``sweeps``: number so far.
     """
 
     _FREE = 8
     _CLIP = 3.0
     _RIDGE = 0.01
     _SWEEPS = 6
+    _STILL = 0.01
     _LEAST = 1e-3  # in units of y: predictions below this have equal weight
     _SPREAD = 0.05  # fraction of y: a residual that always counts as usual
 
     def __init__(self, prior: Sequence[float], forgetting: float) -> None:
-        size = len(prior)
         self.weights = list(prior)
         self._prior = tuple(prior)
         self._forgetting = forgetting
         self._shown: list[int] = []  # sorted; the other regressors have zero moments and the prior's weights
-        self._xx = [[0.0] * size for _ in range(size)]  # without the diagonal, which is in `_squares`
-        self._squares = [0.0] * size
-        self._xy = [0.0] * size
+        # moments of those that are shown, in their order
+        self._xx: list[list[float]] = []  # without the diagonal, which is in `_squares`
+        self._squares: list[float] = []
+        self._xy: list[float] = []
+        self._pulls: list[float] = []  # of the ridge
+        self.sweeps = 0
         self._usual = 0.0  # mean absolute residual, after clipping
         self._count = 0
 
@@ -50,15 +59,29 @@ class NonNegativeFit:
         weight = 1 / max(predicted, y if self._count < self._FREE else 0.0, self._LEAST)
         self._count += 1
         if len(self._shown) < len(x):
-            self._shown = [i for i, value in enumerate(x) if value or self._squares[i]]
-        keeps = self._forgetting
-        for i in self._shown:
-            part = weight * x[i]
-            row = self._xx[i] = [keeps * moment + part * value for moment, value in zip(self._xx[i], x, strict=True)]
-            row[i] = 0.0
-            self._squares[i] = keeps * self._squares[i] + part * x[i]
-            self._xy[i] = keeps * self._xy[i] + part * y
+            for i, value in enumerate(x):
+                if value and i not in self._shown:
+                    self._show(i)
+        keeps, rows, squares, xy = self._forgetting, self._xx, self._squares, self._xy
+        values = [x[i] for i in self._shown]
+        for at, one in enumerate(values):
+            part = weight * one
+            row = rows[at] = [keeps * moment + part * value for moment, value in zip(rows[at], values, strict=True)]
+            row[at] = 0.0
+            squares[at] = keeps * squares[at] + part * one
+            xy[at] = keeps * xy[at] + part * y
         self._descend()
+
+    def _show(self, regressor: int) -> None:
+        """Make room for the moments of a regressor that was 0 in all points so far."""
+        at = bisect_left(self._shown, regressor)
+        self._shown.insert(at, regressor)
+        for row in self._xx:
+            row.insert(at, 0.0)
+        self._xx.insert(at, [0.0] * len(self._shown))
+        self._squares.insert(at, 0.0)
+        self._xy.insert(at, 0.0)
+        self._pulls.insert(at, self._RIDGE * self._prior[regressor])
 
     def _clipped(self, predicted: float, y: float) -> float:
         residual = y - predicted
@@ -71,12 +94,23 @@ class NonNegativeFit:
         return max(predicted + residual, 0.0)
 
     def _descend(self) -> None:
-        weights, ridge = self.weights, self._RIDGE
-        rows = [(i, self._xx[i], self._xy[i], ridge * self._prior[i], self._squares[i] + ridge) for i in self._shown]
+        ridge, still = self._RIDGE, self._STILL * self._usual
+        weights = [self.weights[i] for i in self._shown]
+        rows = [*zip(range(len(weights)), self._xx, self._xy, self._pulls, self._squares, strict=True)]
         for _ in range(self._SWEEPS):
-            for i, row, xy, pull, square in rows:
-                best = (xy - sum(map(mul, row, weights)) + pull) / square
-                weights[i] = best if best > 0 else 0.0
+            self.sweeps += 1
+            moves = False
+            for at, row, xy, pull, square in rows:
+                best = (xy - sum(map(mul, row, weights)) + pull) / (square + ridge)
+                if best < 0.0:
+                    best = 0.0
+                if not -still <= best - weights[at] <= still:
+                    moves = True
+                weights[at] = best
+            if not moves:
+                break
+        for i, value in zip(self._shown, weights, strict=True):
+            self.weights[i] = value
 
 
 @dataclass(frozen=True)
@@ -97,8 +131,17 @@ class Features:
     steps: float = 0
 
     def __post_init__(self) -> None:
+        if (  # one condition, since many are made
+            0 <= self.prompt_tokens < _INF
+            and 0 <= self.output_tokens < _INF
+            and 0 <= self.items < _INF
+            and 0 <= self.pixels < _INF
+            and 0 <= self.audio_seconds < _INF
+            and 0 <= self.steps < _INF
+        ):
+            return
         for name, value in vars(self).items():
-            if not 0 <= value < math.inf:
+            if not 0 <= value < _INF:
                 raise ValueError(f"{name} must be finite and >= 0, got {value}")
 
 
@@ -203,13 +246,13 @@ class StageCosts:
 
 
 def _regressors(features: Features) -> list[float]:
-    values = (
+    _, prompt, output, items, pixels, audio, work = _UNITS
+    return [
         1.0,
-        features.prompt_tokens,
-        features.output_tokens,
-        features.items,
-        features.pixels,
-        features.audio_seconds,
-        features.pixels * features.steps,
-    )
-    return [value / unit for value, unit in zip(values, _UNITS, strict=True)]
+        features.prompt_tokens / prompt,
+        features.output_tokens / output,
+        features.items / items,
+        features.pixels / pixels,
+        features.audio_seconds / audio,
+        features.pixels * features.steps / work,
+    ]

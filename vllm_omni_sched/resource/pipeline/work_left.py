@@ -2,19 +2,20 @@
 
 import math
 from collections.abc import Hashable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
 _TAIL = 0.1  # of its estimate: what a request that took longer is assumed to need still
+_SPARE = 16  # entries of requests that are gone, at least, before the heaps are swept
 
 
 class _Running:
-    __slots__ = ("cost", "end", "tail")
+    __slots__ = ("cost", "end", "number", "tail")
 
-    def __init__(self, end: float, cost: float) -> None:
-        self.end, self.cost, self.tail = end, cost, False
+    def __init__(self, end: float, cost: float, number: int) -> None:
+        self.end, self.cost, self.number, self.tail = end, cost, number, False
 
 
 class WorkLeft(Generic[Key]):
@@ -25,6 +26,7 @@ class WorkLeft(Generic[Key]):
     2. The remaining work of a request is its estimate minus the work done on it, which is its share of the time times
        ``speed``, and at least a tenth of the estimate. A new speed applies from then on.
     3. A request costs O(log n) when it begins, and once more while it runs; the total costs O(1).
+    4. Requests that have left are dropped from the heaps once they outnumber the running ones.
     """
 
     __slots__ = (
@@ -83,13 +85,23 @@ class WorkLeft(Generic[Key]):
         if key in self._began:
             self.take(key, now)
         self._pass(now)
-        running = _Running(self._done + cost_seconds, cost_seconds)
-        self._began[key] = self._served, running
         self._number += 1
+        running = _Running(self._done + cost_seconds, cost_seconds, self._number)
+        self._began[key] = self._served, running
         heappush(self._turns, (running.end - _TAIL * cost_seconds, self._number, running))
         heappush(self._ends, (running.end, self._number, key))
+        if len(self._ends) > 2 * len(self._began) + _SPARE:
+            self._sweep()
         self._sum += running.end
         self._open += 1
+
+    def _sweep(self) -> None:
+        """Drop what is left of requests that are gone."""
+        began = self._began
+        self._ends = [(one.end, one.number, key) for key, (_, one) in began.items()]
+        self._turns = [(one.end - _TAIL * one.cost, one.number, one) for _, one in began.values() if not one.tail]
+        heapify(self._ends)
+        heapify(self._turns)
 
     def take(self, key: Key, now: float) -> float | None:
         """Remove a request, and return the seconds that it had; None for an unknown one."""

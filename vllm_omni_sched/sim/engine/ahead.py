@@ -17,8 +17,8 @@ class Ahead:
     Args:
         back: called with the sequences to look at again, in the order in which they entered.
 
-    ``decisions``: of the core. ``held``: sequences that wait for the lane, by request id. ``paced``: whether steps may be
-    held back in favour of the lane.
+    ``decisions``: of the core. ``held``: sequences that wait for the lane, by request id. ``paced``: whether steps may
+    be held back in favour of the lane.
     """
 
     def __init__(
