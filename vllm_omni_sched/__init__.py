@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "OmniScheduler": "vllm_omni_sched.engine.scheduler",
     "OmniSyncScheduler": "vllm_omni_sched.engine.scheduler",
-    "OmniEncoderCacheManager": "vllm_omni_sched.engine.encoder_cache",
+    "OmniEncoderCacheManager": "vllm_omni_sched.engine.encoder.cache",
     "OmniSchedConfig": "vllm_omni_sched.config.options",
 }
 
@@ -23,7 +23,7 @@ __all__ = ["OmniEncoderCacheManager", "OmniSchedConfig", "OmniScheduler", "OmniS
 
 if TYPE_CHECKING:
     from vllm_omni_sched.config.options import OmniSchedConfig
-    from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
+    from vllm_omni_sched.engine.encoder.cache import OmniEncoderCacheManager
     from vllm_omni_sched.engine.scheduler import OmniScheduler, OmniSyncScheduler
 
 

@@ -13,7 +13,7 @@ from benchmarks.encoder_cache.trace import Item, Request
 from vllm_omni_sched.config.options import EvictionOrder
 from vllm_omni_sched.engine.ahead.host_planner import HostPlanner
 from vllm_omni_sched.engine.ahead.messages import HostReport
-from vllm_omni_sched.engine.encoder_worth import WorthEncoderCacheManager
+from vllm_omni_sched.engine.encoder.worth import WorthEncoderCacheManager
 
 EMBED_BYTES = 8192  # 4096 numbers of two bytes
 SECONDS_PER_BYTE = 1e-10  # 10 GB/s

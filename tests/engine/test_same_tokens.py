@@ -102,7 +102,7 @@ def test_the_scheduler_that_async_scheduling_wants(in_process: Results, engine, 
 
 def test_our_cache_manager_serves_alone(in_process: Results):
     facts = in_process.ours["cache-manager-alone"]["facts"]
-    assert facts["encoder_cache_manager"] == "vllm_omni_sched.engine.encoder_cache.OmniEncoderCacheManager"
+    assert facts["encoder_cache_manager"] == "vllm_omni_sched.engine.encoder.cache.OmniEncoderCacheManager"
     assert not any(name.startswith("vllm_omni_sched") for name in facts["runner"])
 
 

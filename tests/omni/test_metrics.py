@@ -15,7 +15,7 @@ from tests.omni.test_connectors import OURS, make
 from tests.support.arena import place, small
 from tests.support.host_device import device_path
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.engine.metrics_bridge import EngineMetricsCollector
+from vllm_omni_sched.engine.metrics.bridge import EngineMetricsCollector
 from vllm_omni_sched.logs import LOGGER
 from vllm_omni_sched.omni.metrics import FACTS, TIMES, ConnectorMetrics, metrics_of_this_process
 

@@ -14,7 +14,7 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from vllm_omni_sched import OmniEncoderCacheManager
 from vllm_omni_sched.config.options import EvictionOrder
-from vllm_omni_sched.engine.encoder_worth import WorthEncoderCacheManager
+from vllm_omni_sched.engine.encoder.worth import WorthEncoderCacheManager
 from vllm_omni_sched.testing import make_item, make_request
 
 NUM_REQUESTS = 4

@@ -14,7 +14,7 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager, EncoderDecod
 from vllm_omni_sched import OmniEncoderCacheManager
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.options import EvictionOrder, OmniSchedConfig
-from vllm_omni_sched.engine.encoder_worth import WorthEncoderCacheManager, manager_for, refuse_encoder_decoder
+from vllm_omni_sched.engine.encoder.worth import WorthEncoderCacheManager, manager_for, refuse_encoder_decoder
 from vllm_omni_sched.testing import make_item, make_request
 
 SIZES = (1, 2, 3, 5)

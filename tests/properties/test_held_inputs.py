@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_omni_sched import OmniScheduler
-from vllm_omni_sched.engine.pending import HeldInputs
+from vllm_omni_sched.engine.encoder.pending import HeldInputs
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.testing import make_item, make_request, make_scheduler, run_step
 

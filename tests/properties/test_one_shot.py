@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched import OmniScheduler, compat
-from vllm_omni_sched.engine import encoder_inputs
 from vllm_omni_sched.engine import scheduler as engine_scheduler
+from vllm_omni_sched.engine.encoder import inputs as encoder_inputs
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.testing import drain, make_item, make_request, make_scheduler, run_step
 

@@ -12,13 +12,13 @@ from vllm_omni_sched import compat
 from vllm_omni_sched.compat import Status
 from vllm_omni_sched.config.options import OmniSchedConfig, ReleaseMode
 from vllm_omni_sched.engine import rebind
-from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
-from vllm_omni_sched.engine.encoder_inputs import EncoderInputs
-from vllm_omni_sched.engine.encoder_worth import manager_for
+from vllm_omni_sched.engine.encoder.cache import OmniEncoderCacheManager
+from vllm_omni_sched.engine.encoder.inputs import EncoderInputs
+from vllm_omni_sched.engine.encoder.pending import PendingInputs
+from vllm_omni_sched.engine.encoder.worth import manager_for
 from vllm_omni_sched.engine.extension import SchedulerExtension
-from vllm_omni_sched.engine.metrics_bridge import MetricsPublisher
+from vllm_omni_sched.engine.metrics.bridge import MetricsPublisher
 from vllm_omni_sched.engine.order import index_items, sort_update
-from vllm_omni_sched.engine.pending import PendingInputs
 from vllm_omni_sched.engine.refusals import Refusals
 from vllm_omni_sched.engine.sessions import block_ids
 from vllm_omni_sched.engine.sessions.messages import SessionSender

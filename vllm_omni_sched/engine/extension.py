@@ -10,8 +10,8 @@ from itertools import chain
 from typing import Any, Protocol
 
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.engine.encoder_inputs import DecidesInputs, EncoderInputs
-from vllm_omni_sched.engine.pending import PendingInputs
+from vllm_omni_sched.engine.encoder.inputs import DecidesInputs, EncoderInputs
+from vllm_omni_sched.engine.encoder.pending import PendingInputs
 from vllm_omni_sched.engine.protocols import Request, Scheduler
 from vllm_omni_sched.engine.refusals import Refusals
 from vllm_omni_sched.engine.sessions.registry import Sessions

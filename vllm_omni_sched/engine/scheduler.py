@@ -17,7 +17,7 @@ from vllm_omni_sched import compat
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import load_config
 from vllm_omni_sched.engine.build import build_extension
-from vllm_omni_sched.engine.encoder_inputs import LEAST_HELD
+from vllm_omni_sched.engine.encoder.inputs import LEAST_HELD
 from vllm_omni_sched.engine.extension import SchedulerExtension
 from vllm_omni_sched.engine.start import start_line
 from vllm_omni_sched.engine.waiting import WaitingOrderMixin

@@ -8,8 +8,8 @@ from vllm_omni_sched.compat import Status
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import load_config, resolved
 from vllm_omni_sched.config.options import OmniSchedConfig, Toggle
-from vllm_omni_sched.engine import metrics_bridge
 from vllm_omni_sched.engine.front_end import check_requests
+from vllm_omni_sched.engine.metrics import bridge as metrics_bridge
 from vllm_omni_sched.engine.video.choice import video_options
 from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
 
@@ -39,7 +39,7 @@ def check_and_attach(vllm_config: Any) -> None:
 
         refuse_if_on(config, why_not(config, vllm_config))
     if config.encoder_cache is not Toggle.OFF:
-        from vllm_omni_sched.engine.encoder_worth import refuse_encoder_decoder
+        from vllm_omni_sched.engine.encoder.worth import refuse_encoder_decoder
 
         refuse_encoder_decoder(config, vllm_config.model_config)
     if config.encode_rounds:

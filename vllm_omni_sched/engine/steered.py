@@ -17,7 +17,7 @@ from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import EngineFacts
 from vllm_omni_sched.engine.ahead.halves import planner_half
-from vllm_omni_sched.engine.encoder_inputs import DecidesInputs, Inputs
+from vllm_omni_sched.engine.encoder.inputs import DecidesInputs, Inputs
 from vllm_omni_sched.engine.refusals import Refusals
 from vllm_omni_sched.engine.scheduler_view import RequestPrompt, SchedulerView, prompt_tokens_of
 from vllm_omni_sched.graph.promises import promises_of, usual_class

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from vllm_omni_sched.connectors.latency_histogram import LatencyHistogram
 from vllm_omni_sched.connectors.transport import Health, Transport
-from vllm_omni_sched.engine.metrics_bridge import PagePublisher
+from vllm_omni_sched.engine.metrics.bridge import PagePublisher
 from vllm_omni_sched.monitor.metrics import PREFIX
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import FINAL, Rig, StageSpec
 from vllm_omni_sched.core.pipeline import events as e
-from vllm_omni_sched.engine.metrics_files import EngineDirectory
+from vllm_omni_sched.engine.metrics.files import EngineDirectory
 from vllm_omni_sched.logs import LOGGER
 from vllm_omni_sched.omni.stages import report_reader
 from vllm_omni_sched.omni.stages.stage_monitor import MEMORY_SECONDS

@@ -19,7 +19,7 @@ from vllm_omni.distributed.omni_connectors.connectors.shm_connector import Share
 from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
 
-from vllm_omni_sched.engine.metrics_files import EngineDirectory
+from vllm_omni_sched.engine.metrics.files import EngineDirectory
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.omni.stages import hooks
 from vllm_omni_sched.omni.stages import stage_reporter as stage

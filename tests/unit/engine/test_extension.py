@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from vllm_omni_sched.engine.encoder_inputs import EncoderInputs, Inputs
+from vllm_omni_sched.engine.encoder.inputs import EncoderInputs, Inputs
+from vllm_omni_sched.engine.encoder.pending import HeldInputs, PendingInputs
 from vllm_omni_sched.engine.extension import STEPS_PER_SAMPLE, SchedulerExtension
-from vllm_omni_sched.engine.pending import HeldInputs, PendingInputs
 from vllm_omni_sched.engine.refusals import Refusals
 from vllm_omni_sched.engine.sessions.registry import Sessions
 from vllm_omni_sched.engine.sessions.stranded import StrandedSessions
@@ -101,7 +101,7 @@ def test_no_part_imports_vllm() -> None:
     code = (
         "import sys; sys.modules['vllm'] = sys.modules['torch'] = None\n"
         "from vllm_omni_sched.engine.extension import SchedulerExtension\n"
-        "from vllm_omni_sched.engine.encoder_inputs import EncoderInputs\n"
+        "from vllm_omni_sched.engine.encoder.inputs import EncoderInputs\n"
         "from vllm_omni_sched.engine.refusals import Refusals\n"
         "from vllm_omni_sched.engine.sessions.registry import Sessions\n"
         "from vllm_omni_sched.monitor.counts import SchedulerMetrics\n"

@@ -15,9 +15,10 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest, mmap_dict, multiprocess
 
-from vllm_omni_sched.engine import metrics_bridge, metrics_files
-from vllm_omni_sched.engine.metrics_bridge import EngineMetricsCollector, MetricsPublisher, engine_labels
-from vllm_omni_sched.engine.metrics_files import EngineDirectory, live_pages
+from vllm_omni_sched.engine.metrics import bridge as metrics_bridge
+from vllm_omni_sched.engine.metrics import files as metrics_files
+from vllm_omni_sched.engine.metrics.bridge import EngineMetricsCollector, MetricsPublisher, engine_labels
+from vllm_omni_sched.engine.metrics.files import EngineDirectory, live_pages
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.metrics import PREFIX
 
@@ -192,7 +193,7 @@ def test_a_forked_process_does_not_take_the_directory_along(base, publish):
 def test_what_a_dead_engine_core_left_is_neither_served_nor_kept(base):
     program = (
         "import os, sys, pathlib\n"
-        "from vllm_omni_sched.engine.metrics_files import EngineDirectory\n"
+        "from vllm_omni_sched.engine.metrics.files import EngineDirectory\n"
         "directory = EngineDirectory.create('dead', {'engine': '0'}, pathlib.Path(sys.argv[1]))\n"
         "directory.write(b'vllm:omni_sched_steps_total 1\\n')\n"
         "os._exit(0)\n"

@@ -62,7 +62,7 @@ def as_workers_see_it(cls: type) -> type:
 def _bare_extension() -> Any:
     from vllm.v1.request import RequestStatus
 
-    from vllm_omni_sched.engine.encoder_inputs import EncoderInputs
+    from vllm_omni_sched.engine.encoder.inputs import EncoderInputs
     from vllm_omni_sched.engine.extension import SchedulerExtension
     from vllm_omni_sched.engine.order import index_items, sort_update
     from vllm_omni_sched.engine.refusals import Refusals

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from vllm_omni_sched.engine.ahead.messages import HostOrders, HostReport
-from vllm_omni_sched.engine.encoder_worth import WorthEncoderCacheManager
+from vllm_omni_sched.engine.encoder.worth import WorthEncoderCacheManager
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.resource.engine.host_tier import HostReason, HostTier
 from vllm_omni_sched.resource.rate import Rate

@@ -16,7 +16,7 @@ from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.context import PipelineContext
 from vllm_omni_sched.core.pipeline.core import PipelineCore
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest
-from vllm_omni_sched.engine.metrics_bridge import PagePublisher, attach
+from vllm_omni_sched.engine.metrics.bridge import PagePublisher, attach
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly.finding import AnomalyKind

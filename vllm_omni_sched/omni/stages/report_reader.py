@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_omni_sched.engine.metrics_files import live_pages
+from vllm_omni_sched.engine.metrics.files import live_pages
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.omni.stages.stage_reporter import reports_base
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.engine.metrics_bridge import PagePublisher
-from vllm_omni_sched.engine.metrics_files import default_base, lineage
+from vllm_omni_sched.engine.metrics.bridge import PagePublisher
+from vllm_omni_sched.engine.metrics.files import default_base, lineage
 
 VARIABLE = "VLLM_OMNI_SCHED_REPORT_TO"
 REMEMBERED = 8192  # requests and items whose first lookup was counted, and messages that could not be received

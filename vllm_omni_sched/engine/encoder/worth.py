@@ -9,7 +9,7 @@ from vllm.v1.request import Request
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.options import EvictionOrder, OmniSchedConfig
-from vllm_omni_sched.engine.encoder_cache import OmniEncoderCacheManager
+from vllm_omni_sched.engine.encoder.cache import OmniEncoderCacheManager
 from vllm_omni_sched.resource.engine.worth import Encoding, WorthIndex
 from vllm_omni_sched.resource.rate import EncodeCost
 

@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY, multiprocess
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from vllm_omni_sched.engine.metrics_files import EngineDirectory, live_pages
+from vllm_omni_sched.engine.metrics.files import EngineDirectory, live_pages
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.exposition import merge, render
