@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
 from vllm_omni.engine.orchestrator import Orchestrator
 from vllm_omni.engine.stage_pool import StagePool
+from vllm_omni.engine.stage_runtime import StageRuntime
 
 from tests.support.omni_stages import FINAL, Edges, StageSpec, pool_of
 from vllm_omni_sched import __version__
@@ -44,7 +46,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
         if text is not None:
             deploy.write_text(text)
         stages = (StageSpec(), FINAL)
-        engine = SimpleNamespace(_deploy_config_source=str(deploy) if text is not None else None, _runtime=object())
+        engine = SimpleNamespace(config_path=str(deploy) if text is not None else None, _runtime=object())
         return AsyncOmniEngine._create_orchestrator(
             engine,
             request_async_queue=asyncio.Queue(),
@@ -149,3 +151,10 @@ def test_hooking_twice_is_hooking_once(make: Make) -> None:
     once = AsyncOmniEngine._create_orchestrator
     hooks.hook()
     assert AsyncOmniEngine._create_orchestrator is once
+
+
+def test_the_engine_and_its_runtime_read_the_same_file() -> None:
+    """vLLM-Omni hands the engine's path on to the runtime; if that changes, the options may come from two files."""
+    source = inspect.getsource(inspect.unwrap(AsyncOmniEngine._initialize_stages))
+    assert "config_path=self.config_path" in source
+    assert "self._config_path = config_path" in inspect.getsource(StageRuntime.__init__)

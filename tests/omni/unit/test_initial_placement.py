@@ -96,7 +96,7 @@ def test_the_engine_asks_before_it_starts_stages(monkeypatch: pytest.MonkeyPatch
         f"omni_sched: {{graph: {{partition: {{enabled: {str(on).lower()}, {devices}, "
         f"profiles: {{0: {profile}, 1: {profile}}}}}}}}}\n"
     )
-    engine = SimpleNamespace(_deploy_config_source=str(deploy), stage_configs=stages("0", "0"))
+    engine = SimpleNamespace(config_path=str(deploy), stage_configs=stages("0", "0"))
     AsyncOmniEngine._initialize_stages(engine, 1)
     assert [sorted(each) for each in started] == [["0", "1"] if on else ["0", "0"]]
     assert os.environ[stage_reporter.VARIABLE] == str(os.getpid()), "stages are to report"

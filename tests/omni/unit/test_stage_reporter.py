@@ -233,7 +233,7 @@ def test_stages_are_asked_where_there_are_options(
     (deploy := tmp_path / "deploy.yaml").write_text(f"stages: []\n{options}\n")
     seen: list[str | None] = []
     start = hooks._initialize_stages(lambda engine, timeout: seen.append(stage.os.environ.get(stage.VARIABLE)))
-    start(SimpleNamespace(_deploy_config_source=str(deploy)), 5)
+    start(SimpleNamespace(config_path=str(deploy)), 5)
     assert seen == [str(os.getpid()) if asks else None]
 
 

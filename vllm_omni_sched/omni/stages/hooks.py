@@ -6,11 +6,13 @@ import functools
 import json
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from random import Random  # noqa: TID251 (made here, where the driver are put together)
 from typing import Any
 
 from vllm_omni_sched import __version__
+from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import check_against, file_named, load_stage_config
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.stages.stage_reporter import disable_reports, enable_reports
@@ -38,9 +40,19 @@ def _wrap(owner: type, name: str, wrapper: Callable[[Callable[..., Any]], Callab
         setattr(owner, name, ours)
 
 
+def _options(config_path: str | None) -> tuple[StageSchedConfig | None, AbstractContextManager[None]]:
+    """Return our options, None if there are none, and a context in which errors name their file.
+
+    Args:
+        config_path: of the deploy YAML that vLLM-Omni has resolved; its engine passes it to its runtime.
+    """
+    at = Path(config_path) if config_path else None, os.environ
+    return load_stage_config(*at), file_named(*at)
+
+
 def _initialize_stages(original: Callable[..., Any]) -> Callable[..., Any]:
     def initialize_stages(self: Any, *arguments: Any, **more: Any) -> Any:
-        config = load_stage_config(Path(self._deploy_config_source) if self._deploy_config_source else None, os.environ)
+        config, _ = _options(self.config_path)
         if config is not None and config.graph.partition.enabled:
             from vllm_omni_sched.omni.stages.initial_placement import assign_initial_devices
 
@@ -56,14 +68,13 @@ def _initialize_stages(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _build_init_plans(original: Callable[..., Any]) -> Callable[..., Any]:
     def build_logical_stage_init_plans(self: Any, omni_transfer_config: Any, *others: Any) -> Any:
-        at = Path(self._config_path) if self._config_path else None, os.environ
-        config = load_stage_config(*at)
+        config, named = _options(self._config_path)
         if config is not None:
             from vllm_omni_sched.omni.stages.edges import metadata, with_our_connectors
             from vllm_omni_sched.omni.stages.graph import graph_of_metadata
 
             graph = graph_of_metadata(metadata(self))  # before a stage has loaded its model
-            with file_named(*at):
+            with named:
                 check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
                 omni_transfer_config = with_our_connectors(config.runtime, self, omni_transfer_config)
         return original(self, omni_transfer_config, *others)
@@ -73,8 +84,7 @@ def _build_init_plans(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _create_orchestrator(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_orchestrator(self: Any, **arguments: Any) -> Any:
-        at = Path(self._deploy_config_source) if self._deploy_config_source else None, os.environ
-        config = load_stage_config(*at)
+        config, named = _options(self.config_path)
         if config is None:
             return original(self, **arguments)
         from vllm_omni_sched.omni.stages.front_end import check_requests
@@ -87,7 +97,7 @@ def _create_orchestrator(original: Callable[..., Any]) -> Callable[..., Any]:
         check_overrides(ScheduledOrchestrator)
         check_overrides(ScheduledPool)
         graph = graph_of(arguments["stage_pools"])
-        with file_named(*at):
+        with named:
             check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
         driver = PipelineDriver(config, graph, bool(arguments["async_chunk"]), Random())
         logger.info(
