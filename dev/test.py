@@ -111,7 +111,7 @@ SUITES = {
         Suite(
             "check",
             lambda: {".venv": ["tests/unit", "tests/properties", "tests/contracts"]},
-            ["-m", "not long"],
+            ["-m", "not long and not slow"],
             workers=3,
             beside=("make", "--no-print-directory", "lint"),
         ),

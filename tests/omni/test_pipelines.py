@@ -23,21 +23,35 @@ CHANGING = Connector("ChangingConnector")
 CHUNK_FRAMES = 4  # of dev/omni_cpu/processors.py
 FRAME_SAMPLES = 4  # of dev/omni_cpu/models.py
 
-over_every_connector = pytest.mark.parametrize("connector", EVERY, ids=lambda connector: connector.name)
-over_every_other = pytest.mark.parametrize("connector", CONNECTORS, ids=lambda connector: connector.name)
+OFTEN = {("full_payload", "OmniAutoConnector"), ("async_chunk", "ArenaConnector")}
+"""Pipelines of three stages that `make test` starts besides those of the reference."""
+
 in_both_modes = pytest.mark.parametrize("mode", MODES)
 
 
+def over(*connectors: Connector) -> pytest.MarkDecorator:
+    """In both modes over each connector; all but `OFTEN` and the reference are for `make test-long`."""
+    cases = [
+        pytest.param(
+            mode,
+            connector,
+            id=f"{mode}-{connector.name}",
+            marks=() if connector is REFERENCE or (mode, connector.name) in OFTEN else pytest.mark.long,
+        )
+        for mode in MODES
+        for connector in connectors
+    ]
+    return pytest.mark.parametrize(("mode", "connector"), cases)
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@over_every_other
-@in_both_modes
+@over(*CONNECTORS)
 def test_same_answers(ran: Ran, mode: Mode, connector: Connector, scenario: str):
     expected = ran.answers(TEXT_TO_SOUND, mode, REFERENCE, scenario)
     assert first_difference(expected, ran.answers(TEXT_TO_SOUND, mode, connector, scenario)) is None
 
 
-@over_every_connector
-@in_both_modes
+@over(*EVERY)
 def test_nothing_is_left(ran: Ran, mode: Mode, connector: Connector):
     results = ran(TEXT_TO_SOUND, mode, connector).results
     assert results["children_left"] == []
@@ -96,7 +110,7 @@ def test_answers_differ(ran: Ran):
     assert len({tuple(codes) for codes in said}) == len(ASKS)
 
 
-@pytest.mark.parametrize("pipeline", [TEXT_TO_TEXT, TEXT_TO_SOUND])
+@pytest.mark.parametrize("pipeline", [TEXT_TO_TEXT, pytest.param(TEXT_TO_SOUND, marks=pytest.mark.long)])
 @in_both_modes
 def test_the_connector_in_the_yaml_carries_the_payloads(ran: Ran, pipeline: str, mode: Mode):
     outcome = ran(pipeline, mode, LOGGING)

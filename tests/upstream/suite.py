@@ -61,18 +61,25 @@ class Guise:
     files: tuple[str, ...]
     options: tuple[str, ...]
     stock_options: tuple[str, ...] = ("--swap=none",)
+    long: bool = True  # run by make test-long alone
 
     @property
     def stock_files(self) -> tuple[str, ...]:
-        """Return the files of all guises with equal options for vLLM's own classes, which then run only once."""
-        return tuple(dict.fromkeys(path for g in GUISES if g.stock_options == self.stock_options for path in g.files))
+        """Return the files of all guises with equal options for vLLM's own classes, which then run only once.
+
+        Those of long guises run apart from those that `make test` needs.
+        """
+        alike = [g for g in GUISES if (g.stock_options, g.long) == (self.stock_options, self.long)]
+        return tuple(dict.fromkeys(path for g in alike for path in g.files))
 
 
 SYNC = Guise(
     "sync",
-    (SCHEDULER_TESTS, ASYNC_TESTS, CACHE_TESTS, STREAMING, *RUNNER_TESTS, *SYNCHRONOUS_TESTS, *OTHER_TESTS),
+    (SCHEDULER_TESTS, ASYNC_TESTS, CACHE_TESTS, STREAMING, *RUNNER_TESTS),
     ("--swap=scheduler",),
+    long=False,
 )
+SYNC_ELSEWHERE = Guise("sync-elsewhere", (*SYNCHRONOUS_TESTS, *OTHER_TESTS), ("--swap=scheduler",))
 # Whatever a test builds by the name Scheduler is asynchronous.
 ASYNC = Guise(
     "async",
@@ -89,4 +96,4 @@ WINDOWS = Guise(
 # Our cache manager under vLLM's scheduler.
 CACHE_ALONE = Guise("cache-alone", (CACHE_TESTS, SCHEDULER_TESTS, ASYNC_TESTS), ("--swap=cache",))
 
-GUISES = (SYNC, ASYNC, WINDOWS, CACHE_ALONE)
+GUISES = (SYNC, SYNC_ELSEWHERE, ASYNC, WINDOWS, CACHE_ALONE)

@@ -9,7 +9,7 @@ from tests.upstream.expectations import BOOKS_WRITTEN_BY_TEST, entry_for
 from tests.upstream.suite import CACHE_ALONE
 from tests.upstream.test_upstream import STOCK_CLASSES, check_file
 
-pytestmark = [pytest.mark.upstream, pytest.mark.slow]
+pytestmark = [pytest.mark.upstream, pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.mark.parametrize("path", CACHE_ALONE.files)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.upstream import judge
 from tests.upstream.expectations import BOOKS_WRITTEN_BY_TEST, NOT_APPLICABLE, entry_for, stock_fails
-from tests.upstream.suite import ASYNC, CACHE_TESTS, SYNC, WINDOWS, Guise
+from tests.upstream.suite import ASYNC, CACHE_TESTS, SYNC, SYNC_ELSEWHERE, WINDOWS, Guise
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow]
 
@@ -22,13 +22,21 @@ STOCK_CLASSES = (
 )
 
 
+def marks(guise: Guise) -> tuple[pytest.MarkDecorator, ...]:
+    return (pytest.mark.long,) if guise.long else ()
+
+
 def by_file(*guises: Guise) -> pytest.MarkDecorator:
-    cases = [pytest.param(guise, path, id=f"{guise.name}-{path}") for guise in guises for path in guise.files]
+    cases = [
+        pytest.param(guise, path, id=f"{guise.name}-{path}", marks=marks(guise))
+        for guise in guises
+        for path in guise.files
+    ]
     return pytest.mark.parametrize(("guise", "path"), cases)
 
 
 def by_name(*guises: Guise) -> pytest.MarkDecorator:
-    cases = [pytest.param(guise, id=guise.name) for guise in guises]
+    cases = [pytest.param(guise, id=guise.name, marks=marks(guise)) for guise in guises]
     return pytest.mark.parametrize("guise", cases)
 
 
@@ -51,12 +59,12 @@ def check_file(guise: Guise, path: str) -> None:
         pytest.fail("\n\n".join(problems), pytrace=False)
 
 
-@by_file(*GUISES)
+@by_file(*GUISES, SYNC_ELSEWHERE)
 def test_passes_what_vllm_passes(guise: Guise, path: str) -> None:
     check_file(guise, path)
 
 
-@by_name(*GUISES)
+@by_name(*GUISES, SYNC_ELSEWHERE)
 def test_every_listed_test_exists(guise: Guise) -> None:
     listed = {**NOT_APPLICABLE.get(guise.name, {}), **stock_fails(guise.name, judge.version())}
     there = {test for test in judge.ours(guise).outcomes if test.split("::")[0] in guise.files}
@@ -64,7 +72,7 @@ def test_every_listed_test_exists(guise: Guise) -> None:
     assert due == {entry_for(test, listed) for test in there} - {None}
 
 
-@by_name(*GUISES)
+@by_name(*GUISES, SYNC_ELSEWHERE)
 def test_only_our_schedulers_were_built(guise: Guise) -> None:
     ours, stock = judge.both(guise)
     assert not set(ours.built) & set(STOCK_CLASSES)

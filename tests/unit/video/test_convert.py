@@ -58,7 +58,11 @@ COLOURS = {
 }
 
 
-@pytest.mark.parametrize("name", COLOURS)
+@pytest.mark.parametrize(
+    "name",
+    # like "wide_gamut", a table of all colours, which takes seconds to make
+    [pytest.param(name, marks=pytest.mark.long) if name == "pq" else name for name in COLOURS],
+)
 def test_colours_and_sizes_as_opencv(name: str) -> None:
     data = clips.encode(frames=3, **COLOURS[name])
     theirs = with_opencv(data)
