@@ -200,8 +200,9 @@ class WaitingOrder:
         arrival, request_id, needs = request.arrival, request.request_id, not request.holds_memory
         if now >= self.aged_at(request):
             return Key(needs, _AGED_RANK, False, 0, arrival, 0.0, arrival, request_id)
-        late = now > request.latest_start
-        due = arrival if late else min(request.latest_start, request.due)
+        latest = request.latest_start
+        late = now > latest
+        due = arrival if late else min(latest, request.due)
         cost = self._COUNTS[self.undated] * request.cost_seconds if due == math.inf else 0.0
         return Key(needs, request.sla.rank, late, request.priority, due, cost, arrival, request_id)
 
@@ -211,9 +212,11 @@ class WaitingOrder:
 
     def next_change(self, request: WaitingRequest, now: float) -> float:
         """Return the time at which the request's key changes next after ``now``; ``inf`` for never."""
-        turns_late = math.nextafter(request.latest_start, math.inf)
         aged = self.aged_at(request)
-        return min((at for at in (turns_late, aged) if at > now), default=math.inf) if now < aged else math.inf
+        if now >= aged:
+            return math.inf
+        turns_late = math.nextafter(request.latest_start, math.inf)
+        return turns_late if now < turns_late < aged else aged
 
     @staticmethod
     def reason(key: Key, request: WaitingRequest) -> PlaceReason:

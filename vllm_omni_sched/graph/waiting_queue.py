@@ -2,17 +2,25 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from vllm_omni_sched.graph.order import NEVER_OVERTAKEN, Key, Placed, PlaceReason, WaitingOrder, WaitingRequest
 
 
-@dataclass
 class _Entry:
-    request: WaitingRequest
-    key: Key
-    changes_at: float
+    """A waiting request with its present key and place, and when they change on their own."""
+
+    __slots__ = ("changes_at", "key", "placed", "request")
+
+    def __init__(self, request: WaitingRequest, order: WaitingOrder, now: float) -> None:
+        self.request = request
+        self.look(order, now)
+
+    def look(self, order: WaitingOrder, now: float) -> None:
+        """Update key and place."""
+        self.key = order.key(self.request, now)
+        self.placed = Placed(self.request, order.reason(self.key, self.request))
+        self.changes_at = order.next_change(self.request, now)
 
 
 class WaitingQueue:
@@ -54,7 +62,7 @@ class WaitingQueue:
         if request.request_id in self._entries:
             raise ValueError(f"request {request.request_id!r} waits already; remove it before it is pushed again")
         self._now = max(self._now, now)
-        entry = _Entry(request, self.order.key(request, self._now), self.order.next_change(request, self._now))
+        entry = _Entry(request, self.order, self._now)
         self._entries[request.request_id] = entry
         heappush(self._keys, entry.key)
         if entry.changes_at != math.inf:
@@ -124,16 +132,18 @@ class WaitingQueue:
         entry = self._first()
         if entry is None:
             return None
-        first = Placed(entry.request, self.order.reason(entry.key, entry.request))
-        return self._mate(first) or first
+        first = entry.placed
+        if self._last is None or not self._last.affinity:
+            return first
+        return self._mate(first, self._last) or first
 
-    def _mate(self, first: Placed) -> Placed | None:
-        """Return a request that shares a key with the last one popped, if ``first`` can wait for it (rule 2)."""
-        last = self._last
-        if last is None or not last.affinity or first.reason in NEVER_OVERTAKEN:
+    def _mate(self, first: Placed, last: WaitingRequest) -> Placed | None:
+        """Return a request that shares a key with ``last``, if ``first`` can wait for it (rule 2)."""
+        shares = last.affinity & self._sharing.keys()
+        if not shares or first.reason in NEVER_OVERTAKEN:
             return None
         spare = first.request.latest_start - self._now
-        for shared in sorted(last.affinity & self._sharing.keys()):
+        for shared in sorted(shares):
             mate = self._entries[next(iter(self._sharing[shared]))].request
             if mate is first.request:
                 return None
@@ -171,15 +181,15 @@ class WaitingQueue:
         self._sweep()
 
     def _advance(self, now: float) -> None:
-        self._now = max(self._now, now)
+        if now > self._now:
+            self._now = now
         while self._changes and self._changes[0][0] <= self._now:
             at, request_id = heappop(self._changes)
             entry = self._entries.get(request_id)
             if entry is None or entry.changes_at != at:
                 continue
-            entry.key = self.order.key(entry.request, self._now)
+            entry.look(self.order, self._now)
             self.revision += 1
-            entry.changes_at = self.order.next_change(entry.request, self._now)
             heappush(self._keys, entry.key)
             if entry.changes_at != math.inf:
                 heappush(self._changes, (entry.changes_at, request_id))

@@ -93,3 +93,21 @@ def test_looking_ahead_gives_the_order_and_popping_gives_everyone_once(rows, now
     assert [one.request_id for one in queue.ordered(now)] == expected
     assert sorted(popped(queue, now)) == sorted(one.request_id for one in waiting)
     assert queue._sharing == {}
+
+
+def test_a_look_at_the_queue_places_no_request_again():
+    class CountingOrder(WaitingOrder):
+        keys = 0
+
+        def key(self, request, now):
+            self.keys += 1
+            return super().key(request, now)
+
+    queue = WaitingQueue(CountingOrder())
+    for number in range(5):
+        queue.push(request(f"{number}", 0.1 * number), 0.0)
+    looks = [queue.peek(0.1 * look) for look in range(10)]
+    assert all(one is looks[0] for one in looks)
+    assert queue.order.keys == 5
+    assert queue.peek(1.95).reason is PlaceReason.DEADLINE  # the first one is late by now, and behind the others
+    assert queue.order.keys == 6

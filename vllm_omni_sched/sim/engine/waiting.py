@@ -6,6 +6,7 @@ from typing import Protocol
 
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.graph.affinity import AFFINITY_ITEMS
+from vllm_omni_sched.graph.order import Placed
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
 from vllm_omni_sched.sim.engine.sequence import Sequence
 
@@ -68,6 +69,7 @@ class BySla:
         self.queue = WaitingQueue(core.order)
         self._core = core
         self.sequences: dict[str, Sequence] = {}
+        self._next: tuple[float, Placed] | None = None  # of the last `peek`, while the queue is as it was
 
     def push(self, sequence: Sequence, now: float, *, again: bool = False) -> None:
         self.sequences[sequence.request_id] = sequence
@@ -76,20 +78,28 @@ class BySla:
             sequence.request_id, sequence.computed, sequence.left, items[:AFFINITY_ITEMS], len(items), now
         )
         self.queue.push(request, now)
+        self._next = None
 
     def peek(self, now: float) -> Sequence | None:
         placed = self.queue.peek(now)
-        return None if placed is None else self.sequences[placed.request.request_id]
+        if placed is None:
+            return None
+        self._next = now, placed
+        return self.sequences[placed.request.request_id]
 
     def pop(self, now: float) -> Sequence:
-        placed = self.queue.pop(now)
-        assert placed is not None
+        if self._next is None or self._next[0] != now:
+            self.peek(now)
+        assert self._next is not None
+        placed, self._next = self._next[1], None
+        self.queue.take(placed)
         return self.sequences.pop(placed.request.request_id)
 
     def remove(self, sequence: Sequence) -> bool:
         if self.sequences.pop(sequence.request_id, None) is None:
             return False
         self.queue.remove(sequence.request_id)
+        self._next = None
         return True
 
     def first(self, count: int, now: float) -> list[Sequence]:
