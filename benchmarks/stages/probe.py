@@ -28,7 +28,7 @@ class Probe:
         """Install the probe, before the pipeline starts."""
         from vllm_omni.engine.stage_pool import StagePool
 
-        from vllm_omni_sched.omni.stages import restart
+        from vllm_omni_sched.omni.stages.recovery import restart
 
         submit, start = StagePool.submit_initial, restart.start_replica
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support.omni_stages import Rig, Runtime, StageSpec
 from vllm_omni_sched.monitor.recovery import Replica
-from vllm_omni_sched.omni.stages.replica_migrator import MigrationOutcome
+from vllm_omni_sched.omni.stages.placement.replica_migrator import MigrationOutcome
 
 
 class PlacedRuntime(Runtime):

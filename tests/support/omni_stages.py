@@ -31,10 +31,11 @@ from tests.support.omni_engines import (
 )
 from tests.support.omni_leftovers import left_over
 from vllm_omni_sched.config.stage_yaml import read_stage_options
-from vllm_omni_sched.omni.stages import recovery_driver, sharing
-from vllm_omni_sched.omni.stages.graph import graph_of
+from vllm_omni_sched.omni.stages import sharing
 from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
 from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
+from vllm_omni_sched.omni.stages.recovery import recovery_driver
+from vllm_omni_sched.omni.stages.start.graph import graph_of
 
 __all__ = [
     "AR",

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vllm_omni_sched.omni.stages.memory import HostMemory
+from vllm_omni_sched.omni.stages.reports.memory import HostMemory
 
 
 def test_it_is_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

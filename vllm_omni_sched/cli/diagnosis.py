@@ -28,7 +28,7 @@ from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.pool.kinds import DecoderKind, decoder_kinds
 
 if TYPE_CHECKING:
-    from vllm_omni_sched.omni.stages.deployed import Deployed
+    from vllm_omni_sched.omni.stages.start.deployed import Deployed
 
 _WITHOUT = {
     sandbox.Part.SECCOMP: "decoder processes could reach the network",
@@ -142,7 +142,7 @@ def diagnose_stages(file: Path, model: str | None = None) -> StagesDiagnosis:
         return known
     found: Deployed | None = None
     if is_deploy:
-        from vllm_omni_sched.omni.stages.deployed import deployed
+        from vllm_omni_sched.omni.stages.start.deployed import deployed
 
         try:
             found = deployed(file, model, config)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from vllm_omni_sched.connector_names import FACTORY, register_names
 from vllm_omni_sched.engine.metrics.bridge import attach
-from vllm_omni_sched.omni.stages import stage_reporter
-from vllm_omni_sched.omni.stages.hooks import hook
+from vllm_omni_sched.omni.stages.reports import stage_reporter
+from vllm_omni_sched.omni.stages.start.hooks import hook
 
 
 def register_connectors() -> None:

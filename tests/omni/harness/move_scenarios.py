@@ -10,7 +10,7 @@ import psutil
 from dev.omni_cpu.spec import PipelineSpec
 from tests.omni.harness.stage_scenarios import CROWD, Result, ask_all, until
 from vllm_omni_sched.monitor.recovery.events import Replica
-from vllm_omni_sched.omni.stages.replica_migrator import MigrationOutcome
+from vllm_omni_sched.omni.stages.placement.replica_migrator import MigrationOutcome
 
 ON_ONE_CORE = "1"  # a device of `dev.omni_cpu.platform`
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.core import validated
-from vllm_omni_sched.omni.stages.memory import HostMemory
+from vllm_omni_sched.omni.stages.reports.memory import HostMemory
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ import zmq
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 from tests.support.omni_stages import DIFFUSION, Rig, StageSpec, params
-from vllm_omni_sched.omni.stages.capacity import UNBOUNDED, max_num_seqs_of
-from vllm_omni_sched.omni.stages.processes import pids_of
+from vllm_omni_sched.omni.stages.reports.processes import pids_of
 from vllm_omni_sched.omni.stages.requests import features_of
+from vllm_omni_sched.omni.stages.start.capacity import UNBOUNDED, max_num_seqs_of
 
 pytestmark = pytest.mark.omni
 

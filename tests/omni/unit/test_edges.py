@@ -16,7 +16,7 @@ from vllm_omni.engine.stage_runtime import DistStageRuntime, StageRuntime
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_yaml import VARIABLE, read_stage_options
-from vllm_omni_sched.omni.stages import edges, hooks
+from vllm_omni_sched.omni.stages.start import edges, hooks
 from vllm_omni_sched.plugin import register
 
 pytestmark = pytest.mark.omni

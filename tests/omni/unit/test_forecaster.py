@@ -11,7 +11,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_moves import MovingRig, at
 from tests.support.omni_stages import StageSpec
-from vllm_omni_sched.omni.stages.forecaster import TESTED, Forecaster, StageShares
+from vllm_omni_sched.omni.stages.placement.forecaster import TESTED, Forecaster, StageShares
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 

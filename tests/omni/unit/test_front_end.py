@@ -19,8 +19,8 @@ from tests.support.omni_stages import params
 from vllm_omni_sched.config.errors import RequestError
 from vllm_omni_sched.config.stage_options.graph import ClassTargets, PriorityOptions
 from vllm_omni_sched.config.stage_yaml import read_stage_options
-from vllm_omni_sched.omni.stages import front_end
-from vllm_omni_sched.omni.stages.front_end import check_requests, promises_of
+from vllm_omni_sched.omni.stages.start import front_end
+from vllm_omni_sched.omni.stages.start.front_end import check_requests, promises_of
 
 pytestmark = pytest.mark.omni
 

@@ -16,7 +16,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import Rig, StageSpec, engine_output
 from vllm_omni_sched.logs import LOGGER
-from vllm_omni_sched.omni.stages import processes
+from vllm_omni_sched.omni.stages.reports import processes
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -248,7 +248,7 @@ async def test_a_stopped_one_that_owes_nothing_is_left_alone(sleeping: Any, ende
 async def test_vllm_omni_is_told_if_it_does_not_notice(
     sleeping: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vllm_omni_sched.omni.stages.hang_detector.NOTICED_SECONDS", 0.0)
+    monkeypatch.setattr("vllm_omni_sched.omni.stages.recovery.hang_detector.NOTICED_SECONDS", 0.0)
     async with Rig(TWO, **hang_after(1.0)) as rig:
         hangs = await suspected(rig, sleeping)
         await rig.settle()
@@ -261,7 +261,7 @@ async def test_vllm_omni_is_told_if_it_does_not_notice(
 async def test_a_replica_that_is_back_can_hang_again(
     sleeping: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vllm_omni_sched.omni.stages.hang_detector.NOTICED_SECONDS", 0.0)
+    monkeypatch.setattr("vllm_omni_sched.omni.stages.recovery.hang_detector.NOTICED_SECONDS", 0.0)
     async with Rig(TWO, **hang_after(1.0)) as rig:
         hangs = await suspected(rig, sleeping)
         for _ in range(8):

@@ -23,10 +23,10 @@ from vllm_omni_sched import __version__
 from vllm_omni_sched.config.errors import ConfigError, MissingSymbolError
 from vllm_omni_sched.config.stage_yaml import VARIABLE
 from vllm_omni_sched.logs import LOGGER
-from vllm_omni_sched.omni.stages import hooks, overrides
 from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
 from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
 from vllm_omni_sched.omni.stages.pool import ScheduledPool
+from vllm_omni_sched.omni.stages.start import hooks, overrides
 
 pytestmark = pytest.mark.omni
 

@@ -15,7 +15,9 @@ from vllm_omni.engine.stage_runtime import StageRuntime
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_yaml import VARIABLE, check_against, read_stage_options
-from vllm_omni_sched.omni.stages import hooks, initial_placement, stage_reporter
+from vllm_omni_sched.omni.stages.placement import initial_placement
+from vllm_omni_sched.omni.stages.reports import stage_reporter
+from vllm_omni_sched.omni.stages.start import hooks
 
 pytestmark = pytest.mark.omni
 

@@ -12,7 +12,7 @@ from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 from tests.support.omni_stages import DIFFUSION, FINAL, Rig, StageSpec
 from vllm_omni_sched.graph.stages import StageKind
-from vllm_omni_sched.omni.stages.memory import HostMemory
+from vllm_omni_sched.omni.stages.reports.memory import HostMemory
 from vllm_omni_sched.omni.stages.requests import features_of
 from vllm_omni_sched.resource.pipeline.stage_limits import units_of
 

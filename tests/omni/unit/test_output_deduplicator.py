@@ -16,7 +16,7 @@ from vllm_omni.metrics.stats import StageRequestStats, StageStats
 from vllm_omni.outputs.mm_outputs import MultimodalPayload
 
 from tests.support.omni_stages import CUMULATIVE, DELTA, FINAL, FINAL_ONLY, Rig
-from vllm_omni_sched.omni.stages.output_deduplicator import OutputDeduplicator
+from vllm_omni_sched.omni.stages.recovery.output_deduplicator import OutputDeduplicator
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 

@@ -17,7 +17,7 @@ import zmq.asyncio
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.descriptors import nothing_left_open, opened
-from vllm_omni_sched.omni.stages import processes
+from vllm_omni_sched.omni.stages.reports import processes
 
 pytestmark = pytest.mark.omni
 

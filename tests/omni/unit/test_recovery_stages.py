@@ -9,7 +9,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 from tests.support.omni_stages import DIFFUSION, Rig, StageSpec, params
-from vllm_omni_sched.omni.stages import recovery_driver
+from vllm_omni_sched.omni.stages.recovery import recovery_driver
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 

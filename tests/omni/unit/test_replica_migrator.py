@@ -10,7 +10,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_moves import MovingRig, at, result
 from tests.support.omni_stages import StageSpec
-from vllm_omni_sched.omni.stages.replica_migrator import MigrationOutcome
+from vllm_omni_sched.omni.stages.placement.replica_migrator import MigrationOutcome
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 

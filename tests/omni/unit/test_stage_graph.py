@@ -8,7 +8,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import DIFFUSION, FINAL, GENERATION, Edges, StageSpec, pool_of
 from vllm_omni_sched.graph.stages import GraphError, StageGraph, StageKind
-from vllm_omni_sched.omni.stages.graph import graph_of
+from vllm_omni_sched.omni.stages.start.graph import graph_of
 
 pytestmark = pytest.mark.omni
 

@@ -18,8 +18,8 @@ from tests.support.omni_stages import FINAL, Rig, StageSpec
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.engine.metrics.files import EngineDirectory
 from vllm_omni_sched.logs import LOGGER
-from vllm_omni_sched.omni.stages import report_reader
-from vllm_omni_sched.omni.stages.stage_monitor import MEMORY_SECONDS
+from vllm_omni_sched.omni.stages.reports import report_reader
+from vllm_omni_sched.omni.stages.reports.stage_monitor import MEMORY_SECONDS
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 

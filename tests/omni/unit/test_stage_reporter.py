@@ -21,10 +21,10 @@ from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
 
 from vllm_omni_sched.engine.metrics.files import EngineDirectory
 from vllm_omni_sched.monitor.stage_board import StageBoard
-from vllm_omni_sched.omni.stages import hooks
-from vllm_omni_sched.omni.stages import stage_reporter as stage
-from vllm_omni_sched.omni.stages.report_reader import Moved, ReportReader
-from vllm_omni_sched.omni.stages.stage_reporter import StageReporter
+from vllm_omni_sched.omni.stages.reports import stage_reporter as stage
+from vllm_omni_sched.omni.stages.reports.report_reader import Moved, ReportReader
+from vllm_omni_sched.omni.stages.reports.stage_reporter import StageReporter
+from vllm_omni_sched.omni.stages.start import hooks
 
 pytestmark = pytest.mark.omni
 

@@ -17,18 +17,18 @@ from vllm_omni.engine.stage_pool import StageUnavailableError
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import Replica
-from vllm_omni_sched.omni.stages.hang_detector import HangDetector
-from vllm_omni_sched.omni.stages.liveness import Liveness
-from vllm_omni_sched.omni.stages.output_deduplicator import OutputDeduplicator
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
+from vllm_omni_sched.omni.stages.placement.replica_migrator import ReplicaMigrator
 from vllm_omni_sched.omni.stages.pool import ScheduledPool
 from vllm_omni_sched.omni.stages.queue import StageQueue
-from vllm_omni_sched.omni.stages.recovery_driver import RecoveryDriver
-from vllm_omni_sched.omni.stages.replica_migrator import ReplicaMigrator
-from vllm_omni_sched.omni.stages.run_names import RunNames
+from vllm_omni_sched.omni.stages.recovery.hang_detector import HangDetector
+from vllm_omni_sched.omni.stages.recovery.liveness import Liveness
+from vllm_omni_sched.omni.stages.recovery.output_deduplicator import OutputDeduplicator
+from vllm_omni_sched.omni.stages.recovery.recovery_driver import RecoveryDriver
+from vllm_omni_sched.omni.stages.recovery.run_names import RunNames
+from vllm_omni_sched.omni.stages.recovery.stall_guard import StallGuard
 from vllm_omni_sched.omni.stages.sharing import Sharing
-from vllm_omni_sched.omni.stages.stall_guard import StallGuard
 from vllm_omni_sched.omni.stages.work import UNPLACED, Work
 
 logger = get_logger(__name__)

@@ -24,18 +24,18 @@ from vllm_omni_sched.monitor.forecast.plan import Move, MoveReason, PoolState
 from vllm_omni_sched.monitor.recovery.events import FailReason, Incident, IncidentKind
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.monitor.stage_metrics import StageCollector
-from vllm_omni_sched.omni.stages.forecaster import Forecaster
-from vllm_omni_sched.omni.stages.layout import StageLayout
-from vllm_omni_sched.omni.stages.memory import HostMemory
+from vllm_omni_sched.omni.stages.placement.forecaster import Forecaster
+from vllm_omni_sched.omni.stages.placement.layout import StageLayout
+from vllm_omni_sched.omni.stages.placement.replica_migrator import MigrationOutcome, ReplicaMigrator
 from vllm_omni_sched.omni.stages.queue import StageQueue
-from vllm_omni_sched.omni.stages.replica_migrator import MigrationOutcome, ReplicaMigrator
+from vllm_omni_sched.omni.stages.reports.memory import HostMemory
+from vllm_omni_sched.omni.stages.reports.stage_monitor import NullMonitor, StageMonitor
 from vllm_omni_sched.omni.stages.requests import Classes, bytes_of, features_of, keys_of, modality_of
-from vllm_omni_sched.omni.stages.stage_monitor import NullMonitor, StageMonitor
 from vllm_omni_sched.omni.stages.work import Work
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.pool import ScheduledPool
-    from vllm_omni_sched.omni.stages.recovery_driver import RecoveryDriver
+    from vllm_omni_sched.omni.stages.recovery.recovery_driver import RecoveryDriver
 
 logger = get_logger(__name__)
 

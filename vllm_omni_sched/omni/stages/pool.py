@@ -8,12 +8,12 @@ import zmq
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.engine.stage_pool import StagePool
 
-from vllm_omni_sched.omni.stages.capacity import max_num_seqs_of
-from vllm_omni_sched.omni.stages.processes import release_client
+from vllm_omni_sched.omni.stages.reports.processes import release_client
+from vllm_omni_sched.omni.stages.start.capacity import max_num_seqs_of
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.queue import StageQueue
-    from vllm_omni_sched.omni.stages.run_names import RunNames
+    from vllm_omni_sched.omni.stages.recovery.run_names import RunNames
     from vllm_omni_sched.omni.stages.work import Work
 
 SEND_SECONDS = 1.0  # for a client to send a request to the process of a diffusion replica

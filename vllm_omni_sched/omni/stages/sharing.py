@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from vllm.sampling_params import RequestOutputKind
 
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.omni.stages.caches import sends_caches
 from vllm_omni_sched.omni.stages.content import first_key, next_key, seeded
 from vllm_omni_sched.omni.stages.payloads import Payloads
+from vllm_omni_sched.omni.stages.start.caches import sends_caches
 from vllm_omni_sched.omni.stages.work import Work
 
 if TYPE_CHECKING:

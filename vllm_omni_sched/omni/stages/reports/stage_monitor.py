@@ -10,8 +10,8 @@ from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly import Anomaly, MemoryLeak, SickEdge
 from vllm_omni_sched.monitor.anomaly.news import News
 from vllm_omni_sched.monitor.stage_board import Side, StageBoard
-from vllm_omni_sched.omni.stages.processes import host_bytes, pids_of, with_children
-from vllm_omni_sched.omni.stages.report_reader import Moved, ReportReader
+from vllm_omni_sched.omni.stages.reports.processes import host_bytes, pids_of, with_children
+from vllm_omni_sched.omni.stages.reports.report_reader import Moved, ReportReader
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.pool import ScheduledPool

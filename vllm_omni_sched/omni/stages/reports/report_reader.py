@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vllm_omni_sched.engine.metrics.files import live_pages
 from vllm_omni_sched.monitor.stage_board import StageBoard
-from vllm_omni_sched.omni.stages.stage_reporter import reports_base
+from vllm_omni_sched.omni.stages.reports.stage_reporter import reports_base
 
 
 class Moved(NamedTuple):

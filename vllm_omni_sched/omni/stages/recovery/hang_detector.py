@@ -12,7 +12,7 @@ from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly
 from vllm_omni_sched.monitor.anomaly.silence import Silence
-from vllm_omni_sched.omni.stages import processes
+from vllm_omni_sched.omni.stages.reports import processes
 from vllm_omni_sched.omni.stages.work import Work
 
 if TYPE_CHECKING:

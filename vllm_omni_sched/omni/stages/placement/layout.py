@@ -11,7 +11,7 @@ from vllm_omni_sched.graph.partition import Device, Partitioner, PartitionSnapsh
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.stage_board import StageBoard
-from vllm_omni_sched.omni.stages.replica_migrator import MigrationOutcome, ReplicaMigrator
+from vllm_omni_sched.omni.stages.placement.replica_migrator import MigrationOutcome, ReplicaMigrator
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.pool import ScheduledPool

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from vllm_omni_sched.monitor.recovery.events import Replica
-from vllm_omni_sched.omni.stages.device_assignment import DeviceAssignment
+from vllm_omni_sched.omni.stages.placement.device_assignment import DeviceAssignment
 
 
 def start_replica(runtime: Any, stage_id: int, replica_id: int, devices: DeviceAssignment | None = None) -> Any:

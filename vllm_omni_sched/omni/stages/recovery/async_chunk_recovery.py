@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from vllm_omni_sched.core.pipeline.recovery import PipelineRecovery
 from vllm_omni_sched.core.pipeline.requests import StageWork
 from vllm_omni_sched.logs import get_logger
-from vllm_omni_sched.omni.stages.handover import Handovers
 from vllm_omni_sched.omni.stages.payloads import Payloads
-from vllm_omni_sched.omni.stages.run_names import RunNames
+from vllm_omni_sched.omni.stages.recovery.handover import Handovers
+from vllm_omni_sched.omni.stages.recovery.run_names import RunNames
 from vllm_omni_sched.omni.stages.work import Work
 
 if TYPE_CHECKING:

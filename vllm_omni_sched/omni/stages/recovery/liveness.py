@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_omni_sched.omni.stages.processes import processes_of
+from vllm_omni_sched.omni.stages.reports.processes import processes_of
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.pool import ScheduledPool

@@ -15,7 +15,7 @@ from vllm_omni_sched import __version__
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import check_against, file_named, load_stage_config
 from vllm_omni_sched.logs import get_logger
-from vllm_omni_sched.omni.stages.stage_reporter import disable_reports, enable_reports
+from vllm_omni_sched.omni.stages.reports.stage_reporter import disable_reports, enable_reports
 
 logger = get_logger(__name__)
 
@@ -54,7 +54,7 @@ def _initialize_stages(original: Callable[..., Any]) -> Callable[..., Any]:
     def initialize_stages(self: Any, *arguments: Any, **more: Any) -> Any:
         config, _ = _options(self.config_path)
         if config is not None and config.graph.partition.enabled:
-            from vllm_omni_sched.omni.stages.initial_placement import assign_initial_devices
+            from vllm_omni_sched.omni.stages.placement.initial_placement import assign_initial_devices
 
             assign_initial_devices(config.graph.partition, self.stage_configs)
         if config is not None and config.monitoring.enabled:
@@ -70,8 +70,8 @@ def _build_init_plans(original: Callable[..., Any]) -> Callable[..., Any]:
     def build_logical_stage_init_plans(self: Any, omni_transfer_config: Any, *others: Any) -> Any:
         config, named = _options(self._config_path)
         if config is not None:
-            from vllm_omni_sched.omni.stages.edges import metadata, with_our_connectors
-            from vllm_omni_sched.omni.stages.graph import graph_of_metadata
+            from vllm_omni_sched.omni.stages.start.edges import metadata, with_our_connectors
+            from vllm_omni_sched.omni.stages.start.graph import graph_of_metadata
 
             graph = graph_of_metadata(metadata(self))  # before a stage has loaded its model
             with named:
@@ -87,12 +87,12 @@ def _create_orchestrator(original: Callable[..., Any]) -> Callable[..., Any]:
         config, named = _options(self.config_path)
         if config is None:
             return original(self, **arguments)
-        from vllm_omni_sched.omni.stages.front_end import check_requests
-        from vllm_omni_sched.omni.stages.graph import graph_of
         from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
-        from vllm_omni_sched.omni.stages.overrides import check_overrides
         from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
         from vllm_omni_sched.omni.stages.pool import ScheduledPool
+        from vllm_omni_sched.omni.stages.start.front_end import check_requests
+        from vllm_omni_sched.omni.stages.start.graph import graph_of
+        from vllm_omni_sched.omni.stages.start.overrides import check_overrides
 
         check_overrides(ScheduledOrchestrator)
         check_overrides(ScheduledPool)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Replica
-from vllm_omni_sched.omni.stages.device_assignment import DeviceAssignment
-from vllm_omni_sched.omni.stages.processes import release_client
-from vllm_omni_sched.omni.stages.restart import start_replica
+from vllm_omni_sched.omni.stages.placement.device_assignment import DeviceAssignment
+from vllm_omni_sched.omni.stages.recovery.restart import start_replica
+from vllm_omni_sched.omni.stages.reports.processes import release_client
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator

@@ -13,9 +13,9 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import check_against, file_named
 from vllm_omni_sched.graph.stages import Stage, StageGraph
-from vllm_omni_sched.omni.stages.edges import Edge, explicit_edges, merged_connectors
-from vllm_omni_sched.omni.stages.graph import graph_of_pipeline
-from vllm_omni_sched.omni.stages.initial_placement import assign_initial_devices
+from vllm_omni_sched.omni.stages.placement.initial_placement import assign_initial_devices
+from vllm_omni_sched.omni.stages.start.edges import Edge, explicit_edges, merged_connectors
+from vllm_omni_sched.omni.stages.start.graph import graph_of_pipeline
 
 
 @dataclass(frozen=True)

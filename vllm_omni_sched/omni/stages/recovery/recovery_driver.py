@@ -13,12 +13,12 @@ from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.requests import StageWork
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import FailReason, Replica
-from vllm_omni_sched.omni.stages.async_chunk_recovery import AsyncChunkRecovery, abort_run
-from vllm_omni_sched.omni.stages.caches import sends_caches
-from vllm_omni_sched.omni.stages.handover import Handover, Handovers
-from vllm_omni_sched.omni.stages.parking import Parking
 from vllm_omni_sched.omni.stages.payloads import Payloads
-from vllm_omni_sched.omni.stages.run_names import RunNames
+from vllm_omni_sched.omni.stages.recovery.async_chunk_recovery import AsyncChunkRecovery, abort_run
+from vllm_omni_sched.omni.stages.recovery.handover import Handover, Handovers
+from vllm_omni_sched.omni.stages.recovery.parking import Parking
+from vllm_omni_sched.omni.stages.recovery.run_names import RunNames
+from vllm_omni_sched.omni.stages.start.caches import sends_caches
 from vllm_omni_sched.omni.stages.work import Work
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ class RecoveryDriver:
         await orchestrator._cleanup_request_ids([request_id, *companions], abort=True, release_owners=True)
 
     async def _restart(self, replica: Replica) -> None:
-        from vllm_omni_sched.omni.stages.restart import start_replica
+        from vllm_omni_sched.omni.stages.recovery.restart import start_replica
 
         pool = self._orchestrator.stage_pools[replica.stage]
         logger.warning("restarting stage %d replica %d", replica.stage, replica.index)
