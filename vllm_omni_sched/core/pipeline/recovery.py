@@ -49,6 +49,7 @@ class PipelineRecovery:
         self.lost: dict[str, StageWork] = {}  # interrupted work until it runs again, by entry
         self._stages, self._together, self._waive = stages, together, waive
         self._given_up: set[str] = set()
+        self._names: dict[tuple[int, int], Replica] = {}
         self._empty_since: dict[int, float] = {}  # stages without a replica
         self._starting: Counter[int] = Counter()  # new replicas that are being started, by stage
         self._due = self._wake_at = math.inf
@@ -184,8 +185,16 @@ class PipelineRecovery:
 
     def _dispatched(self, work: StageWork, replica_id: int, now: float) -> None:
         self.track(work)
-        name, replica = self.entry(work.stage_id, work.request_id), Replica(work.stage_id, replica_id)
-        self._tell(r.Dispatched(name, replica, work.request_id), now)
+        replica = self._replica_of(work.stage_id, replica_id)
+        self._tell(r.Dispatched(self.entry(work.stage_id, work.request_id), replica, work.request_id), now)
+
+    def _replica_of(self, stage_id: int, replica_id: int) -> Replica:
+        """Return the name of a replica; there is one for each, since they are made at every start."""
+        key = stage_id, replica_id
+        found = self._names.get(key)
+        if found is None:
+            found = self._names[key] = Replica(stage_id, replica_id)
+        return found
 
     def _ended(self, work: StageWork, receivers: tuple[str, ...], now: float) -> None:
         self._answered(work.stage_id, work.request_id, now)
@@ -269,7 +278,7 @@ class PipelineRecovery:
     # ---- decisions of the policy
 
     def _tell(self, event: r.Event, now: float) -> None:
-        if isinstance(event, r.ReplicaEvent | r.Tick):
+        if isinstance(event, _OF_REPLICAS):
             self._replicas_changed = True
         for action in self.policy.on_event(event, now):
             match action:
@@ -363,5 +372,6 @@ class PipelineRecovery:
             assert work.request_id not in self._stages[work.stage_id].waiting, f"{entry} is interrupted and waits"
 
 
+_OF_REPLICAS = (r.ReplicaEvent, r.Tick)
 _OFTEN = (e.Submitted, e.FirstOutput, e.Finished, e.Arrived, e.Left, e.Detached, e.Dropped)
 """Events from which nothing follows but from their actions."""

@@ -430,21 +430,20 @@ class StageScheduler:
             usable = replica is not None and replica.up and not replica.suspected
             return self._state(replica_id, now) if usable else None
 
-        if self._draws():
+        draws = self._draws()
+        if draws:
 
             def described(replica_id: int) -> ReplicaState | None:
                 return self._state(replica_id, now) if replica_id in self._index else None
 
             return self._queue.release(now, drawn(self._index, described, self._context.rng), described, prepared)
-        states = [
-            self._state(replica_id, now)
-            for replica_id, one in self.replicas.items()
-            if one.serves and (len(one.works) < one.load.limit.limit or self._is_about_to_have_room(one.load, now))
-        ]
+        states = []
+        for replica_id, one in self.replicas.items():
+            if one.up and not one.suspected and not one.draining:
+                state = self._state(replica_id, now, draws)
+                if state.in_flight < state.limit:
+                    states.append(state)
         return self._queue.release(now, states, None, prepared)
-
-    def _is_about_to_have_room(self, load: ReplicaLoad, now: float) -> bool:
-        return self._first_output and load.next_end_seconds(now) <= LEAD_SECONDS
 
     def woken(self, at: float) -> bool:
         """Return whether a `Wake` is due, and forget it."""
@@ -481,20 +480,19 @@ class StageScheduler:
         """Return whether a few replicas are drawn instead of considering all."""
         return draws(len(self.replicas), self.gate.balancer)
 
-    def _state(self, replica_id: int, now: float) -> ReplicaState:
-        """Return a replica as the gate sees it."""
+    def _state(self, replica_id: int, now: float, draws: bool | None = None) -> ReplicaState:
+        """Return a replica as the gate sees it. ``draws``: whether a few are drawn, if the caller knows."""
         load = self.replicas[replica_id].load
-        window, running, limit = load.window, len(load), load.limit.limit
-        if running >= limit or not self._draws():  # each drawn replica gets at most one
-            limit += int(self._is_about_to_have_room(load, now))
+        work, window, limit = load.work, load.window, load.limit.limit
+        running = len(work)
+        # each drawn replica gets at most one, so that it matters only whether there is room at all
+        if running and self._first_output and (running >= limit or not (self._draws() if draws is None else draws)):
+            limit += work.next_end_seconds(now) <= LEAD_SECONDS
+        remaining = work.remaining_seconds(now)
+        if window is None:
+            return ReplicaState(replica_id, remaining, running, limit, work.speed)
         return ReplicaState(
-            replica_id,
-            load.remaining_seconds(now),
-            running,
-            limit,
-            load.speed,
-            units=window.running if window is not None else 0,
-            units_limit=window.units if window is not None else None,
+            replica_id, remaining, running, limit, work.speed, units=window.running, units_limit=window.units
         )
 
     def _source_of(self, work: StageWork) -> int | None:

@@ -53,17 +53,13 @@ class ProgressiveWindow:
         self._units = float(first_units)
         self._changes = 0
         self._most = 0  # most units that ran at once since the last change
+        self.running = 0  # units of long work that run now
         self._running: dict[str, tuple[int, float, int]] = {}  # units, start, changes until then
 
     @property
     def units(self) -> int:
         """Return the size of the window in units."""
         return int(self._units)
-
-    @property
-    def running(self) -> int:
-        """Return the units of long work that run now."""
-        return sum(units for units, _, _ in self._running.values())
 
     def counted(self, units: int) -> int:
         """Return the units that the window counts; 0 for short work."""
@@ -79,13 +75,15 @@ class ProgressiveWindow:
             raise ValueError(f"request {request_id!r}: must not run already, and units must be 0 or more, got {units}")
         if self.counted(units):
             self._running[request_id] = units, now, self._changes
+            self.running += units
             self._most = max(self._most, self.running)
 
     def through(self, request_id: str, now: float) -> None:
         """Record that work is finished, and apply rules 3 and 4; work that is not counted has no effect."""
         if request_id not in self._running:
             return
-        _, began, changes = self._running.pop(request_id)
+        units, began, changes = self._running.pop(request_id)
+        self.running -= units
         if changes < self._changes:
             return
         if now - began > self.target_seconds:
@@ -95,7 +93,9 @@ class ProgressiveWindow:
 
     def drop(self, request_id: str) -> None:
         """Forget work that ended without being done; it gives no evidence."""
-        self._running.pop(request_id, None)
+        dropped = self._running.pop(request_id, None)
+        if dropped is not None:
+            self.running -= dropped[0]
 
     def _set(self, units: float) -> None:
         self._units = units
