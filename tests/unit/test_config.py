@@ -3,8 +3,9 @@
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.load import load_config, resolved
-from vllm_omni_sched.config.options import OmniSchedConfig, ReleaseMode, Toggle
+from vllm_omni_sched.config.load import Source, grouped, load_config, resolved
+from vllm_omni_sched.config.options import OmniSchedConfig, OrderMode, ReleaseMode, Toggle
+from vllm_omni_sched.config.profiles import PROFILES, Profile
 
 
 def test_nothing_given_is_all_defaults():
@@ -28,13 +29,13 @@ def test_a_yaml_file_may_be_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"window": "on"}, "unknown option 'window'; did you mean 'windows'?"),
-        ({"qqqq": 1}, "unknown option 'qqqq'; known options: windows, "),
-        ({"windows": "onn"}, r"'windows' must be one of \['auto', 'on', 'off'\], got 'onn'; did you mean 'on'"),
-        ({"windows": 3}, "'windows' must be one of"),
+        ({"window": "on"}, "unknown option 'window'; did you mean 'expert.windows'?"),
+        ({"qqqq": 1}, "unknown option 'qqqq'; known options: profile, expert.windows, "),
+        ({"windows": "onn"}, r"'expert.windows' must be one of \['auto', 'on', 'off'\], got 'onn'; did you mean 'on'"),
+        ({"windows": 3}, "'expert.windows' must be one of"),
         ({"release": "spil"}, "did you mean 'spill'"),
-        ({"release_batch_items": 0}, "'release_batch_items'.*got 0; the nearest valid value is 1"),
-        ({"release_batch_items": "8"}, "'release_batch_items': input should be a valid integer, got '8'"),
+        ({"release_batch_items": 0}, "'expert.release_batch_items'.*got 0; the nearest valid value is 1"),
+        ({"release_batch_items": "8"}, "'expert.release_batch_items': input should be a valid integer, got '8'"),
         ({"spill_max_bytes": -1}, "nearest valid value is 0"),
         ({"metrics_interval_seconds": 100}, "nearest valid value is 60"),
         ({"metrics": "yes"}, "'metrics': input should be a valid boolean"),
@@ -42,16 +43,72 @@ def test_a_yaml_file_may_be_named(tmp_path):
         ({"encoder_cache_host_bytes": 1}, "'encoder_cache_host_bytes' is 1, but .* set 'encode_ahead' to true, or"),
         (
             {"encoder_cache_host_bytes": 1, "encode_ahead": True, "encoder_cache": "off"},
-            "'encoder_cache_host_bytes' needs our encoder cache manager: set 'encoder_cache' to 'auto'",
+            "'encoder_cache_host_bytes' needs our encoder cache manager: set 'expert.encoder_cache' to 'auto'",
         ),
         ({"encoder_cache_order": "worth", "encoder_cache": "off"}, "'encoder_cache_order' needs our encoder cache"),
         ("no/such/file.yaml", "names the file 'no/such/file.yaml', which cannot be read: No such file"),
-        (3, "must be a mapping of options or the path of a YAML file, got int"),
+        ("chatt", "names 'chatt', which is neither a profile nor a file; did you mean 'chat'"),
+        ("x", "neither a profile nor a file; profiles are exact, chat, realtime, video, batch"),
+        ({"profile": "chatt"}, "'profile' must be one of .*, got 'chatt'; did you mean 'chat'"),
+        ({"expert": 3}, "'expert' must be a mapping of options, got 3"),
+        ({"expert": {"encode_ahead": True}}, "'encode_ahead' does not belong to the group 'expert': move it out of it"),
+        ({"expert": {"decode_pase": 1}}, "unknown option 'decode_pase'; did you mean 'expert.decode_pace'"),
+        ({"windows": "on", "expert": {"windows": "on"}}, "'windows' is given twice, in the group 'expert' and outside"),
+        (3, "must be a mapping of options, a profile or the path of a YAML file, got int"),
     ],
 )
 def test_what_is_wrong_is_named(options, says):
     with pytest.raises(ConfigError, match=says):
         load_config({"omni_sched": options})
+
+
+def test_options_of_the_group_expert_are_read_outside_it_too_and_noted():
+    inside = load_config({"omni_sched": {"expert": {"windows": "off"}}})
+    outside = load_config({"omni_sched": {"windows": "off"}})
+    assert inside.windows is outside.windows is Toggle.OFF
+    assert (inside.misplaced, outside.misplaced) == ((), ("windows",))
+
+
+def test_a_profile_sets_options_and_single_options_win():
+    short, long = load_config({"omni_sched": "chat"}), load_config({"omni_sched": {"profile": "chat"}})
+    assert short == long
+    assert short.encode_ahead
+    assert set(short.from_profile()) == set(PROFILES[Profile.CHAT].options)
+    mine = load_config({"omni_sched": {"profile": "chat", "encode_ahead": False, "control_target_ms": 33}})
+    assert (mine.encode_ahead, mine.control_target_ms, mine.waiting_order) == (False, 33.0, OrderMode.SLA)
+    sources = {one.name: one.source for one in resolved(mine)}
+    assert sources["control_target_ms"] is Source.GIVEN
+    assert sources["waiting_order"] is Source.PROFILE
+    assert sources["release"] is Source.DEFAULT
+
+
+def test_the_profile_exact_is_the_default_and_sets_nothing():
+    assert load_config({"omni_sched": "exact"}).model_dump() == OmniSchedConfig().model_dump()
+    assert not load_config({"omni_sched": "exact"}).from_profile()
+
+
+@pytest.mark.parametrize("profile", list(Profile))
+def test_what_a_profile_sets_is_valid(profile):
+    config = load_config({"omni_sched": profile.value})
+    assert set(config.from_profile()) == set(PROFILES[profile].options)
+
+
+@pytest.mark.parametrize(
+    ("given", "left_out"),
+    [({"profile": "chat", "encode_rounds": True}, "encode_ahead"),
+     ({"profile": "batch", "expert": {"encoder_cache": "off"}}, "encoder_cache_order"),
+     ({"profile": "batch", "encoder_cache": False}, "encoder_cache_order")],
+)  # fmt: skip
+def test_an_option_that_excludes_one_of_the_profile_wins(given, left_out):
+    config = load_config({"omni_sched": given})
+    assert left_out not in config.from_profile()
+    assert getattr(config, left_out) == getattr(OmniSchedConfig(), left_out)
+
+
+def test_options_are_written_in_their_groups():
+    assert grouped({"pieces": True, "release": "keep"}) == {"release": "keep", "expert": {"pieces": True}}
+    assert grouped({"release": "keep"}) == {"release": "keep"}
+    assert grouped({"windows": "on", "expert": {"pieces": True}}) == {"expert": {"pieces": True, "windows": "on"}}
 
 
 @pytest.mark.parametrize(
@@ -81,11 +138,14 @@ def test_keys_of_others_are_theirs(key):
 
 
 def test_resolved_options_are_as_they_are_written():
-    found = {one.name: one for one in resolved(load_config({"omni_sched": {"release": "keep", "decode_pace": 1}}))}
-    assert list(found) == list(OmniSchedConfig.model_fields)
-    assert [str(one) for one in found.values() if one.given] == ["release=keep", "decode_pace=1.0"]
+    found = {
+        one.name: one
+        for one in resolved(load_config({"omni_sched": {"release": "keep", "expert": {"decode_pace": 1}}}))
+    }
+    assert [name.removeprefix("expert.") for name in found] == list(OmniSchedConfig.model_fields)
+    assert [str(one) for one in found.values() if one.given] == ["release=keep", "expert.decode_pace=1.0"]
     assert str(found["client_classes"]) == 'client_classes=["interactive", "batch"]'
-    assert (found["windows"].value, found["windows"].given) == ("auto", False)
+    assert (found["expert.windows"].value, found["expert.windows"].given) == ("auto", False)
     assert {one.name for one in resolved(load_config(None), group="video")} == {f"video.{name}" for name in found}
 
 

@@ -23,7 +23,7 @@ from vllm_omni_sched.cli.diagnosis import (
     diagnose_stages,
 )
 from vllm_omni_sched.compat import Status
-from vllm_omni_sched.config.load import KEY, ResolvedOption
+from vllm_omni_sched.config.load import KEY, ResolvedOption, Source
 from vllm_omni_sched.config.stage_yaml import VARIABLE
 
 YES, NO, ABSENT = Text("✓", "green"), Text("✗", "red"), Text("–", "dim")
@@ -41,8 +41,8 @@ def options_table(title: str, options: Sequence[ResolvedOption]) -> Table:
     """Return a table of the options with their values and sources."""
     table = section(title, "option", "value", "source")
     for option in options:
-        style, source = ("bold", "given") if option.given else ("dim", "default")
-        table.add_row(f"  {option.name}", option.shown, source, style=style)
+        style = {Source.GIVEN: "bold", Source.PROFILE: ""}.get(option.source, "dim")
+        table.add_row(f"  {option.name}", option.shown, option.source.value, style=style)
     return table
 
 

@@ -86,8 +86,10 @@ def as_yaml(options: Options, what: str = "", text: str = "") -> str:
     """Return the options as YAML, for a file that ``--additional-config '{"omni_sched": FILE}'`` names."""
     import yaml
 
+    from vllm_omni_sched.config.load import grouped
+
     head = "".join(f"# {line}\n" for line in (what, text) if line)
-    return head + yaml.safe_dump(options, sort_keys=False)
+    return head + yaml.safe_dump(grouped(options), sort_keys=False)
 
 
 def as_record(compared: Comparison | None) -> dict[str, Any] | None:

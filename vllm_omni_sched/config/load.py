@@ -1,13 +1,13 @@
 """Read the options of `config.options` once at start-up.
 
-They are given in vLLM's own ``--additional-config '{"omni_sched": {...}}'``, or in a YAML file that is named there:
-``{"omni_sched": "/etc/omni_sched.yaml"}``.
+They are given in vLLM's own ``--additional-config '{"omni_sched": {...}}'``, in a YAML file that is named there,
+``{"omni_sched": "/etc/omni_sched.yaml"}``, or as the name of a profile: ``{"omni_sched": "chat"}``.
 """
 
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.options import EvictionOrder, OmniSchedConfig, Toggle
+from vllm_omni_sched.config.options import EXPERT_GROUP, EvictionOrder, OmniSchedConfig, Toggle
+from vllm_omni_sched.config.profiles import Profile
 
 KEY = "omni_sched"
 _NEAR = 0.85  # similarity above which a key counts as a misspelling of ours
@@ -49,11 +50,18 @@ def load_config(additional_config: Any) -> OmniSchedConfig:
             )
     options = additional_config.get(KEY, {})
     where = f"additional_config[{KEY!r}]"
-    if isinstance(options, str):
+    profiles = [one.value for one in Profile]
+    if isinstance(options, str) and options in profiles:
+        options = {"profile": options}
+    elif isinstance(options, str) and not (Path(options).suffix or Path(options).exists()):
+        near = difflib.get_close_matches(options, profiles, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"profiles are {', '.join(profiles)}"
+        raise ConfigError(f"{where} names {options!r}, which is neither a profile nor a file; {hint}")
+    elif isinstance(options, str):
         options, where = read_yaml(options, where), options
     if not isinstance(options, Mapping):
         kind = type(options).__name__
-        raise ConfigError(f"{where} must be a mapping of options or the path of a YAML file, got {kind}")
+        raise ConfigError(f"{where} must be a mapping of options, a profile or the path of a YAML file, got {kind}")
     config = read_options(OmniSchedConfig, options, where)
     for problem in _contradictions(config):
         raise ConfigError(f"{where}: {problem}")
@@ -100,7 +108,10 @@ def _contradictions(config: OmniSchedConfig) -> Iterator[str]:
         )
     if (host or config.encoder_cache_order is EvictionOrder.WORTH) and config.encoder_cache is Toggle.OFF:
         name = "encoder_cache_host_bytes" if host else "encoder_cache_order"
-        yield f"option {name!r} needs our encoder cache manager: set 'encoder_cache' to 'auto', or leave {name!r} out"
+        yield (
+            f"option {name!r} needs our encoder cache manager: set 'expert.encoder_cache' to 'auto', or leave {name!r} "
+            "out"
+        )
 
 
 def read_yaml(path: str, named_by: str, only: str | None = None) -> Any:
@@ -213,16 +224,30 @@ def _twice(root: Any) -> Iterator[tuple[str, int, int]]:
             todo.append((f"{path}{key.value}.", value))
 
 
+class Source(str, Enum):
+    """Where the value of an option comes from."""
+
+    GIVEN = "given"  # the operator set it
+    PROFILE = "profile"  # the profile set it
+    DEFAULT = "default"
+
+
 @dataclass(frozen=True)
 class ResolvedOption:
-    """An option with its value; ``given`` tells whether the operator set it, or it is the default."""
+    """An option with its value; the operator has set it (``given``), or else the profile has, or it is the default."""
 
     name: str
     value: Any
     given: bool
+    from_profile: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}={self.shown}"
+
+    @property
+    def source(self) -> Source:
+        """Return where the value comes from."""
+        return Source.GIVEN if self.given else Source.PROFILE if self.from_profile else Source.DEFAULT
 
     @property
     def shown(self) -> str:
@@ -237,10 +262,30 @@ def resolved(options: BaseModel, *, group: str = "") -> list[ResolvedOption]:
         group: the key that holds the options, if they are a group in other options.
     """
     prefix = f"{group}." if group else ""
+    given: Collection[str] = options.model_fields_set
+    chosen: Collection[str] = ()
+    if isinstance(options, OmniSchedConfig):
+        given, chosen = options.given, options.from_profile()
     return [
-        ResolvedOption(prefix + name, value, name in options.model_fields_set)
+        ResolvedOption(written(type(options), name, prefix), value, name in given, name in chosen)
         for name, value in options.model_dump(mode="json").items()
     ]
+
+
+def written(model: type[BaseModel], name: str, prefix: str = "") -> str:
+    """Return an option's name as the operator writes it, with its group."""
+    field = model.model_fields.get(name)
+    in_group = (
+        field is not None and isinstance(field.json_schema_extra, dict) and EXPERT_GROUP in field.json_schema_extra
+    )
+    return f"{prefix}{EXPERT_GROUP}.{name}" if in_group else prefix + name
+
+
+def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as the operator writes them: with a mapping for those of the group ``expert``."""
+    outside = {name: value for name, value in options.items() if name not in OmniSchedConfig.expert_names()}
+    inside = {name: value for name, value in options.items() if name not in outside}
+    return outside | ({EXPERT_GROUP: {**outside.pop(EXPERT_GROUP, {}), **inside}} if inside else {})
 
 
 def explain(error: Any, model: type[BaseModel], prefix: str) -> str:
@@ -256,11 +301,11 @@ def explain(error: Any, model: type[BaseModel], prefix: str) -> str:
     name = str(error["loc"][0]) if error["loc"] else ""  # the further parts are the branches of a union
     if not name:  # an error about several options together, from our own validator
         return str(error["msg"]).removeprefix("Value error, ")
-    key = prefix + name
+    key = written(model, name, prefix)
     if error["type"] == "extra_forbidden":
-        known = [prefix + field for field in model.model_fields]
+        known = {prefix + field: written(model, field, prefix) for field in model.model_fields}
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known)}"
+        hint = f"did you mean {known[near[0]]!r}?" if near else f"known options: {', '.join(known.values())}"
         return f"unknown option {key!r}; {hint}"
     annotation = model.model_fields[name].annotation
     if members := _members(annotation):

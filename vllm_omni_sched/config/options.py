@@ -1,10 +1,21 @@
 """All options of vllm-omni-sched, with their defaults, bounds and meaning."""
 
 import re
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
+
+from vllm_omni_sched.config.profiles import PROFILES, Profile, options_of
 
 CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 """Pattern of a list of processors, such as ``1,4-7``."""
@@ -57,16 +68,37 @@ class ControlMode(str, Enum):
     LEARNED = "learned"
 
 
+EXPERT_GROUP = "expert"
+
+
+def Expert(default: Any, **kwargs: Any) -> Any:
+    """Declare an option that is written in the group ``expert``, because few need it and its effect is internal."""
+    return Field(default, json_schema_extra={EXPERT_GROUP: True}, **kwargs)
+
+
 class OmniSchedConfig(BaseModel):
-    """Holds all options, with their defaults. Unknown keys are errors."""
+    """Holds all options, with their defaults. Unknown keys are errors.
+
+    The options of a group are fields like all others; only in the operator's configuration are those that are declared
+    by `Expert` written as ``expert: {name: value}``. ``profile`` sets options that the operator does not.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    windows: Toggle = Field(
+    _given: frozenset[str] = PrivateAttr(frozenset())
+    _misplaced: tuple[str, ...] = PrivateAttr(())
+
+    profile: Profile = Field(
+        Profile.EXACT,
+        description="Kind of traffic, which sets the options that the benchmarks support for it; single options win "
+        "over it. See [Profiles](#profiles).",
+    )
+
+    windows: Toggle = Expert(
         Toggle.AUTO,
         description="Visit only the items in a step's window, where vLLM scans all items or needs sorted ends.",
     )
-    encoder_cache: Toggle = Field(
+    encoder_cache: Toggle = Expert(
         Toggle.AUTO,
         description="Use OmniEncoderCacheManager: an index and reference counts, so that freeing an item is O(1).",
     )
@@ -81,23 +113,23 @@ class OmniSchedConfig(BaseModel):
         description="Host memory for evicted encodings, in bytes: they are restored instead of encoded again, if that "
         "is quicker. Needs `encode_ahead`; 0 keeps none.",
     )
-    strip_frontier: Toggle = Field(
+    strip_frontier: Toggle = Expert(
         Toggle.AUTO,
         description="Strip covered items' data from worker messages by moving a frontier, not by walking all items.",
     )
-    pending_range: Toggle = Field(
+    pending_range: Toggle = Expert(
         Toggle.AUTO,
         description="Track the encoder inputs that workers hold as an index range (vLLM 0.33, model runner V2).",
     )
-    kv_event_window: Toggle = Field(
+    kv_event_window: Toggle = Expert(
         Toggle.AUTO,
         description="Compute the extra keys of KV-cache events from the block's first item, not the request's.",
     )
-    session_delta: Toggle = Field(
+    session_delta: Toggle = Expert(
         Toggle.AUTO,
         description="Send workers only what is new in a resumed streaming session.",
     )
-    mrope_append: Toggle = Field(
+    mrope_append: Toggle = Expert(
         Toggle.AUTO,
         description="Extend the M-RoPE positions of a session instead of recomputing them, for models where "
         "that is exact: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3-ASR, GLM-4.1V, ERNIE-4.5-VL and models that inherit "
@@ -108,7 +140,7 @@ class OmniSchedConfig(BaseModel):
         description="Treatment of the raw data of a session's committed items: 'spill' it to a private file and "
         "read it back on preemption, or 'keep' it in memory.",
     )
-    release_batch_items: int = Field(
+    release_batch_items: int = Expert(
         64,
         ge=1,
         le=65536,
@@ -130,7 +162,7 @@ class OmniSchedConfig(BaseModel):
         description="Encode the items of waiting requests in a lane beside the LLM, while other requests go on "
         "decoding.",
     )
-    encode_lane_nice: int | None = Field(
+    encode_lane_nice: int | None = Expert(
         None,
         ge=0,
         le=19,
@@ -142,12 +174,12 @@ class OmniSchedConfig(BaseModel):
         "thread of the LLM is bound to, if these are at least half as many as the LLM's, and one on the LLM's; "
         "'shared': one process on the LLM's; or a list of processors for one process, such as '1,4-7'.",
     )
-    encode_lane_sms: int | None = Field(
+    encode_lane_sms: int | None = Expert(
         None,
         ge=1,
         description="CUDA only: streaming multiprocessors that the lane may use, as a green context; default is all.",
     )
-    encode_lane_min_share: float = Field(
+    encode_lane_min_share: float = Expert(
         0.1,
         gt=0.0,
         le=1.0,
@@ -160,7 +192,7 @@ class OmniSchedConfig(BaseModel):
         description="Target inter-token latency, in milliseconds; above it the lane's share falls. If "
         "`prefill_control` aims at longer steps, the share falls only above that aim.",
     )
-    decode_pace: float | None = Field(
+    decode_pace: float | None = Expert(
         None,
         ge=0.0,
         le=1.0,
@@ -209,21 +241,21 @@ class OmniSchedConfig(BaseModel):
     slo_metrics: bool = Field(
         False, description="Measure TTFT, inter-token latency and goodput by class; costs some microseconds per step."
     )
-    batch_control: Literal[ControlMode.OFF, ControlMode.PID, ControlMode.AIMD] = Field(
+    batch_control: Literal[ControlMode.OFF, ControlMode.PID, ControlMode.AIMD] = Expert(
         ControlMode.OFF, description="Controller of the number of running requests, from the step time."
     )
-    batch_min: int = Field(1, ge=1, description="Least number of running requests under `batch_control`.")
-    batch_max: int = Field(32, ge=1, description="Largest number of running requests under `batch_control`.")
+    batch_min: int = Expert(1, ge=1, description="Least number of running requests under `batch_control`.")
+    batch_max: int = Expert(32, ge=1, description="Largest number of running requests under `batch_control`.")
     prefill_control: ControlMode = Field(
         ControlMode.OFF,
         description="Controller of the prompt tokens that a step computes beside decodes, from the step time; "
         "'adaptive' learns the cost of a token; 'learned' also raises or lowers the aim, as chosen by a bandit "
         "that was trained in the simulator to keep `interactive_itl_ms`.",
     )
-    prefill_min_tokens: int = Field(
+    prefill_min_tokens: int = Expert(
         64, ge=1, description="Least number of prompt tokens of a step under `prefill_control`."
     )
-    control_interval_ms: float = Field(
+    control_interval_ms: float = Expert(
         1000.0,
         gt=0.0,
         le=60_000.0,
@@ -232,12 +264,12 @@ class OmniSchedConfig(BaseModel):
     control_target_ms: float = Field(
         50.0, gt=0.0, le=60_000.0, description="Step time that the controllers aim at, in milliseconds."
     )
-    pieces: bool = Field(
+    pieces: bool = Expert(
         False,
         description="Split long prompts into pieces while others wait, so that each gets a fair part of a "
         "step's tokens.",
     )
-    encoder_split: bool = Field(
+    encoder_split: bool = Expert(
         False,
         description="While requests decode, encode in a step only what `itl_target_ms` allows, split fairly "
         "among modalities.",
@@ -252,13 +284,65 @@ class OmniSchedConfig(BaseModel):
         description="Options of the video loader `omni_flashcodec`.",
     )
     metrics: bool = Field(True, description="Publish vllm:omni_sched_* on vLLM's /metrics.")
-    metrics_interval_seconds: float = Field(
+    metrics_interval_seconds: float = Expert(
         1.0, ge=0.1, le=60.0, description="How often the engine core publishes its metrics, in seconds."
     )
     allow_untested_vllm: bool = Field(
         False,
         description="Start on a vLLM outside the supported versions, with the features whose points are found.",
     )
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _from_operator(cls, data: Any, handler: ModelWrapValidatorHandler["OmniSchedConfig"]) -> "OmniSchedConfig":
+        """Take the options out of the group ``expert``, and add those of the profile."""
+        if not isinstance(data, Mapping):
+            return handler(data)
+        options = dict(data)
+        misplaced = tuple(name for name in options if name in cls.expert_names())
+        group = options.pop(EXPERT_GROUP, {})
+        if not isinstance(group, Mapping):
+            raise ValueError(f"option {EXPERT_GROUP!r} must be a mapping of options, got {group!r}")
+        for name, value in group.items():
+            if name in cls.model_fields and name not in cls.expert_names():
+                raise ValueError(f"option {name!r} does not belong to the group {EXPERT_GROUP!r}: move it out of it")
+            if name in options:
+                raise ValueError(
+                    f"option {name!r} is given twice, in the group {EXPERT_GROUP!r} and outside it: keep the former"
+                )
+            options[str(name)] = value
+        given = frozenset(options)
+        profile = options.get("profile", Profile.EXACT)
+        if isinstance(profile, str) and profile in {one.value for one in Profile}:
+            options = {**options, **options_of(Profile(profile), options)}
+        config = handler(options)
+        config._given, config._misplaced = given, misplaced
+        return config
+
+    @classmethod
+    def expert_names(cls) -> frozenset[str]:
+        """Return the names of the options that belong to the group ``expert``."""
+        return frozenset(name for name, field in cls.model_fields.items() if field.json_schema_extra is not None)
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Return the names of the options that the operator set."""
+        return self._given
+
+    @property
+    def misplaced(self) -> tuple[str, ...]:
+        """Return the options that the operator wrote outside the group ``expert``, where they were in version 0.1."""
+        return self._misplaced
+
+    def from_profile(self) -> dict[str, Any]:
+        """Return the options that the profile set, with their values."""
+        chosen = PROFILES[self.profile].options
+        return {name: getattr(self, name) for name in chosen if name in self.model_fields_set - self._given}
+
+    @field_validator("profile", mode="before")
+    @classmethod
+    def _profile(cls, value: Any) -> Any:
+        return Profile(value) if isinstance(value, str) and value in {one.value for one in Profile} else value
 
     @field_validator(
         "windows",

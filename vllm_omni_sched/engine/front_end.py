@@ -18,7 +18,7 @@ from vllm.logger import init_logger
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config.errors import RequestError
-from vllm_omni_sched.config.load import load_config
+from vllm_omni_sched.engine.fitted import engine_options
 from vllm_omni_sched.engine.named import uses_our_scheduler
 from vllm_omni_sched.graph.promises import Promises, promises_of
 from vllm_omni_sched.imports import when_imported
@@ -80,7 +80,7 @@ def _reads_options(init: Callable[..., None]) -> Callable[..., None]:
         init(self, *args, **kwargs)
         config = self.vllm_config
         if uses_our_scheduler(config):
-            setattr(self, PROMISES, promises_of(load_config(config.additional_config)))
+            setattr(self, PROMISES, promises_of(engine_options(config)))
 
     return wrapper
 

@@ -8,7 +8,11 @@ def uses_our_scheduler(vllm_config: Any) -> bool:
     """Return whether this engine was started with ``--scheduler-cls vllm_omni_sched…``, or a subclass of our
     schedulers.
     """
-    scheduler_cls = vllm_config.scheduler_config.scheduler_cls
+    return names_our_scheduler(vllm_config.scheduler_config.scheduler_cls)
+
+
+def names_our_scheduler(scheduler_cls: Any) -> bool:
+    """Return whether this value of ``--scheduler-cls`` is one of our schedulers, or a subclass of one."""
     if scheduler_cls is None:
         return False
     if isinstance(scheduler_cls, str):

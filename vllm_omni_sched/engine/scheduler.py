@@ -15,10 +15,10 @@ from vllm.v1.request import Request
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.load import load_config
 from vllm_omni_sched.engine.build import build_extension
 from vllm_omni_sched.engine.encoder.inputs import LEAST_HELD
 from vllm_omni_sched.engine.extension import SchedulerExtension
+from vllm_omni_sched.engine.fitted import engine_options
 from vllm_omni_sched.engine.start import start_line
 from vllm_omni_sched.engine.waiting import WaitingOrderMixin
 from vllm_omni_sched.logs import logger_name
@@ -38,7 +38,7 @@ class OmniSchedulerMixin(WaitingOrderMixin, _Base):
     omni: SchedulerExtension
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        config = load_config(_config_of(args, kwargs).additional_config)
+        config = engine_options(_config_of(args, kwargs))
         compat.check_version(config)
         self.omni_features = compat.resolve(config)
         super().__init__(*args, **kwargs)

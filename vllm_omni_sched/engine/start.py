@@ -6,12 +6,18 @@ from typing import Any
 from vllm_omni_sched import __version__, compat
 from vllm_omni_sched.compat import Status
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.load import load_config, resolved
+from vllm_omni_sched.config.load import Source, resolved, written
 from vllm_omni_sched.config.options import OmniSchedConfig, Toggle
+from vllm_omni_sched.config.profiles import PROFILES, Profile
+from vllm_omni_sched.engine.fitted import LANE_CONNECTOR, fitted_options, lane_facts
 from vllm_omni_sched.engine.front_end import check_requests
 from vllm_omni_sched.engine.metrics import bridge as metrics_bridge
 from vllm_omni_sched.engine.video.choice import video_options
-from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
+from vllm_omni_sched.logs import get_logger
+from vllm_omni_sched.resource.engine.lane import refusal
+from vllm_omni_sched.resource.engine.profile import Fitted
+
+logger = get_logger(__name__)
 
 
 def check_and_attach(vllm_config: Any) -> None:
@@ -23,7 +29,8 @@ def check_and_attach(vllm_config: Any) -> None:
         UnsupportedVllmError: this version of vLLM is not supported.
         MissingSymbolError: a feature is ``on`` that cannot work with this vLLM.
     """
-    config = load_config(vllm_config.additional_config)
+    fitted = fitted_options(vllm_config)
+    config = fitted.config
     compat.check_version(config)
     compat.resolve(config)
     video_options(config)
@@ -51,25 +58,26 @@ def check_and_attach(vllm_config: Any) -> None:
     if config.metrics:
         metrics_bridge.attach()
     check_requests()
+    for line in profile_lines(fitted):
+        logger.info("%s", line)
+    for name in config.misplaced:
+        logger.warning(
+            "Option %r belongs to the group 'expert': write it as %r. It is still read where it is.",
+            name,
+            written(OmniSchedConfig, name),
+        )
 
 
-def lane_facts(vllm_config: Any) -> LaneFacts:
-    """Read from vLLM's configuration the facts that decide whether this engine may encode ahead."""
-    return LaneFacts(
-        multimodal=bool(vllm_config.model_config.is_multimodal_model),
-        workers=vllm_config.parallel_config.world_size,
-        device=vllm_config.device_config.device_type,
-        vllm=str(compat.vllm_version()),
-        connectors_hold_back=compat.ec_connectors_hold_back(),
-        runner_runs_connectors=not getattr(vllm_config, "use_v2_model_runner", False)
-        or compat.runner_v2_runs_ec_connectors(),
-        compiled_encoder=bool(getattr(vllm_config.compilation_config, "compile_mm_encoder", False)),
-        other_connector=vllm_config.ec_transfer_config is not None,
-        speculates=vllm_config.speculative_config is not None,
-        lora=vllm_config.lora_config is not None,
-        encoder_decoder=bool(vllm_config.model_config.is_encoder_decoder),
-        weights_change=vllm_config.weight_transfer_config is not None,
-    )
+def profile_lines(fitted: Fitted) -> list[str]:
+    """Return a line about the profile of an engine, and one for each of its options that stays off, with the reason."""
+    profile = fitted.config.profile
+    if profile is Profile.EXACT:
+        return []
+    off = {one.option for one in fitted.withheld}
+    chosen = [one for one in resolved(fitted.config) if one.source is Source.PROFILE and one.name not in off]
+    on = ", ".join(map(str, chosen)) or "nothing that the options do not set"
+    lines = [f"Profile {profile.value}, for {PROFILES[profile].traffic}, sets {on}."]
+    return lines + [f"Profile {profile.value}: {one}." for one in fitted.withheld]
 
 
 def attach_encode_ahead(vllm_config: Any) -> None:
@@ -89,7 +97,7 @@ def attach_encode_ahead(vllm_config: Any) -> None:
     vllm_config.ec_transfer_config = ECTransferConfig(
         ec_connector="EncodeAheadConnector",
         ec_role="ec_both",
-        ec_connector_module_path="vllm_omni_sched.engine.ahead.connector",
+        ec_connector_module_path=LANE_CONNECTOR,
     )
 
 

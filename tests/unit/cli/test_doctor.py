@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from vllm_omni_sched import __version__
 from vllm_omni_sched.cli import app, diagnosis
 from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, features, modules, versions
+from vllm_omni_sched.config.load import written
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.video import sandbox
 
@@ -77,7 +78,7 @@ UNKNOWN_OPTION = '{"omni_sched": {"windoze": "on"}}'
     ("spoil", "arguments", "says"),
     [
         (missing, ["--additional-config", OPTION_ON], "option 'windows' is 'on' but cannot work"),
-        (lambda _: None, ["--additional-config", UNKNOWN_OPTION], "did you mean 'windows'?"),
+        (lambda _: None, ["--additional-config", UNKNOWN_OPTION], "did you mean 'expert.windows'?"),
         (lambda _: None, ["--additional-config", WRONG_VIDEO_OPTION], "option 'video.decoders'"),
         (lambda _: None, ["--additional-config", "[]"], "must be a mapping"),
         (lambda h: h.setattr(versions, "vllm_version", lambda: "0.29.0"), [], "found 0.29.0"),
@@ -161,8 +162,15 @@ def test_options_are_shown_with_where_they_come_from(healthy):
     assert "Options" not in run()[1]  # nobody asked
     findings = json.loads(run("--json", "--additional-config", json.dumps({"omni_sched": given}))[1])
     shown = {option["name"]: (option["value"], option["given"]) for option in findings["options"]}
-    assert {*OmniSchedConfig.model_fields} - {"video"} <= set(shown)
-    assert (shown["waiting_order"], shown["pieces"]) == (("sla", True), (False, False))
+    assert {written(OmniSchedConfig, name) for name in OmniSchedConfig.model_fields} - {"video"} <= set(shown)
+    assert (shown["waiting_order"], shown["expert.pieces"]) == (("sla", True), (False, False))
+
+
+def test_options_that_a_profile_sets_are_shown_as_such(healthy):
+    status, said = run("--additional-config", '{"omni_sched": "chat"}')
+    assert status == 0
+    assert "encode_ahead true profile" in said
+    assert "profile chat given" in said
 
 
 def test_options_of_which_one_is_wrong_are_not_shown(healthy):

@@ -67,7 +67,7 @@ def test_options_that_help_are_written_as_they_are_read(trace, tmp_path, monkeyp
     assert status == 0
     assert "80.0% of the requests within the SLO, instead of 30.0% with the server's defaults: +50.0 points" in said
     options = yaml.safe_load(out.read_text())
-    assert options == {"interactive_ttft_ms": 2000.0, "interactive_itl_ms": 50.0, "pieces": True}
+    assert options == {"interactive_ttft_ms": 2000.0, "interactive_itl_ms": 50.0, "expert": {"pieces": True}}
     read_options(OmniSchedConfig, options)
 
 
@@ -97,7 +97,7 @@ def test_interrupted_while_comparing_it_says_that_the_gain_is_not_known(trace, t
     status, said = run(trace, *QUICK, "--trials", 12, "--out", tmp_path / "options.yaml")
     assert status == 0
     assert "the gain is not known" in said
-    assert yaml.safe_load((tmp_path / "options.yaml").read_text())["pieces"] is True
+    assert yaml.safe_load((tmp_path / "options.yaml").read_text())["expert"] == {"pieces": True}
 
 
 def test_interrupted_at_once_there_is_nothing_to_keep(trace, monkeypatch):

@@ -11,10 +11,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ECConnectorOutput
 from vllm.v1.request import Request
 
-from vllm_omni_sched.config.load import load_config
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport
 from vllm_omni_sched.engine.ahead.planner import AheadPlanner
 from vllm_omni_sched.engine.ahead.worker import AheadWorker
+from vllm_omni_sched.engine.fitted import engine_options
 
 
 class EncodeAheadConnector(ECConnectorBase):
@@ -25,7 +25,7 @@ class EncodeAheadConnector(ECConnectorBase):
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
-        config = load_config(vllm_config.additional_config)
+        config = engine_options(vllm_config)
         self.planner: Any = AheadPlanner(config) if role is ECConnectorRole.SCHEDULER else None
         self.worker: Any = None
         if role is ECConnectorRole.WORKER:

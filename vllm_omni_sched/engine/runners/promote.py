@@ -4,8 +4,8 @@ from typing import Any
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config.errors import MissingSymbolError
-from vllm_omni_sched.config.load import load_config
 from vllm_omni_sched.config.options import Toggle
+from vllm_omni_sched.engine.fitted import engine_options
 from vllm_omni_sched.engine.runners.mixing import mix_in
 from vllm_omni_sched.engine.runners.v1 import RunnerV1Mixin
 from vllm_omni_sched.engine.runners.v2 import RunnerV2Mixin
@@ -17,7 +17,7 @@ def promote_worker(worker: Any, vllm_config: Any) -> None:
     Raises:
         MissingSymbolError: this kind of runner is unknown, and the scheduler is going to send it session deltas.
     """
-    config = load_config(vllm_config.additional_config)
+    config = engine_options(vllm_config)
     runner = getattr(worker, "model_runner", None)
     if compat.is_runner_v2(runner):
         mix_in(runner, RunnerV2Mixin, config)
@@ -26,5 +26,5 @@ def promote_worker(worker: Any, vllm_config: Any) -> None:
     elif config.session_delta is not Toggle.OFF and compat.workers_take_deltas(vllm_config, config):
         raise MissingSymbolError(
             f"model runner {type(runner).__qualname__} is unknown to vllm-omni-sched and cannot take session deltas: "
-            'set additional_config {"omni_sched": {"session_delta": "off"}}'
+            'set additional_config {"omni_sched": {"expert": {"session_delta": "off"}}}'
         )

@@ -20,6 +20,8 @@ from vllm_omni_sched.config.errors import ConfigError, RequestError
 from vllm_omni_sched.config.extras import how_to_install
 from vllm_omni_sched.config.load import load_config, read_options, resolved
 from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.config.profiles import PROFILES
+from vllm_omni_sched.engine.named import names_our_scheduler
 from vllm_omni_sched.engine.video import service
 from vllm_omni_sched.engine.video.rules import CLASSES, ENVIRONMENT, NAME, default_rule, rule_named, rule_of_model
 from vllm_omni_sched.graph.order import INTERACTIVE
@@ -32,9 +34,28 @@ _DECODED_ELSEWHERE = ("backend", "device")  # arguments that name a decoder
 
 
 def is_chosen(engine_args: Any) -> bool:
-    """Return whether these arguments, or else the environment, name our loader."""
-    named = _video(engine_args.media_io_kwargs).get("video_backend") or os.environ.get(ENVIRONMENT)
-    return bool(named == NAME)
+    """Return whether these arguments, or else the environment, name our loader, or a profile asks for it.
+
+    A profile asks for it if the engine is started with our scheduler, nothing else names a loader or a decoder, and
+    PyAV is installed.
+
+    Raises:
+        ConfigError: the options in `additional_config` are invalid.
+    """
+    given = _video(engine_args.media_io_kwargs)
+    if named := given.get("video_backend") or os.environ.get(ENVIRONMENT):
+        return bool(named == NAME)
+    if given.get("backend") is not None or not names_our_scheduler(engine_args.scheduler_cls):
+        return False
+    if not PROFILES[load_config(engine_args.additional_config).profile].video_loader:
+        return False
+    if find_spec("av") is None:
+        logger.info(
+            "Profile video: vLLM's own loader decodes videos, because PyAV is not installed: %s",
+            how_to_install("video"),
+        )
+        return False
+    return True
 
 
 @contextmanager

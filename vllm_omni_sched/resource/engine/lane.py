@@ -30,7 +30,13 @@ class LaneFacts:
 
 
 def refusal(facts: LaneFacts) -> str | None:
-    """Return why ``encode_ahead`` is refused for such an engine, in one sentence with the fix; None if it is not.
+    """Return why ``encode_ahead`` is refused for such an engine, in one sentence with the fix; None if it is not."""
+    reason = obstacle(facts)
+    return None if reason is None else f"option 'encode_ahead' cannot be on here, because {reason}: set it to false"
+
+
+def obstacle(facts: LaneFacts) -> str | None:
+    """Return why such an engine cannot have an encoder lane, as a clause; None if it can.
 
     1. A model without multimodal items has no use for it: the option has no effect, and nothing is refused.
     2. Otherwise the first reason that holds is returned.
@@ -49,10 +55,7 @@ def refusal(facts: LaneFacts) -> str | None:
         "this is an encoder-decoder model": facts.encoder_decoder,
         "the weights may change while the lane encodes": facts.weights_change,
     }
-    for reason, holds in reasons.items():
-        if holds:
-            return f"option 'encode_ahead' cannot be on here, because {reason}: set it to false"
-    return None
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 PACE, PACE_BESIDE = 0.8, 0.3

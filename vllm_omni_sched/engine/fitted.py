@@ -1,0 +1,54 @@
+"""The options of an engine: those that the operator gave, and those of the profile that this engine can have."""
+
+from typing import Any
+
+from vllm_omni_sched import compat
+from vllm_omni_sched.config.load import load_config
+from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.resource.engine.lane import LaneFacts
+from vllm_omni_sched.resource.engine.profile import Fitted, fit_profile
+
+LANE_CONNECTOR = "vllm_omni_sched.engine.ahead.connector"
+"""Module of the connector through which a lane hands over its encodings."""
+
+
+def engine_options(vllm_config: Any) -> OmniSchedConfig:
+    """Return the options that this engine runs under; the same in the front end, the engine core and the workers.
+
+    Raises:
+        ConfigError: the options of `additional_config` are invalid.
+    """
+    return fitted_options(vllm_config).config
+
+
+def fitted_options(vllm_config: Any) -> Fitted:
+    """Return the options that this engine runs under, and what of its profile it cannot have.
+
+    Raises:
+        ConfigError: the options of `additional_config` are invalid.
+    """
+    config = load_config(vllm_config.additional_config)
+    return fit_profile(config, lane_facts(vllm_config)) if config.from_profile() else Fitted(config)
+
+
+def lane_facts(vllm_config: Any) -> LaneFacts:
+    """Read from vLLM's configuration the facts that decide whether this engine may encode ahead."""
+    return LaneFacts(
+        multimodal=bool(vllm_config.model_config.is_multimodal_model),
+        workers=vllm_config.parallel_config.world_size,
+        device=vllm_config.device_config.device_type,
+        vllm=str(compat.vllm_version()),
+        connectors_hold_back=compat.ec_connectors_hold_back(),
+        runner_runs_connectors=not getattr(vllm_config, "use_v2_model_runner", False)
+        or compat.runner_v2_runs_ec_connectors(),
+        compiled_encoder=bool(getattr(vllm_config.compilation_config, "compile_mm_encoder", False)),
+        other_connector=_names_another_connector(vllm_config.ec_transfer_config),
+        speculates=vllm_config.speculative_config is not None,
+        lora=vllm_config.lora_config is not None,
+        encoder_decoder=bool(vllm_config.model_config.is_encoder_decoder),
+        weights_change=vllm_config.weight_transfer_config is not None,
+    )
+
+
+def _names_another_connector(ec_transfer_config: Any) -> bool:
+    return ec_transfer_config is not None and ec_transfer_config.ec_connector_module_path != LANE_CONNECTOR
