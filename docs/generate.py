@@ -33,7 +33,9 @@ from result_tables import plain_table  # noqa: E402
 from benchmarks.sim_scale.report import tables  # noqa: E402
 from patches.series import Series, title_of  # noqa: E402
 from vllm_omni_sched import compat  # noqa: E402 - the root has to be importable first
+from vllm_omni_sched.config.load import written  # noqa: E402
 from vllm_omni_sched.config.options import OmniSchedConfig  # noqa: E402
+from vllm_omni_sched.config.profiles import PROFILES  # noqa: E402
 from vllm_omni_sched.config.stage_options import StageSchedConfig  # noqa: E402
 from vllm_omni_sched.connectors.arena.options import (  # noqa: E402
     ArenaOptions,
@@ -63,9 +65,22 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def options(model: type[BaseModel] = OmniSchedConfig) -> str:
+def profiles() -> str:
+    """Profiles with their traffic and the options that they set."""
+    rows = []
+    for profile, settings in PROFILES.items():
+        shown = [f"`{name}: {json.dumps(value).strip(chr(34))}`" for name, value in settings.options.items()]
+        shown += ["videos are decoded by `omni_flashcodec`"] if settings.video_loader else []
+        rows.append((f"`{profile.value}`", settings.traffic, ", ".join(shown) or "nothing; this is the default"))
+    return table(("profile", "traffic", "sets"), rows)
+
+
+def options(model: type[BaseModel] = OmniSchedConfig, expert: bool = False) -> str:
+    """Options of a model; of the engine's, those of the group ``expert`` or all others."""
     rows = []
     for name, field in model.model_fields.items():
+        if expert is not (written(model, name) != name):
+            continue
         default = field.get_default(call_default_factory=True)
         if isinstance(default, BaseModel) or default is PydanticUndefined:
             shown = ""
@@ -247,6 +262,8 @@ PICTURES = {
 
 PARTS: dict[str, Callable[[], str]] = {
     "options": options,
+    "expert-options": lambda: options(expert=True),
+    "profiles": profiles,
     "auto-options": lambda: options(AutoOptions),
     "disk-options": lambda: options(DiskOptions),
     "tiers-options": lambda: options(TiersOptions),

@@ -195,7 +195,7 @@ class SessionMirror:
         if have != want:
             raise SessionOutOfSyncError(
                 f"a session update continues the state (tokens, items, blocks) {want}, but the worker holds {have}; "
-                'set additional_config {"omni_sched": {"session_delta": "off"}} and report this'
+                'set additional_config {"omni_sched": {"expert": {"session_delta": "off"}}} and report this'
             )
         self.tokens.extend(update.tokens)
         self.features.extend(items)

@@ -148,7 +148,7 @@ def build_lane(
     """
     if device.type != "cuda":
         if config.encode_lane_sms is not None:
-            raise ConfigError(f"option 'encode_lane_sms' needs a CUDA device, not {device.type!r}: leave it out")
+            raise ConfigError(f"option 'expert.encode_lane_sms' needs a CUDA device, not {device.type!r}: leave it out")
         lanes = [ProcessLane(encode.at(one), capacity, nice=niceness(config, one)) for one in processors or (None,)]
         for lane in lanes:
             lane.submit(WARM_UP)
