@@ -11,6 +11,7 @@ from tests.support.lanes import collect
 from vllm_omni_sched.clock import sleep_seconds
 from vllm_omni_sched.config.errors import LaneDiedError
 from vllm_omni_sched.lanes import Done, Job, LanePool, ProcessLane
+from vllm_omni_sched.lanes.pool import LaneLoad, earliest
 
 
 def work(payload: Any, pause: Callable[[], None]) -> Any:
@@ -32,15 +33,48 @@ def by_key(reports: list[Done]) -> dict[str, Done]:
     return {done.key: done for done in reports}
 
 
-def test_a_job_goes_to_the_lane_that_holds_fewest_and_of_several_to_the_first(team: LanePool) -> None:
+def test_before_any_job_was_timed_the_lane_that_holds_fewest_gets_a_job(team: LanePool) -> None:
     first, second = (lane.pid for lane in team.lanes)
     for key in "abcd":
         assert team.submit(Job(key, 0.02))
     assert not team.submit(Job("one too many", 0.0))
     found = by_key(collect(team, 4))
     assert [found[key].result for key in "abcd"] == [first, second, first, second]
-    team.submit(Job("alone", 0.0))
-    assert by_key(collect(team, 1))["alone"].result == first
+
+
+@pytest.mark.parametrize(
+    ("loads", "size", "lane"),
+    [
+        ([(0, None), (0, None)], 1, 0),  # of several, the first
+        ([(1, None), (0, None)], 1, 1),
+        ([(1, 1.0), (0, 3.0)], 1, 0),  # queueing for the quick one is sooner: 2 s instead of 3
+        ([(3, 1.0), (0, 3.0)], 1, 1),  # now it is not: 4 s instead of 3
+        ([(1, 1.0), (0, None)], 1, 1),  # not timed yet: as quick as the other
+        ([(4, 1.0), (1, 1.0)], 10, 1),
+    ],
+)
+def test_the_lane_that_will_finish_first_gets_a_job(
+    loads: list[tuple[float, float | None]], size: float, lane: int
+) -> None:
+    assert earliest([LaneLoad(*one) for one in loads], size) == lane
+
+
+def test_jobs_queue_for_the_quick_lane_as_long_as_that_is_sooner() -> None:
+    def slow(payload: Any, pause: Callable[[], None]) -> Any:
+        sleep_seconds(0.2)
+        return os.getpid()
+
+    team = LanePool([ProcessLane(work, 4), ProcessLane(slow, 4)])
+    try:
+        for key in "ab":  # one for each: nothing is known
+            team.submit(Job(key, 0.01))
+        collect(team, 2)
+        for key in "cde":
+            team.submit(Job(key, 0.01))
+        found = by_key(collect(team, 3))
+        assert [found[key].result for key in "cde"] == [team.lanes[0].pid] * 3
+    finally:
+        team.close(2.0)
 
 
 def test_one_that_dies_takes_one_job_with_it_and_the_other_does_not_notice(team: LanePool) -> None:

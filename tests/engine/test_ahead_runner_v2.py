@@ -131,7 +131,7 @@ def test_an_item_that_fails_takes_its_own_requests_with_it_and_the_lane_lives_on
 
 def test_multiprocessors_are_for_cuda():
     encode = ahead_encode.Encode(Model(), CPU)
-    with pytest.raises(ConfigError, match="'expert.encode_lane_sms' needs a CUDA device, not 'cpu'"):
+    with pytest.raises(ConfigError, match=r"'expert\.encode_lane_sms' needs a CUDA device, not 'cpu'"):
         ahead_encode.build_lane(encode, Model(), CPU, OmniSchedConfig(encode_lane_sms=16), 4)
 
 

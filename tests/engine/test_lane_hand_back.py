@@ -50,7 +50,7 @@ def worker() -> Iterator[AheadWorker]:
 
 def encode(worker: AheadWorker, values: list[int]) -> AheadReport:
     """All that the worker reports of items with these values; ``values`` are also their tickets."""
-    orders = AheadOrders(submit=[(f"item-{v}", v, "image", make_data(v, num_values=3)) for v in values])
+    orders = AheadOrders(submit=[(f"item-{v}", v, "image", make_data(v, num_values=3), 3) for v in values])
     worker.carry_out(orders, {})
     told = AheadReport()
     while len(told.ready) + len(told.failed) < len(values):
@@ -80,7 +80,7 @@ def test_only_what_fails_there_too_fails(worker: AheadWorker) -> None:
 
 
 def test_what_was_forgotten_meanwhile_is_not_encoded(worker: AheadWorker) -> None:
-    orders = AheadOrders(submit=[("gone", 1, "image", make_data(ALONE, num_values=1))])
+    orders = AheadOrders(submit=[("gone", 1, "image", make_data(ALONE, num_values=1), 1)])
     worker.carry_out(orders, {})
     worker.carry_out(AheadOrders(forget=("gone",)), {})
     assert set(encode(worker, [LAST]).ready) == {LAST}

@@ -23,10 +23,14 @@ CLOSED_BEFORE_DONE = "the encoder lane was closed before this job was done"
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work; ``key`` is unique among the jobs that a lane holds."""
+    """One piece of work; ``key`` is unique among the jobs that a lane holds.
+
+    ``size``: amount of work relative to other jobs, above 0, such as the number of embeddings to make.
+    """
 
     key: str
     payload: Any
+    size: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import select
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import LaneClosedError
@@ -9,10 +10,43 @@ from vllm_omni_sched.lanes.base import CLOSED, Done, Job, Lane, checked_share, h
 from vllm_omni_sched.lanes.process import ProcessLane
 
 
-class LanePool(Lane):
-    """Runs as many jobs at a time as there are lanes; a job goes to the first of the lanes that hold fewest jobs.
+@dataclass
+class LaneLoad:
+    """Work that one lane of a pool holds, in sizes of jobs, and its seconds for each unit of size; None until timed."""
 
-    Jobs of one lane run in the order of their `submit`, those of different lanes in any order.
+    held: float = 0.0
+    seconds_per_size: float | None = None
+
+    _WEIGHT = 0.3  # of the newest job
+
+    def ended(self, size: float, seconds: float) -> None:
+        """Record that the lane took so many seconds for a job of this size."""
+        rate = seconds / size
+        known = self.seconds_per_size
+        self.seconds_per_size = rate if known is None else known + self._WEIGHT * (rate - known)
+
+
+def earliest(loads: Sequence[LaneLoad], size: float) -> int:
+    """Return which lane is expected to finish a further job of this size first.
+
+    1. A lane finishes it after all that it holds, at its measured speed.
+    2. A lane that was not timed yet is as quick as the quickest that was.
+    3. Of several, the first one.
+    """
+    quickest = min((one.seconds_per_size for one in loads if one.seconds_per_size is not None), default=1.0)
+    return min(
+        range(len(loads)),
+        key=lambda at: (
+            (loads[at].held + size) * (quickest if (rate := loads[at].seconds_per_size) is None else max(rate, 0.0))
+        ),
+    )
+
+
+class LanePool(Lane):
+    """Runs as many jobs at a time as there are lanes; a job goes to the lane that will finish it first (`earliest`).
+
+    Jobs of one lane run in the order of their `submit`, those of different lanes in any order. A lane that shares its
+    processors with other work is slow: jobs queue behind those of a quick one as long as that is sooner.
 
     Args:
         lanes: the lanes, the fastest first; the pool closes them.
@@ -26,7 +60,8 @@ class LanePool(Lane):
             raise ValueError("a pool of lanes needs at least one lane")
         self.lanes = tuple(lanes)
         self.capacity = sum(lane.capacity for lane in lanes)
-        self._lane_of: dict[str, ProcessLane] = {}  # job key -> lane that holds it
+        self._loads = [LaneLoad() for _ in lanes]
+        self._place_of: dict[str, tuple[int, float]] = {}  # job key -> lane that holds it, its size
         self._closed = False
 
     @property
@@ -41,23 +76,41 @@ class LanePool(Lane):
     def submit(self, job: Job) -> bool:
         if self._closed:
             raise LaneClosedError(CLOSED)
-        if job.key in self._lane_of:
+        if job.key in self._place_of:
             raise ValueError(held_twice(job.key))
-        for lane in sorted(self.lanes, key=lambda lane: lane.held):
-            if lane.submit(job):
-                self._lane_of[job.key] = lane
-                return True
-        return False
+        open_ = [at for at, lane in enumerate(self.lanes) if lane.held < lane.capacity]
+        if not open_:
+            return False
+        at = open_[earliest([self._loads[one] for one in open_], job.size)]
+        if not self.lanes[at].submit(job):
+            return False
+        self._place_of[job.key] = at, job.size
+        self._loads[at].held += job.size
+        return True
 
     def cancel(self, key: str) -> bool:
-        lane = self._lane_of.pop(key, None)
-        return lane is not None and lane.cancel(key)
+        if key not in self._place_of:
+            return False
+        at, _ = self._leave(key)
+        return self.lanes[at].cancel(key)
 
     def poll(self) -> list[Done]:
-        found = [done for lane in self.lanes for done in lane.poll()]
-        for done in found:
-            self._lane_of.pop(done.key, None)
+        found = []
+        for lane in self.lanes:
+            for done in lane.poll():
+                found.append(done)
+                if done.key not in self._place_of:
+                    continue  # submitted to the lane itself, before it joined the pool
+                at, size = self._leave(done.key)
+                if done.error is None:
+                    self._loads[at].ended(size, done.seconds)
         return found
+
+    def _leave(self, key: str) -> tuple[int, float]:
+        at, size = self._place_of.pop(key)
+        load = self._loads[at]
+        load.held = max(0.0, load.held - size)
+        return at, size
 
     def wait(self, timeout: float) -> bool:
         end = monotonic_seconds() + timeout

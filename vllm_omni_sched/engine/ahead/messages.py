@@ -60,7 +60,7 @@ class AheadOrders(ECConnectorMetadata):
     Attributes:
         forget: contents (mm_hash) that no request needs any more.
         load: contents (mm_hash) whose encodings go into the encoder cache now.
-        submit: contents to encode: mm_hash, ticket, modality, data.
+        submit: contents to encode: mm_hash, ticket, modality, data, number of embeddings.
         share: share of the device's time that the lane may use, in (0, 1].
         pending: whether encodes are under way; if so, a step without tokens waits for one of them.
         rest_seconds: how long a step with tokens waits for an encode before it begins.
@@ -69,7 +69,7 @@ class AheadOrders(ECConnectorMetadata):
 
     forget: tuple[str, ...] = ()
     load: tuple[str, ...] = ()
-    submit: list[tuple[str, int, str, Any]] = field(default_factory=list)
+    submit: list[tuple[str, int, str, Any, int]] = field(default_factory=list)
     share: float = 1.0
     pending: bool = False
     rest_seconds: float = 0.0

@@ -77,8 +77,8 @@ class AheadPlanner:
         decisions, ledger = self.decisions, self.decisions.ledger
         actions = decisions.take_actions()
         submit = []
-        for mm_hash, ticket, modality, _ in actions.submit:
-            submit.append((mm_hash, ticket, modality, self._features.pop(mm_hash).data))
+        for mm_hash, ticket, modality, embeds in actions.submit:
+            submit.append((mm_hash, ticket, modality, self._features.pop(mm_hash).data, embeds))
         if len(self._features) > len(ledger):
             self._features = {h: f for h, f in self._features.items() if ledger.state(h) is EncodeState.QUEUED}
         host = self.host.take_orders(output.free_encoder_mm_hashes)

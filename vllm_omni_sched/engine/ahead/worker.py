@@ -36,6 +36,7 @@ class AheadWorker:
         self._at_lane: dict[str, tuple[str, Any]] = {}
         self._made: dict[str, torch.Tensor] = {}
         self._tickets: dict[str, int] = {}  # of the items in the backlog or in the lane
+        self._sizes: dict[str, int] = {}  # of the items in the backlog or in the lane, in embeddings
         self._ready: dict[int, tuple[str, float]] = {}
         self._failed: dict[int, tuple[str, str]] = {}
         self._share = 1.0
@@ -59,6 +60,7 @@ class AheadWorker:
         self._collect()
         for mm_hash in orders.forget:
             self._backlog.pop(mm_hash, None)
+            self._sizes.pop(mm_hash, None)
             self._made.pop(mm_hash, None)
             self._tickets.pop(mm_hash, None)
             if self._at_lane.pop(mm_hash, None) is not None:
@@ -66,8 +68,9 @@ class AheadWorker:
         for mm_hash in orders.load:
             encoder_cache[mm_hash] = self._made.pop(mm_hash)
         self.host.restore(orders.host, encoder_cache)
-        for mm_hash, ticket, modality, data in orders.submit:
+        for mm_hash, ticket, modality, data, embeds in orders.submit:
             self._tickets[mm_hash] = ticket
+            self._sizes[mm_hash] = embeds
             self._backlog[mm_hash] = (modality, data)
         if orders.share != self._share:
             self._share = orders.share
@@ -79,7 +82,7 @@ class AheadWorker:
     def _feed(self) -> None:
         while self._backlog:
             mm_hash, payload = next(iter(self._backlog.items()))
-            if not self._ask("submit", Job(mm_hash, payload)):
+            if not self._ask("submit", Job(mm_hash, payload, max(1, self._sizes[mm_hash]))):
                 return
             self._at_lane[mm_hash] = self._backlog.pop(mm_hash)
 
@@ -94,6 +97,7 @@ class AheadWorker:
             payload = self._at_lane.pop(done.key, ("", None))
             modality, _ = payload
             ticket = self._tickets.pop(done.key)
+            self._sizes.pop(done.key, None)
             if isinstance(done.error, LaneDiedError):
                 logger.warning(
                     "Encode-ahead: the encoder process died while it encoded item %s, which is encoded in the step "
