@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-OURS: dict[str, Any] = {
-    "encode_ahead": True,
-    "waiting_order": "sla",
-    "prefill_control": "adaptive",
-    "control_target_ms": 80,  # below the SLO's 100 ms between tokens
-}
+OURS: dict[str, Any] = {"profile": "chat"}
 
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "stock": None,
     "ours": OURS,
+    "exact": {},
+    "realtime": {"profile": "realtime"},
+    "video": {"profile": "video"},
+    "batch": {"profile": "batch"},
     # each mechanism off in turn, or another one on
     "no lane": {**OURS, "encode_ahead": False},
     "no pace": {**OURS, "decode_pace": 0.0},

@@ -21,8 +21,8 @@ from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
 from benchmarks.mixed import VARIANTS
 from benchmarks.mixed.plot import draw
+from benchmarks.mixed.pooled import gaps_beside, is_good, of_kind, pooled
 
-TTFT_SLO, GAP_SLO = 2.0, 0.1  # seconds
 Answers = dict[tuple[str, float], list[dict[str, Any]]]
 
 
@@ -104,8 +104,7 @@ def checked_json(text: str) -> str:
 
 def measures(answer: dict[str, Any]) -> dict[str, float]:
     """Return the measures of one round; latencies in milliseconds, of text and of image requests apart."""
-    text = [r for r in answer["requests"] if r["kind"] == "text"]
-    image = [r for r in answer["requests"] if r["kind"] == "image"]
+    text, image = of_kind(answer, "text"), of_kind(answer, "image")
     gaps = [gap * 1e3 for r in text for gap in r["gaps"]]
     good = [is_good(r) for r in answer["requests"]]
     beside = [gap * 1e3 for gap in gaps_beside(text, image)]
@@ -131,24 +130,6 @@ def measures(answer: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def is_good(request: dict[str, Any]) -> bool:
-    """Return whether a request met its SLO."""
-    return bool(request["ttft"] <= TTFT_SLO and max(request["gaps"], default=0.0) <= GAP_SLO)
-
-
-def gaps_beside(text: list[dict[str, Any]], image: list[dict[str, Any]]) -> list[float]:
-    """Intervals between tokens of text requests while a request with images waits, in seconds."""
-    waits = [(r["at"], r["at"] + r["ttft"]) for r in image]
-    found = []
-    for request in text:
-        end = request["at"] + request["ttft"]
-        for gap in request["gaps"]:
-            start, end = end, end + gap
-            if any(start < until and end > since for since, until in waits):
-                found.append(gap)
-    return found
-
-
 def table(answers: Answers, load: float, variants: Sequence[str]) -> Table:
     """Medians over the rounds, with the spread; the ratio is the median of the ratios round by round."""
     rounds = {variant: [measures(answer) for answer in answers[variant, load]] for variant in variants}
@@ -168,6 +149,13 @@ def table(answers: Answers, load: float, variants: Sequence[str]) -> Table:
                 ratios = [a / b for a, b in zip(own, base, strict=False) if b]
                 cells.append(f"{statistics.median(ratios):.3f}" if ratios else "")
         shown.add_row(name, *cells)
+    for variant in variants[1:]:
+        for of_all in pooled(answers[variant, load], answers[variants[0], load]):
+            if "ratio" in of_all:
+                low, high = of_all["ratio_interval"]
+                value = f"{of_all['ratio']:.3f} [{low:.2f}, {high:.2f}]"
+                cells = [value if other == variant else "" for other in variants[1:]]
+                shown.add_row(of_all["measure"], "", *[cell for one in cells for cell in ("", one)])
     same = same_tokens(answers, load, variants)
     if same:
         shown.add_row("requests with the same tokens %", "", *[f"{100 * statistics.fmean(same):.4g}", ""])
@@ -193,11 +181,11 @@ def record(answers: Answers) -> list[dict[str, Any]]:
                 values.setdefault(name, []).append(value)
         for name, own in values.items():
             found.append({"variant": variant, "load": load, "measure": name, **Summary.of(own).as_dict(3)})
-    for (variant, load), rounds in answers.items():
-        of_all = [100.0 * is_good(request) for answer in rounds for request in answer["requests"]]
-        share = Summary.of([statistics.fmean(of_all)]).as_dict(3) | {"samples": len(of_all)}
-        found.append({"variant": variant, "load": load, "measure": "within SLO %, all rounds together", **share})
     variants = list(dict.fromkeys(variant for variant, _ in answers))
+    for (variant, load), rounds in answers.items():
+        for of_all in pooled(rounds, answers[variants[0], load]):
+            spread = {"least": of_all["median"], "most": of_all["median"], "iqr": 0.0}
+            found.append({"variant": variant, "load": load, **rounded({**of_all, **spread})})
     for load in dict.fromkeys(load for _, load in answers):
         for variant in variants[1:]:
             same = [100.0 * value for value in same_tokens(answers, load, [variants[0], variant])]
@@ -205,6 +193,18 @@ def record(answers: Answers) -> list[dict[str, Any]]:
                 name = f"requests with the tokens of {variants[0]} %"
                 found.append({"variant": variant, "load": load, "measure": name, **Summary.of(same).as_dict(3)})
     return found
+
+
+def rounded(record: dict[str, Any], digits: int = 4) -> dict[str, Any]:
+    """Return the record with its numbers, and those in its lists, rounded."""
+    return {
+        key: round(value, digits)
+        if isinstance(value, float)
+        else [round(one, digits) for one in value]
+        if isinstance(value, list)
+        else value
+        for key, value in record.items()
+    }
 
 
 def slow_model() -> Path:

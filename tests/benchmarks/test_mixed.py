@@ -2,8 +2,9 @@
 
 import pytest
 
-from benchmarks.mixed.__main__ import gaps_beside, measures, parse, record, same_tokens
+from benchmarks.mixed.__main__ import measures, parse, record, same_tokens
 from benchmarks.mixed.plot import draw
+from benchmarks.mixed.pooled import gaps_beside, pooled
 from benchmarks.mixed.workload import arrivals
 from benchmarks.warm_up.__main__ import ratios
 from benchmarks.warm_up.__main__ import record as record_of_starts
@@ -43,6 +44,18 @@ def test_a_stall_costs_the_slo():
     assert found["tokens / s"] == pytest.approx(2.4)
 
 
+def test_ratios_are_of_pooled_values_and_intervals_are_over_pairs_of_rounds():
+    rounds, base = [answer(0.1), answer(0.3)], [answer(0.2), answer(0.6)]
+    found = {one["measure"].split(",")[0]: one for one in pooled(rounds, base)}
+    assert found["image TTFT P50"]["median"] == pytest.approx(300.0)
+    assert found["image TTFT P50"]["ratio"] == pytest.approx(0.3 / 0.5)
+    low, high = found["image TTFT P50"]["ratio_interval"]
+    assert (low, high) == (pytest.approx(0.4 / 0.7), pytest.approx(0.2 / 0.3))  # either round alone
+    nobody = {"seconds": 1.0, "requests": []}
+    assert [one["measure"].split(",")[0] for one in pooled([nobody], [nobody])] == ["tokens / s"]
+    assert all("ratio" not in one for one in pooled(base, base))
+
+
 def test_records_hold_medians_and_whether_tokens_are_the_same(tmp_path):
     answers = {
         ("stock", 0.5): [answer(0.4), answer(0.6), answer(0.5)],
@@ -55,6 +68,10 @@ def test_records_hold_medians_and_whether_tokens_are_the_same(tmp_path):
     assert records["stock", 0.5, "text ITL max"]["median"] == 500.0
     together = records["stock", 0.5, "within SLO %, all rounds together"]
     assert (together["median"], together["samples"]) == (pytest.approx(200 / 3, abs=1e-2), 9)
+    tail = records["ours", 0.5, "image TTFT P99, all rounds together"]
+    assert tail["ratio"] == pytest.approx((0.13 - 0.02 * 0.01) / (0.7 - 0.02 * 0.1), abs=1e-3)
+    assert tail["ratio_interval"][0] <= tail["ratio"] <= tail["ratio_interval"][1]
+    assert "ratio" not in records["stock", 0.5, "image TTFT P99, all rounds together"]
     assert records["ours", 0.5, "requests with the tokens of stock %"]["samples"] == 9
     assert draw(tmp_path / "mixed.png", list(records.values())).stat().st_size > 10_000
     assert draw(tmp_path / "none.png", [r for r in records.values() if r["load"] == 1.0]) is None
