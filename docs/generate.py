@@ -66,17 +66,17 @@ PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)",
 
 
 def profiles() -> str:
-    """Profiles with their traffic and the options that they set."""
+    """Return the profiles with their traffic and the options that they set."""
     rows = []
     for profile, settings in PROFILES.items():
         shown = [f"`{name}: {json.dumps(value).strip(chr(34))}`" for name, value in settings.options.items()]
         shown += ["videos are decoded by `omni_flashcodec`"] if settings.video_loader else []
         rows.append((f"`{profile.value}`", settings.traffic, ", ".join(shown) or "nothing; this is the default"))
-    return table(("profile", "traffic", "sets"), rows)
+    return plain_table(("profile", "traffic", "sets"), rows)
 
 
 def options(model: type[BaseModel] = OmniSchedConfig, expert: bool = False) -> str:
-    """Options of a model; of the engine's, those of the group ``expert`` or all others."""
+    """Return the options of a model; of the engine's, those of the group ``expert`` or all others."""
     rows = []
     for name, field in model.model_fields.items():
         if expert is not (written(model, name) != name):

@@ -51,8 +51,11 @@ def test_check_fails_on_a_stale_page(monkeypatch, tmp_path, capsys):
 
 
 def test_tables_name_every_option_and_every_metric():
-    options, metrics = generate.options(), generate.metrics()
-    assert [row.split("`")[1] for row in options.splitlines()[2:]] == list(OmniSchedConfig.model_fields)
+    options, metrics = generate.options() + generate.options(expert=True), generate.metrics()
+    named = [row.split("`")[1] for row in options.splitlines() if row.startswith("| `")]
+    assert sorted(named) == sorted(OmniSchedConfig.model_fields)
+    expert = [row.split("`")[1] for row in generate.options(expert=True).splitlines() if row.startswith("| `")]
+    assert set(expert) == OmniSchedConfig.expert_names()
     assert [row.split("`")[1] for row in metrics.splitlines()[2:]] == [metric.name for metric in METRICS]
     assert "| `release_batch_items` | whole number, 1 to 65536 | `64` |" in options
 

@@ -51,4 +51,6 @@ def lane_facts(vllm_config: Any) -> LaneFacts:
 
 
 def _names_another_connector(ec_transfer_config: Any) -> bool:
-    return ec_transfer_config is not None and ec_transfer_config.ec_connector_module_path != LANE_CONNECTOR
+    if ec_transfer_config is None:
+        return False
+    return getattr(ec_transfer_config, "ec_connector_module_path", None) != LANE_CONNECTOR
