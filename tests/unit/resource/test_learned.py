@@ -280,5 +280,6 @@ def test_the_option_makes_a_control_under_a_guard():
 
 def test_it_is_off_by_default_and_not_for_batches():
     assert OmniSchedConfig().prefill_control is ControlMode.OFF
-    with pytest.raises(ConfigError, match=r"'expert\.batch_control' must be one of \['off', 'pid', 'aimd'\], got 'learned'"):
+    words = r"'expert\.batch_control' must be one of \['off', 'pid', 'aimd'\], got 'learned'"
+    with pytest.raises(ConfigError, match=words):
         read_options(OmniSchedConfig, {"batch_control": "learned"})
