@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.lanes.processors import Processors, bound_here, choose, parse, siblings_of
+from vllm_omni_sched.lanes.processors import Part, Processors, bound_here, choose, choose_part, parse, siblings_of
 
 
 def alone(cpu: int) -> set[int]:
@@ -90,3 +90,32 @@ def test_what_openmp_will_bind_threads_to_is_what_its_variables_say(monkeypatch)
 def test_a_processor_is_among_its_siblings():
     assert all(cpu in siblings_of(cpu) for cpu in os.sched_getaffinity(0))
     assert siblings_of(100_000) == {100_000}
+
+
+def part(rank: int, bound: set[int]) -> Part:
+    return Part(rank, 2, frozenset(bound))
+
+
+@pytest.mark.parametrize(
+    ("option", "allowed", "expected"),
+    [
+        # the LLM's threads: rank 0 on 0 and 1, rank 1 on 2 and 3
+        ("auto", range(4), [({0, 1}, 2, False), ({2, 3}, 2, False)]),
+        ("auto", range(8), [({4, 6}, 2, True), ({5, 7}, 2, True)]),
+        ("auto", range(6), [({4}, 1, True), ({5}, 1, True)]),
+        ("auto", range(5), [({0, 1}, 2, False), ({2, 3}, 2, False)]),  # one rank would wait for the other
+        ("shared", range(8), [({0, 1}, 2, False), ({2, 3}, 2, False)]),
+        ("3,5-7", range(8), [({3, 6}, 2, False), ({5, 7}, 2, False)]),
+        ("5-7", range(8), [({5, 7}, 2, True), ({6}, 1, True)]),
+    ],
+)
+def test_ranks_share_what_the_llm_leaves_on_all_of_them(option, allowed, expected):
+    bound = [{0, 1}, {2, 3}]
+    for rank in (0, 1):
+        (mine,) = choose_part(option, allowed, bound[rank], alone, 2, part(rank, {0, 1, 2, 3}))
+        assert (set(mine.cpus), mine.threads, mine.own) == expected[rank]
+
+
+def test_each_rank_needs_a_processor():
+    with pytest.raises(ConfigError, match=r"'encode_lane_cpus' has 7, but each of 2 ranks needs a processor"):
+        choose_part("7", range(8), {0}, alone, 1, part(0, {0, 1}))

@@ -13,6 +13,8 @@
     ├── LaneError                work in a lane failed
     │   ├── LaneClosedError      the lane was closed before
     │   ├── LaneDiedError        its process ended during the work
+    │   ├── LaneGroupError       the lane of another rank ended, or did not come
+    │   ├── LanePeerError        the same work failed at another rank
     │   └── LaneWorkError        the work itself raised
     ├── VideoError               a video could not be decoded
     │   ├── VideoInputError      because of what is in it
@@ -72,6 +74,14 @@ class LaneClosedError(LaneError):
 
 class LaneDiedError(LaneError):
     """The process that did the work ended in the middle of it."""
+
+
+class LaneGroupError(LaneError):
+    """The lane of another rank has ended, does not come, or does other work: this lane can do no more work with it."""
+
+
+class LanePeerError(LaneError):
+    """The same work failed at another rank; later work is not affected."""
 
 
 class LaneWorkError(LaneError):

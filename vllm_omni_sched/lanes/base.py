@@ -131,6 +131,11 @@ def checked_share(share: float) -> float:
     return share
 
 
+def never_idle() -> float:
+    """Return the idle seconds of work that waits for nobody: 0."""
+    return 0.0
+
+
 class Pacer:
     """Rests between slices of work, so that work takes ``share()`` of the time.
 
@@ -138,22 +143,34 @@ class Pacer:
         share: returns the current share, in (0, 1].
         now: monotonic seconds.
         sleep: sleeps for that many seconds.
+        idle_seconds: returns for how many seconds, in all, the work has waited for others; they count neither as work
+            nor as rest. Otherwise two lanes that wait for each other would rest longer and longer.
     """
 
-    def __init__(self, share: Callable[[], float], now: Callable[[], float], sleep: Callable[[float], object]) -> None:
+    def __init__(
+        self,
+        share: Callable[[], float],
+        now: Callable[[], float],
+        sleep: Callable[[float], object],
+        idle_seconds: Callable[[], float] = never_idle,
+    ) -> None:
         self._share = share
         self._now = now
         self._sleep = sleep
-        self._since = now()
+        self._idle_seconds = idle_seconds
+        self._since = self._time()
+
+    def _time(self) -> float:
+        return self._now() - self._idle_seconds()
 
     def begin(self) -> None:
         """Start a job: time until now does not count as work."""
-        self._since = self._now()
+        self._since = self._time()
 
     def pause(self) -> None:
         """End a slice; the next one begins when this returns."""
-        worked = self._now() - self._since
+        worked = self._time() - self._since
         share = self._share()
         if share < 1.0 and worked > 0.0:
             self._sleep(min(_MAX_REST_SECONDS, worked * (1.0 / share - 1.0)))
-        self._since = self._now()
+        self._since = self._time()

@@ -13,17 +13,19 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
 import traceback
 import weakref
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import LaneError
 from vllm_omni_sched.lanes import messages
-from vllm_omni_sched.lanes.base import Pacer, Work
+from vllm_omni_sched.lanes.base import Pacer, Work, never_idle
 
 _SHARE = struct.Struct("d")  # written by the owner: the lane's share
 _CURRENT = struct.Struct("Q")  # written by the worker: number of its current job; 0 between jobs
@@ -48,7 +50,7 @@ class ForkServer:
         LaneError: this platform cannot fork such a process, or the fork server has ended.
     """
 
-    def __init__(self, work: Work, nice: int) -> None:
+    def __init__(self, work: Work, nice: int, idle_seconds: Callable[[], float] = never_idle) -> None:
         if not hasattr(os, "memfd_create"):
             raise LaneError("encoder work in a process of its own needs Linux, for memory files and forks")
         self._page = mmap.mmap(-1, mmap.PAGESIZE)  # shared with all children
@@ -56,7 +58,7 @@ class ForkServer:
         self._socket, theirs = messages.channel()
         _OWNER_SOCKETS.add(self._socket)
         self.pid = 0
-        self._server_pid = _fork_from_new_thread(lambda: _serve_forks(theirs, self._page, work, nice))
+        self._server_pid = _fork_from_new_thread(lambda: _serve_forks(theirs, self._page, work, nice, idle_seconds))
         theirs.close()
 
     @property
@@ -92,6 +94,11 @@ class ForkServer:
         finally:
             theirs.close()
         return ours
+
+    def kill(self) -> None:
+        """Kill the working process; `end_of_last` must follow, which waits for its end."""
+        with contextlib.suppress(ProcessLookupError):  # its end was not waited for, so the id is not in use elsewhere
+            os.kill(self.pid, signal.SIGKILL)
 
     def end_of_last(self) -> str:
         """Return how the last working process ended, as text for error messages.
@@ -151,13 +158,15 @@ def _run_and_exit(function: Any) -> NoReturn:
     try:
         function()
         code = 0
+    except SystemExit as end:  # the work gives the process up, and has said why
+        print(end, file=sys.stderr, flush=True)
     except BaseException:  # noqa: BLE001 - a forked child must never go on in its parent's code
         traceback.print_exc()
     finally:
         os._exit(code)
 
 
-def _serve_forks(end: socket.socket, page: mmap.mmap, work: Work, nice: int) -> None:
+def _serve_forks(end: socket.socket, page: mmap.mmap, work: Work, nice: int, idle_seconds: Callable[[], float]) -> None:
     for owners in _OWNER_SOCKETS:
         owners.close()
     for number in (signal.SIGINT, signal.SIGTERM):  # the owner decides, by closing its end
@@ -171,7 +180,8 @@ def _serve_forks(end: socket.socket, page: mmap.mmap, work: Work, nice: int) -> 
                 child = os.fork()
                 if child == 0:
                     end.close()
-                    _run_and_exit(partial(_worker, socket.socket(fileno=descriptors[0]), page, work, nice))
+                    theirs = socket.socket(fileno=descriptors[0])
+                    _run_and_exit(partial(_worker, theirs, page, work, nice, idle_seconds))
                 os.close(descriptors[0])
                 end.send(str(child).encode())
             elif command == b"wait":
@@ -191,9 +201,9 @@ def _end_child(child: int) -> None:
         pass
 
 
-def _worker(end: socket.socket, page: mmap.mmap, work: Work, nice: int) -> None:
+def _worker(end: socket.socket, page: mmap.mmap, work: Work, nice: int, idle_seconds: Callable[[], float]) -> None:
     os.nice(nice)
-    pacer = Pacer(lambda: _SHARE.unpack_from(page)[0], monotonic_seconds, sleep_seconds)
+    pacer = Pacer(lambda: _SHARE.unpack_from(page)[0], monotonic_seconds, sleep_seconds, idle_seconds)
     waiting: deque[tuple[str, int, Any]] = deque()
     while True:
         try:

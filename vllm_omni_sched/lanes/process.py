@@ -4,12 +4,23 @@ import contextlib
 import select
 import socket
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import LaneClosedError, LaneDiedError, LaneError, LaneWorkError
 from vllm_omni_sched.lanes import messages
-from vllm_omni_sched.lanes.base import CLOSED, CLOSED_BEFORE_DONE, Done, Job, Lane, Work, checked_share, held_twice
+from vllm_omni_sched.lanes.base import (
+    CLOSED,
+    CLOSED_BEFORE_DONE,
+    Done,
+    Job,
+    Lane,
+    Work,
+    checked_share,
+    held_twice,
+    never_idle,
+)
 from vllm_omni_sched.lanes.fork_server import ForkServer
 
 
@@ -36,11 +47,14 @@ class ProcessLane(Lane):
         work: as for every lane; the state that it closes over is frozen at the fork.
         capacity: as for every lane.
         nice: added to the process's niceness, so that the owner's threads win the processor.
+        idle_seconds: as for `Pacer`; called in the process that works.
     """
 
-    def __init__(self, work: Work, capacity: int = 16, *, nice: int = 0) -> None:
+    def __init__(
+        self, work: Work, capacity: int = 16, *, nice: int = 0, idle_seconds: Callable[[], float] = never_idle
+    ) -> None:
         super().__init__(work, capacity)
-        self._fork_server = ForkServer(work, nice)
+        self._fork_server = ForkServer(work, nice, idle_seconds)
         self._jobs: OrderedDict[str, _Sent] = OrderedDict()  # in the order of the process
         self._number = 0
         self._cancelled: set[str] = set()  # cancelled jobs that the process may still answer
@@ -59,6 +73,11 @@ class ProcessLane(Lane):
         return self._socket.fileno()
 
     @property
+    def _reads(self) -> bool:
+        """Return whether there is a process whose answers are read."""
+        return not self._closed
+
+    @property
     def held(self) -> int:
         return len(self._jobs) - len(self._cancelled) + len(self._ended)
 
@@ -75,7 +94,7 @@ class ProcessLane(Lane):
         self._number += 1
         return self._send(_Sent(job, self._number))
 
-    def _send(self, sent: "_Sent") -> bool:
+    def _send(self, sent: _Sent) -> bool:
         try:
             messages.send(self._socket, ("job", sent.job.key, sent.number), sent.job.payload)
         except BlockingIOError:
@@ -111,14 +130,14 @@ class ProcessLane(Lane):
         return ended
 
     def _read(self) -> None:
-        while not self._closed:
+        while self._reads:
             if self._failure is not None:
                 raise LaneError(str(self._failure))
             try:
                 message = messages.receive(self._socket)
             except EOFError:
                 try:
-                    self._replace_process()
+                    self._process_ended()
                 except LaneError as error:
                     raise self._break(error) from None
                 continue
@@ -136,7 +155,7 @@ class ProcessLane(Lane):
         else:
             self._ended.append(Done(key, result, error, seconds))
 
-    def _replace_process(self) -> None:
+    def _process_ended(self) -> None:
         """Replace the process after its death: fail the job it was at, and give the other jobs to the new process."""
         how = self._fork_server.end_of_last()
         current_job = self._fork_server.current_job
@@ -163,7 +182,7 @@ class ProcessLane(Lane):
         while True:
             self._read()
             left = end - monotonic_seconds()
-            if self._ended or self._closed or left <= 0:
+            if self._ended or not self._reads or left <= 0:
                 return bool(self._ended)
             select.select([self._socket], [], [], left)
 
@@ -192,3 +211,55 @@ class ProcessLane(Lane):
                 self._ended.append(Done(key, error=LaneClosedError(CLOSED_BEFORE_DONE)))
         self._jobs.clear()
         self._cancelled.clear()
+
+
+class MemberLane(ProcessLane):
+    """A process lane whose jobs need the lanes of other ranks, which must all be replaced together.
+
+    When its process dies, all held jobs fail with `LaneDiedError`, and `submit` raises it until `renew` has started
+    another process.
+
+    ``dead``: whether the process has died since the last `renew`.
+    """
+
+    def __init__(
+        self, work: Work, capacity: int = 16, *, nice: int = 0, idle_seconds: Callable[[], float] = never_idle
+    ) -> None:
+        self.dead = False
+        super().__init__(work, capacity, nice=nice, idle_seconds=idle_seconds)
+
+    def renew(self) -> None:
+        """Drop all jobs, and replace the process, which is killed if it lives.
+
+        Raises:
+            LaneClosedError: the lane is closed.
+            LaneError: no other process can be forked.
+        """
+        if self._closed:
+            raise LaneClosedError(CLOSED)
+        if not self.dead:
+            self._fork_server.kill()
+            self._fork_server.end_of_last()
+            self._socket.close()
+        self._jobs.clear()
+        self._cancelled.clear()
+        self._ended.clear()
+        self.restarts += 1
+        self._socket = self._fork_server.spawn()
+        self.dead = False
+
+    def _send(self, sent: _Sent) -> bool:
+        if self.dead:
+            raise LaneDiedError("the encoder process has ended, and no other one was started yet")
+        return super()._send(sent)
+
+    @property
+    def _reads(self) -> bool:
+        return not (self._closed or self.dead)
+
+    def _process_ended(self) -> None:
+        how = self._fork_server.end_of_last()
+        self._socket.close()
+        self.dead = True
+        for key in list(self._jobs):
+            self._finish(key, None, LaneDiedError(f"the encoder process {how}"), 0.0)

@@ -66,6 +66,55 @@ def choose(
     return (shared,)
 
 
+@dataclass(frozen=True)
+class Part:
+    """One of several ranks whose lanes share the processors of a machine.
+
+    ``bound``: processors that the LLM's threads are bound to, on all ranks.
+    """
+
+    rank: int
+    ranks: int
+    bound: frozenset[int]
+
+
+def choose_part(
+    option: str,
+    allowed: Iterable[int],
+    bound: Iterable[int],
+    siblings: Callable[[int], Iterable[int]],
+    threads: int,
+    part: Part,
+) -> tuple[Processors, ...]:
+    """Return the processors of the only lane of one rank, by the rules of `choose`.
+
+    1. The processors of a list, or those that the LLM leaves on all ranks, are dealt out to the ranks in turn.
+    2. A rank whose lane shares processors with the LLM shares those of its own worker.
+
+    Args:
+        option: as for `choose`.
+        allowed: processors that this engine may use.
+        bound: processors that the LLM's threads of this rank are bound to.
+        siblings: as for `choose`.
+        threads: number of threads of the LLM of this rank.
+        part: which rank it is.
+
+    Raises:
+        ConfigError: the list has a processor that is not allowed, or fewer processors than there are ranks.
+    """
+    (whole, *_) = choose(option, allowed, part.bound, siblings, threads)
+    listed = option not in (AUTO, SHARED)
+    enough = len(whole.cpus) >= part.ranks
+    if listed and not enough:
+        raise ConfigError(
+            f"option 'encode_lane_cpus' has {_shown(whole.cpus)}, but each of {part.ranks} ranks needs a processor"
+        )
+    if listed or (whole.own and enough):
+        mine = frozenset(sorted(whole.cpus)[part.rank :: part.ranks])
+        return (Processors(mine, len(mine), whole.own),)
+    return choose(SHARED, allowed, bound, siblings, threads)
+
+
 def parse(text: str) -> frozenset[int]:
     """Parse a list of processors such as ``1,4-7``.
 
