@@ -43,6 +43,13 @@ INVENTORY: tuple[Override, ...] = (
         "model runners of all platforms come from a factory that can be named",
     ),
     Override(
+        "parallel_state._TP",
+        "in the encoder process of a rank, never in a worker: a group that reaches the encoder processes of the others",
+        "encode_ahead with tensor parallelism, on CPUs",
+        "tests/engine/test_tensor_parallel.py",
+        "never: vLLM's own groups do not work after a fork",
+    ),
+    Override(
         "AsyncOmniEngine._initialize_stages",
         "before super(): stages get the devices of the best plan, and are asked to report bytes, cache hits and device "
         "memory",

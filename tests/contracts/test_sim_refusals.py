@@ -31,12 +31,17 @@ AHEAD = "[policy]\nencode_ahead = true\n"
 APART = '[[stages]]\nname = "eyes"\nkind = "encoder"\nmodel = "qwen2.5-vl-7b"\n'
 
 
+def workers(number: int) -> SimpleNamespace:
+    """The parallelism of an engine whose workers split every layer between them."""
+    return SimpleNamespace(world_size=number, tensor_parallel_size=number, distributed_executor_backend="mp")
+
+
 def engine(**sections: Any) -> SimpleNamespace:
     """What `attach_encode_ahead` looks at, of an engine on CUDA that has nothing against it."""
     return SimpleNamespace(
         **{
             "model_config": SimpleNamespace(is_multimodal_model=True, is_encoder_decoder=False),
-            "parallel_config": SimpleNamespace(world_size=1),
+            "parallel_config": workers(1),
             "device_config": SimpleNamespace(device_type="cuda"),
             "compilation_config": SimpleNamespace(compile_mm_encoder=False),
             "ec_transfer_config": None,
@@ -63,7 +68,7 @@ def scenario(tmp_path: Path, more: str = AHEAD, devices: int = 1) -> Path:
 
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_encode_ahead_on_several_devices(tmp_path: Path, devices: int) -> None:
-    said = words_of_the_engine(parallel_config=SimpleNamespace(world_size=devices))
+    said = words_of_the_engine(parallel_config=workers(devices))
     with pytest.raises(ConfigError) as caught:
         load(scenario(tmp_path, devices=devices))
     assert str(caught.value).endswith(said)
@@ -86,7 +91,7 @@ def test_encode_ahead_behind_encoders_apart(tmp_path: Path) -> None:
     ],
 )
 def test_a_point_of_a_study_that_the_engine_refuses(tmp_path: Path, more: str) -> None:
-    said = words_of_the_engine(parallel_config=SimpleNamespace(world_size=2))
+    said = words_of_the_engine(parallel_config=workers(2))
     path = scenario(tmp_path)
     path.write_text(path.read_text() + more)
     with pytest.raises(ConfigError) as caught:
@@ -95,7 +100,7 @@ def test_a_point_of_a_study_that_the_engine_refuses(tmp_path: Path, more: str) -
 
 
 def test_an_override_that_the_engine_refuses(tmp_path: Path) -> None:
-    said = words_of_the_engine(parallel_config=SimpleNamespace(world_size=2))
+    said = words_of_the_engine(parallel_config=workers(2))
     with pytest.raises(ConfigError) as caught:
         load_study(scenario(tmp_path), {"stages.llm.devices": 2})
     assert said in str(caught.value)
@@ -130,5 +135,4 @@ def test_the_engine_starts_with_what_each_study_simulates(study: Path) -> None:
         for stage in run.stages:
             if stage.kind == "engine" and run.policy.encode_ahead:
                 apart = object() if run.encoder_of(stage) == "elsewhere" else None
-                workers = SimpleNamespace(world_size=stage.devices)
-                attach_encode_ahead(engine(parallel_config=workers, ec_transfer_config=apart))
+                attach_encode_ahead(engine(parallel_config=workers(stage.devices), ec_transfer_config=apart))

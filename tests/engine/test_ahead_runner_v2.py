@@ -90,9 +90,7 @@ def test_a_step_without_tokens_waits_for_an_encode_and_reports_it(async_scheduli
             assert lane_of(engine).drain(LONG)
             output = engine.step()
             assert (engine.tokens[-1], wait.call_count) == (0, 2)
-        assert [mm_hash for mm_hash, _ in output.ec_connector_output.ec_connector_worker_meta.ready.values()] == [
-            "item-7"
-        ]
+        assert [one.mm_hash for one in output.ec_connector_output.ec_connector_worker_meta.ready.values()] == ["item-7"]
         assert EMPTY_MODEL_RUNNER_OUTPUT.ec_connector_output is None
         engine.step_until_left("r")
         assert engine.in_step == []
@@ -168,7 +166,9 @@ def v2_config(**sections: Any) -> SimpleNamespace:
         **{
             "use_v2_model_runner": True,
             "model_config": SimpleNamespace(is_multimodal_model=True, is_encoder_decoder=False),
-            "parallel_config": SimpleNamespace(world_size=1),
+            "parallel_config": SimpleNamespace(
+                world_size=1, tensor_parallel_size=1, distributed_executor_backend="uni"
+            ),
             "device_config": SimpleNamespace(device_type="cuda"),
             "compilation_config": SimpleNamespace(compile_mm_encoder=False),
             "ec_transfer_config": None,

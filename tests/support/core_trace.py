@@ -18,6 +18,7 @@ _EVENTS = {
         "cut",
         "load",
         "take_actions",
+        "attempt_again",
         "encoded",
         "failed",
         "take_failed",

@@ -35,6 +35,28 @@ def ec_connectors_hold_back() -> bool:
     return all(modules.has(modules.EC_CONNECTOR, f"ECConnectorBase.{name}") for name in names)
 
 
+def ec_reports_of_all_workers() -> bool:
+    """Return whether the reports of all workers' EC connectors reach the scheduler, not only those of one worker."""
+    return modules.has("vllm.v1.executor.abstract", "Executor.init_ec_output_aggregator")
+
+
+def workers_on_one_host(vllm_config: Any) -> bool:
+    """Return whether all workers of this engine are known to be on one host, started by the engine itself."""
+    parallel = vllm_config.parallel_config
+    return parallel.distributed_executor_backend in ("mp", "uni") and getattr(parallel, "nnodes", 1) == 1
+
+
+def tensor_parallel_group() -> Any:
+    """Return this worker's tensor-parallel group, a ``GroupCoordinator``."""
+    return import_module(modules.PARALLEL_STATE).get_tp_group()
+
+
+def replace_tensor_parallel_group(group: Any) -> None:
+    """Let everything in this process use ``group`` as its tensor-parallel group from now on."""
+    state: Any = import_module(modules.PARALLEL_STATE)
+    state._TP = group
+
+
 def ec_connectors_have_stats() -> bool:
     """Return whether vLLM collects statistics of EC connectors (0.32)."""
     return modules.has(modules.EC_CONNECTOR, "ECConnectorBase.get_ec_connector_stats")

@@ -172,7 +172,8 @@ class OmniSchedConfig(BaseModel):
         "auto",
         description="CPUs only: processors of the encoder processes. 'auto': one process on the cores that no "
         "thread of the LLM is bound to, if these are at least half as many as the LLM's, and one on the LLM's; "
-        "'shared': one process on the LLM's; or a list of processors for one process, such as '1,4-7'.",
+        "'shared': one process on the LLM's; or a list of processors for one process, such as '1,4-7'. With tensor "
+        "parallelism each rank has one process, and the ranks share such a list.",
     )
     encode_lane_sms: int | None = Expert(
         None,

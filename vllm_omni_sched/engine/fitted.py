@@ -33,14 +33,18 @@ def fitted_options(vllm_config: Any) -> Fitted:
 
 def lane_facts(vllm_config: Any) -> LaneFacts:
     """Read from vLLM's configuration the facts that decide whether this engine may encode ahead."""
+    parallel = vllm_config.parallel_config
     return LaneFacts(
         multimodal=bool(vllm_config.model_config.is_multimodal_model),
-        workers=vllm_config.parallel_config.world_size,
+        workers=parallel.tensor_parallel_size,
+        groups=parallel.world_size // parallel.tensor_parallel_size,
+        spread=not compat.workers_on_one_host(vllm_config),
         device=vllm_config.device_config.device_type,
         vllm=str(compat.vllm_version()),
         connectors_hold_back=compat.ec_connectors_hold_back(),
         runner_runs_connectors=not getattr(vllm_config, "use_v2_model_runner", False)
         or compat.runner_v2_runs_ec_connectors(),
+        reports_of_all_workers=compat.ec_reports_of_all_workers(),
         compiled_encoder=bool(getattr(vllm_config.compilation_config, "compile_mm_encoder", False)),
         other_connector=_names_another_connector(vllm_config.ec_transfer_config),
         speculates=vllm_config.speculative_config is not None,

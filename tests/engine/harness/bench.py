@@ -10,7 +10,7 @@ from vllm.v1.outputs import ECConnectorOutput
 from vllm.v1.request import RequestStatus
 
 from vllm_omni_sched import OmniScheduler, OmniSyncScheduler
-from vllm_omni_sched.engine.ahead.messages import AheadReport, HostOrders, HostReport
+from vllm_omni_sched.engine.ahead.messages import AheadReport, Encoded, HostOrders, HostReport
 from vllm_omni_sched.testing import make_item, make_request, make_runner_output, make_scheduler
 from vllm_omni_sched.testing.steps import sample_by_position
 
@@ -90,7 +90,7 @@ class Bench:
             assert mm_hash in self.host, "restored from nothing"
             self.cache.add(mm_hash)
             self.restored.append(mm_hash)
-        for mm_hash, ticket, modality, data in orders.submit:
+        for mm_hash, ticket, modality, data, _ in orders.submit:
             assert mm_hash not in self.made
             assert mm_hash not in [h for h, _ in self.lane]
             assert (modality, data is None) == ("image", False)
@@ -136,7 +136,7 @@ class Bench:
                 report.failed[ticket] = (mm_hash, "bad")
             else:
                 self.made.add(mm_hash)
-                report.ready[ticket] = (mm_hash, 0.1)
+                report.ready[ticket] = Encoded(mm_hash, 0.1)
         return report
 
     @property

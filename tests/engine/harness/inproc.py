@@ -21,11 +21,12 @@ class InProcessEngine:
         self.engine = LLMEngine.from_vllm_config(config)
         self.core = self.engine.engine_core.engine_core
         self.model_config = config.model_config
-        runner = self.core.model_executor.driver_worker.worker.model_runner
+        worker = getattr(self.core.model_executor, "driver_worker", None)  # None: several, in processes of their own
+        runner_classes = () if worker is None else type(worker.worker.model_runner).__mro__[:-1]
         self.facts = {
             "scheduler": _path(self.core.scheduler),
             "encoder_cache_manager": _path(self.core.scheduler.encoder_cache_manager),
-            "runner": [_path_of(cls) for cls in type(runner).__mro__[:-1]],
+            "runner": [_path_of(cls) for cls in runner_classes],
             "batch_queue": self.core.batch_queue is not None,
         }
         self.observer = Observer(self.core.scheduler)

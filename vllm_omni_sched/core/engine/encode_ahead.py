@@ -233,6 +233,10 @@ class EncodeAhead:
                 self._history.add(now, Transition.ENCODED, request_id, content)
         return waited
 
+    def attempt_again(self) -> tuple[tuple[str, int], ...]:
+        """Return what is being encoded, as content and new ticket; answers to the earlier attempts are ignored."""
+        return self.ledger.attempt_again()
+
     def failed(self, content: str, ticket: int, now: float) -> None:
         """Record that the lane cannot encode an item; the requests that need it fail (`take_failed`)."""
         self._metrics.ahead_failed += 1

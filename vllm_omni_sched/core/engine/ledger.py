@@ -119,6 +119,16 @@ class AheadLedger:
         self._num_encoding -= 1
         return encode.wanted_by
 
+    def attempt_again(self) -> tuple[tuple[str, int], ...]:
+        """Give up what is being encoded, and return it as mm_hash and new ticket, to be encoded once more."""
+        again = []
+        for mm_hash, encode in self._encodes.items():
+            if encode.state is EncodeState.ENCODING:
+                self._tickets += 1
+                encode.ticket = self._tickets
+                again.append((mm_hash, encode.ticket))
+        return tuple(again)
+
     def failed(self, mm_hash: str, ticket: int) -> Collection[str]:
         """Drop a content that cannot be encoded; return the requests that needed it."""
         encode = self._encodes.get(mm_hash)

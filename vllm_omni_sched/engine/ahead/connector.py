@@ -13,23 +13,26 @@ from vllm.v1.request import Request
 
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport
 from vllm_omni_sched.engine.ahead.planner import AheadPlanner
+from vllm_omni_sched.engine.ahead.rank import RankWorker
 from vllm_omni_sched.engine.ahead.worker import AheadWorker
 from vllm_omni_sched.engine.fitted import engine_options
 
 
 class EncodeAheadConnector(ECConnectorBase):
-    """vLLM's EC connector of role ``ec_both`` on one device; each half delegates everything.
+    """vLLM's EC connector of role ``ec_both`` of one engine; each half delegates everything.
 
     ``planner`` is the scheduler's half, ``worker`` the workers'; the other one is None.
     """
 
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
-        config = engine_options(vllm_config)
-        self.planner: Any = AheadPlanner(config) if role is ECConnectorRole.SCHEDULER else None
+        config, parallel = engine_options(vllm_config), vllm_config.parallel_config
+        workers = parallel.tensor_parallel_size
+        self.planner: Any = AheadPlanner(config, workers) if role is ECConnectorRole.SCHEDULER else None
         self.worker: Any = None
         if role is ECConnectorRole.WORKER:
-            self.worker = AheadWorker(config, alone=vllm_config.parallel_config.data_parallel_size == 1)
+            kind = AheadWorker if workers == 1 else RankWorker
+            self.worker = kind(config, alone=parallel.data_parallel_size == 1)
 
     # -- the scheduler's half ----------------------------------------------
 

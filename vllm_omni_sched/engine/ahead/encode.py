@@ -10,18 +10,22 @@ import torch
 from vllm.multimodal.utils import group_and_batch_mm_kwargs
 from vllm.utils.platform_utils import is_pin_memory_available
 
-from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched import compat
+from vllm_omni_sched.config.errors import ConfigError, LaneError, LaneGroupError
 from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.engine.ahead.tensor_parallel import EncoderGroup, Join, Ranks, why_not_together
 from vllm_omni_sched.engine.ahead.warm_up import WARM_UP
-from vllm_omni_sched.lanes import CudaDevice, Lane, LanePool, ProcessLane, StreamLane
+from vllm_omni_sched.lanes import CudaDevice, Job, Lane, LaneGroup, LanePool, MemberLane, ProcessLane, StreamLane
 from vllm_omni_sched.lanes.base import Pause
 from vllm_omni_sched.lanes.processors import (
     AUTO,
     SHARED,
+    Part,
     Processors,
     allowed_here,
     bound_here,
     choose,
+    choose_part,
     move_here,
     siblings_of,
 )
@@ -35,6 +39,7 @@ class Encode:
     Args:
         dummies: makes the batches that warm the encoder up; called in the process that does the warm-up.
         processors: the CPUs to use when the lane is a process of its own; None to leave the affinity as it is.
+        ranks: the ranks whose lanes encode each item together; None for a worker that encodes alone.
     """
 
     def __init__(
@@ -43,11 +48,14 @@ class Encode:
         device: torch.device,
         dummies: Callable[[], Iterable[Any]] = tuple,
         processors: Processors | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._model = model
         self._dummies = dummies
         self._device = device
         self._processors = processors
+        self._ranks = ranks
+        self._group: LaneGroup | None = None  # of the lane's process; None in the worker
         self._pid = os.getpid()
         self._here = (
             threading.local()
@@ -55,25 +63,56 @@ class Encode:
 
     def at(self, processors: Processors | None) -> "Encode":
         """Return a copy of this encode for a process on these processors."""
-        return Encode(self._model, self._device, self._dummies, processors)
+        return Encode(self._model, self._device, self._dummies, processors, self._ranks)
 
-    def __call__(self, payload: tuple[str, Any] | None, pause: Pause) -> torch.Tensor | None:
+    def idle_seconds(self) -> float:
+        """Return for how long, in all, the encoder in this process has waited for those of other ranks."""
+        return 0.0 if self._group is None else self._group.idle_seconds
+
+    def __call__(self, payload: tuple[str, Any] | Join | None, pause: Pause) -> torch.Tensor | None:
         """Encode one item, or warm the encoder up.
 
         Args:
-            payload: modality and data of the item; None to warm up.
+            payload: modality and data of the item; None to warm up; a `Join` to do so with the other ranks.
             pause: called between the layers of the encoder.
 
         Returns:
             The embeddings, of shape (num_encoder_embeds, hidden_size); None after a warm-up.
         """
         if os.getpid() == self._pid:
-            return self._encode(payload, pause)
+            return self._run(payload, pause)
         self._settle()
         try:
-            return self._encode(payload, pause)
+            return self._run(payload, pause)
         finally:
             self._move()  # once more: OpenMP has started its threads since, bound as they were in the parent process
+
+    def _run(self, payload: tuple[str, Any] | Join | None, pause: Pause) -> torch.Tensor | None:
+        try:
+            if isinstance(payload, Join):
+                self._group = self._join(payload.generation)
+                payload = None
+            return self._encode(payload, pause) if self._group is None else self._together(self._group, payload, pause)
+        except LaneGroupError as error:
+            raise SystemExit(
+                f"Encode-ahead: this encoder process ends, because it is of no use alone: {error}"
+            ) from None
+
+    def _join(self, generation: int) -> LaneGroup:
+        assert self._ranks is not None
+        group = self._ranks.join(generation)
+        compat.replace_tensor_parallel_group(EncoderGroup(group, compat.tensor_parallel_group()))
+        return group
+
+    def _together(self, group: LaneGroup, payload: tuple[str, Any] | None, pause: Pause) -> torch.Tensor | None:
+        group.begin()
+        try:
+            return self._encode(payload, pause)
+        except LaneError:  # it came from another rank
+            raise
+        except Exception as error:
+            group.fail(f"{type(error).__name__}: {error}")
+            raise
 
     def _encode(self, payload: tuple[str, Any] | None, pause: Pause) -> torch.Tensor | None:
         if payload is None:
@@ -117,18 +156,34 @@ class Encode:
             pause()
 
 
-def processors_here(config: OmniSchedConfig, device: torch.device, *, alone: bool) -> tuple[Processors, ...]:
+def processors_here(
+    config: OmniSchedConfig, device: torch.device, *, alone: bool, ranks: Ranks | None = None
+) -> tuple[Processors, ...]:
     """Return the CPUs for each process lane of this worker; empty when no lane is a process.
 
-    ``alone``: no other engine uses CPUs of this machine, as far as vLLM knows.
+    Args:
+        config: the options of the engine.
+        device: that of the worker.
+        alone: no other engine uses CPUs of this machine, as far as vLLM knows.
+        ranks: the ranks that share the CPUs which the LLM leaves, with one lane each; None for a worker alone.
 
     Raises:
-        ConfigError: ``encode_lane_cpus`` names a processor that this process may not use.
+        ConfigError: ``encode_lane_cpus`` names a processor that this process may not use, or too few for all ranks.
     """
     if device.type != "cpu":
         return ()
     option = config.encode_lane_cpus if alone or config.encode_lane_cpus != AUTO else SHARED
-    return choose(option, allowed_here(), bound_here(), siblings_of, torch.get_num_threads())
+    bound = bound_here()
+    if ranks is None:
+        return choose(option, allowed_here(), bound, siblings_of, torch.get_num_threads())
+    return choose_part(
+        option,
+        allowed_here() | ranks.bound,
+        bound,
+        siblings_of,
+        torch.get_num_threads(),
+        Part(ranks.rank, ranks.size, ranks.bound),
+    )
 
 
 def build_lane(
@@ -159,6 +214,31 @@ def build_lane(
     beside = StreamLane(encode, capacity, device=CudaDevice(device, config.encode_lane_sms))
     encode.give_way()
     return beside
+
+
+def build_member_lane(
+    encode: Encode, model: Any, config: OmniSchedConfig, capacity: int, processors: Processors
+) -> MemberLane:
+    """Build the lane of one of several ranks, a process that joins those of the others in its first job.
+
+    Raises:
+        ConfigError: this model's encoder cannot run in the lanes of several ranks.
+        LaneError: the operating system does not support such a lane.
+    """
+    if config.encode_lane_sms is not None:
+        raise ConfigError("option 'expert.encode_lane_sms' needs a CUDA device: leave it out")
+    reason = why_not_together(encoder_modules(model))
+    if reason is not None:
+        raise ConfigError(f"option 'encode_ahead' cannot be on here, because {reason}: set it to false")
+    here = encode.at(processors)
+    lane = MemberLane(here, capacity, nice=niceness(config, processors), idle_seconds=here.idle_seconds)
+    lane.submit(first_job(0))
+    return lane
+
+
+def first_job(generation: int) -> Job:
+    """Return the first job of a lane of several ranks: to join the others, and to warm the encoder up."""
+    return Job(WARM_UP.key, Join(generation))
 
 
 def niceness(config: OmniSchedConfig, processors: Processors | None) -> int:
@@ -198,3 +278,10 @@ def encoder_layers(model: Any) -> Iterator[torch.nn.Module]:
                 yield from walk(child)
 
     return walk(model)
+
+
+def encoder_modules(model: Any) -> Iterator[torch.nn.Module]:
+    """Return all modules of a multimodal model outside its language model."""
+    language_model = model.get_language_model() if hasattr(model, "get_language_model") else None
+    decodes = set() if language_model is None else {id(module) for module in language_model.modules()}
+    return (module for module in model.modules() if id(module) not in decodes)

@@ -42,15 +42,32 @@ class HostReport:
     def __bool__(self) -> bool:
         return bool(self.kept or self.lost or self.restored_bytes)
 
-    def plus(self, other: "HostReport") -> "HostReport":
-        """Merge this report with a later one."""
-        return HostReport(
-            {**self.kept, **other.kept},
-            {**self.lost, **other.lost},
-            self.embeds + other.embeds,
-            self.restored_bytes + other.restored_bytes,
-            self.restored_seconds + other.restored_seconds,
-        )
+    def beside(self, other: "HostReport") -> "HostReport":
+        """Merge this report with that of another worker, which carried out the same orders.
+
+        An encoding is kept if no worker has lost it. The slower worker gives the times.
+        """
+        lost = {**self.lost, **other.lost}
+        kept = {ticket: one for ticket, one in {**self.kept, **other.kept}.items() if ticket not in lost}
+        slower = max(self, other, key=lambda report: report.restored_seconds)
+        return HostReport(kept, lost, max(self.embeds, other.embeds), slower.restored_bytes, slower.restored_seconds)
+
+
+class RankOrders(NamedTuple):
+    """Orders to the workers of several ranks, whose lanes encode together.
+
+    Attributes:
+        generation: number of the lanes that must be in use from this step on; a rank that has older ones replaces
+            them, and forgets what these were encoding.
+        stopped: whether there are no lanes from this step on, so that all items are encoded in the step.
+        again: contents to encode in this step, because not all ranks got them from the lanes: mm_hash, new ticket.
+        settled: contents that all ranks have encoded, so that their data is not needed any more.
+    """
+
+    generation: int = 0
+    stopped: bool = False
+    again: tuple[tuple[str, int], ...] = ()
+    settled: tuple[str, ...] = ()
 
 
 @dataclass
@@ -65,6 +82,8 @@ class AheadOrders(ECConnectorMetadata):
         pending: whether encodes are under way; if so, a step without tokens waits for one of them.
         rest_seconds: how long a step with tokens waits for an encode before it begins.
         host: encodings to move to host memory, and to restore from there.
+        ranks: orders that only the workers of an engine with several ranks get; None without news for them. They are
+            carried out first.
     """
 
     forget: tuple[str, ...] = ()
@@ -74,6 +93,7 @@ class AheadOrders(ECConnectorMetadata):
     pending: bool = False
     rest_seconds: float = 0.0
     host: HostOrders = field(default_factory=HostOrders)
+    ranks: "RankOrders | None" = None
 
 
 class LaneFacts(NamedTuple):
@@ -89,38 +109,65 @@ class LaneFacts(NamedTuple):
     own_processors: bool = False
 
 
+class Encoded(NamedTuple):
+    """One encode that has ended: its content (mm_hash), its wall time in the lane, and how many workers report it."""
+
+    mm_hash: str
+    seconds: float
+    workers: int = 1
+
+    def beside(self, other: "Encoded") -> "Encoded":
+        """Merge with the report of other workers; the slowest worker gives the time."""
+        return Encoded(self.mm_hash, max(self.seconds, other.seconds), self.workers + other.workers)
+
+
+class LaneLoss(NamedTuple):
+    """The end of a lane of several ranks: its generation, the reason, and whether it cannot be replaced."""
+
+    generation: int
+    reason: str
+    final: bool = False
+
+
 @dataclass
 class AheadReport(ECConnectorWorkerMetadata):
-    """A worker's report, sent with each step: encodes that ended, by the tickets of their orders.
+    """A report of one or several workers, sent with each step: encodes that ended, by the tickets of their orders.
 
     Attributes:
-        ready: ticket -> mm_hash, seconds in the lane.
+        ready: ticket -> the encode.
         failed: ticket -> mm_hash, reason.
         restarts: number of times that the lane's process was replaced.
         times: modality -> embeddings made, seconds of their encodes.
         host: results of the orders about host memory.
         lane: properties of the lane.
+        loss: end of a lane that needs the scheduler's orders; None if there is none.
     """
 
-    ready: dict[int, tuple[str, float]] = field(default_factory=dict)
+    ready: dict[int, Encoded] = field(default_factory=dict)
     failed: dict[int, tuple[str, str]] = field(default_factory=dict)
     restarts: int = 0
     times: dict[str, tuple[int, float]] = field(default_factory=dict)
     host: HostReport = field(default_factory=HostReport)
     lane: LaneFacts = field(default_factory=LaneFacts)
+    loss: LaneLoss | None = None
 
     def aggregate(self, other: ECConnectorWorkerMetadata) -> "AheadReport":
-        """Merge this report with a later one of the same worker."""
+        """Merge this report with that of another worker about the same step."""
         assert isinstance(other, AheadReport)
+        ready = dict(self.ready)
+        for ticket, one in other.ready.items():
+            ready[ticket] = ready[ticket].beside(one) if ticket in ready else one
         times = dict(self.times)
         for modality, (embeds, seconds) in other.times.items():
             before = times.get(modality, (0, 0.0))
-            times[modality] = before[0] + embeds, before[1] + seconds
+            times[modality] = max(before[0], embeds), max(before[1], seconds)
+        losses = [report.loss for report in (self, other) if report.loss is not None]
         return AheadReport(
-            {**self.ready, **other.ready},
+            ready,
             {**self.failed, **other.failed},
             max(self.restarts, other.restarts),
             times,
-            self.host.plus(other.host),
-            other.lane,
+            self.host.beside(other.host),
+            LaneFacts(max(self.lane.items, other.lane.items), self.lane.own_processors and other.lane.own_processors),
+            max(losses, key=lambda loss: (loss.final, loss.generation), default=None),
         )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
@@ -10,11 +11,15 @@ from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.encode_ahead import EncodeAhead
+from vllm_omni_sched.core.engine.lane_ranks import AfterLoss, LaneRanks
 from vllm_omni_sched.core.engine.ledger import EncodeState
 from vllm_omni_sched.engine.ahead.host_planner import HostPlanner
-from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, LaneFacts
+from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, LaneFacts, LaneLoss, RankOrders
 from vllm_omni_sched.engine.scheduler_view import RequestPrompt, SchedulerView, prompt_tokens_of
+from vllm_omni_sched.logs import logger_name
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
+
+logger = init_logger(logger_name(__name__))
 
 
 class AheadPlanner:
@@ -23,10 +28,19 @@ class AheadPlanner:
     1. Before `bind` every request may run: vLLM makes the connector before our scheduler is complete.
     2. An encoding that workers hold in host memory counts as ready: it is restored, not encoded.
     3. An item whose room in the encoder cache was taken back in the same step is forgotten instead of loaded.
+    4. With several workers, `LaneRanks` decides what their reports amount to.
+
+    Args:
+        config: the options of the engine.
+        workers: number of workers that encode together.
     """
 
-    def __init__(self, config: OmniSchedConfig) -> None:
+    def __init__(self, config: OmniSchedConfig, workers: int = 1) -> None:
         self._lane = LaneFacts()
+        self._ranks = LaneRanks(workers)
+        self._generation = 0  # that workers were sent
+        self._settled: list[str] = []  # contents that all of several workers have encoded since the last orders
+        self._broken: list[str] = []  # contents that one of several workers could not encode
         self._features: dict[str, Any] = {}  # items that requests wait for and no worker was sent yet
         self._counts_news = compat.ec_connectors_have_stats()
         self._news: tuple[list[float], int] = ([], 0)
@@ -75,6 +89,7 @@ class AheadPlanner:
     def take_orders(self, output: SchedulerOutput) -> AheadOrders:
         """Return the orders that go to the workers with this step."""
         decisions, ledger = self.decisions, self.decisions.ledger
+        ranks = self._rank_orders()
         actions = decisions.take_actions()
         submit = []
         for mm_hash, ticket, modality, embeds in actions.submit:
@@ -85,11 +100,25 @@ class AheadPlanner:
         # The request may have been preempted and the item evicted later in this step: no worker would ever free it.
         cached = self._scheduler.encoder_cache_manager.cached
         load = tuple(mm_hash for mm_hash in actions.load if mm_hash in cached)
-        forget = (*actions.forget, *(mm_hash for mm_hash in actions.load if mm_hash not in cached))
+        forget = (*actions.forget, *self._broken, *(mm_hash for mm_hash in actions.load if mm_hash not in cached))
+        self._broken = []
         self.rest_seconds = 0.0
         if output.total_num_scheduled_tokens and ledger.num_pending:
             self.rest_seconds = decisions.rest_seconds(self._view, prompt_tokens_of(output))
-        return AheadOrders(forget, load, submit, decisions.share, ledger.num_pending > 0, self.rest_seconds, host)
+        pending = ledger.num_pending > 0
+        return AheadOrders(forget, load, submit, decisions.share, pending, self.rest_seconds, host, ranks)
+
+    def _rank_orders(self) -> RankOrders | None:
+        """Return the orders that only several workers get; None without news for them."""
+        generation, settled = self._ranks.generation, tuple(self._settled)
+        if generation == self._generation and not settled:
+            return None
+        again: tuple[tuple[str, int], ...] = ()
+        if generation != self._generation:
+            again = self.decisions.attempt_again()
+            self._ranks.encode_in_step(ticket for _, ticket in again)
+        self._generation, self._settled = generation, []
+        return RankOrders(generation, self._ranks.stopped, again, settled)
 
     def take_report(self, report: AheadReport) -> None:
         """Take over a worker's report: encodes that ended, their times, and the state of host memory."""
@@ -97,16 +126,45 @@ class AheadPlanner:
         if report.lane != self._lane:
             self._lane = report.lane
             decisions.lane_is(report.lane.items, own_processors=report.lane.own_processors)
-        for ticket, (mm_hash, seconds) in report.ready.items():
-            decisions.encoded(mm_hash, ticket, seconds, now)
-        for ticket, (mm_hash, _) in report.failed.items():
+        took = []
+        for ticket, (mm_hash, seconds, workers) in report.ready.items():
+            slowest = self._ranks.encoded(ticket, workers, seconds)
+            if slowest is None:
+                continue
+            took.append(slowest)
+            decisions.encoded(mm_hash, ticket, slowest, now)
+            if self._ranks.workers > 1:
+                self._settled.append(mm_hash)
+        broken = [(mm_hash, ticket) for ticket, (mm_hash, _) in report.failed.items() if self._ranks.failed(ticket)]
+        for mm_hash, ticket in broken:
             decisions.failed(mm_hash, ticket, now)
+            if self._ranks.workers > 1:
+                self._broken.append(mm_hash)
         if self._counts_news:
-            took, failed = self._news
-            self._news = [*took, *(s for _, s in report.ready.values())], failed + len(report.failed)
+            before, failed = self._news
+            self._news = [*before, *took], failed + len(broken)
+        if report.loss is not None:
+            self._lane_lost(report.loss)
         self._metrics.lane_restarts = max(self._metrics.lane_restarts, report.restarts)
         self.host.take_encode_times(report.times)
         self.host.take_report(report.host)
+
+    def _lane_lost(self, loss: LaneLoss) -> None:
+        after = self._ranks.lost(loss.generation, final=loss.final)
+        pending = self.decisions.ledger.num_pending
+        if after is AfterLoss.RENEW:
+            logger.warning(
+                "Encode-ahead: the encoder process of a worker has ended, and those of the other workers cannot encode "
+                "without it. The items at work, of %d pending, are encoded in the step; new processes are started: %s",
+                pending,
+                loss.reason,
+            )
+        elif after is AfterLoss.STOP:
+            logger.error(
+                "Encode-ahead stops: the encoder processes of the workers cannot go on, so all further items are "
+                "encoded in the step. Restart the engine to encode ahead again: %s",
+                loss.reason,
+            )
 
     @property
     def has_news(self) -> bool:

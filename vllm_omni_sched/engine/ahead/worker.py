@@ -1,7 +1,7 @@
 """Worker half of encode-ahead: runs the lane and keeps its results."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from vllm.logger import init_logger
@@ -10,14 +10,31 @@ from vllm_omni_sched.config.errors import LaneDiedError, LaneError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead.encode import Encode, build_lane, processors_here
 from vllm_omni_sched.engine.ahead.host_store import HostStore
-from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, LaneFacts
+from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, Encoded, LaneFacts
 from vllm_omni_sched.engine.ahead.warm_up import WARM_UP
 from vllm_omni_sched.lanes import Done, InlineLane, Job, Lane
+from vllm_omni_sched.lanes.processors import Processors
 from vllm_omni_sched.logs import logger_name
 
 logger = init_logger(logger_name(__name__))
 
-_LANE_JOBS = 4  # jobs submitted to the lane at once; those queued behind them here can be dropped at no cost
+LANE_JOBS = 4
+"""Jobs submitted to the lane at once; those queued behind them in the worker can be dropped at no cost."""
+
+
+class Item(NamedTuple):
+    """An item to encode: ticket of its order, mm_hash, modality, data, and number of embeddings."""
+
+    ticket: int
+    mm_hash: str
+    modality: str
+    data: Any
+    embeds: int
+
+    @property
+    def job(self) -> Job:
+        """Return the job for a lane. Its key differs from that of an earlier attempt, which may still be running."""
+        return Job(str(self.ticket), (self.modality, self.data), max(1, self.embeds))
 
 
 class AheadWorker:
@@ -32,12 +49,11 @@ class AheadWorker:
         self._facts = LaneFacts()
         self._told: LaneFacts | None = None
         self._lane: Lane | None = None
-        self._backlog: dict[str, tuple[str, Any]] = {}  # mm_hash -> modality, data
-        self._at_lane: dict[str, tuple[str, Any]] = {}
+        self._backlog: dict[str, Item] = {}  # job key -> item
+        self._at_lane: dict[str, Item] = {}
         self._made: dict[str, torch.Tensor] = {}
-        self._tickets: dict[str, int] = {}  # of the items in the backlog or in the lane
-        self._sizes: dict[str, int] = {}  # of the items in the backlog or in the lane, in embeddings
-        self._ready: dict[int, tuple[str, float]] = {}
+        self._tickets: dict[str, int] = {}  # of the items in the backlog or in the lane that are still wanted
+        self._ready: dict[int, Encoded] = {}
         self._failed: dict[int, tuple[str, str]] = {}
         self._share = 1.0
         self._restarts = 0  # of lanes before this one
@@ -47,75 +63,97 @@ class AheadWorker:
     def start(self, model: Any, device: torch.device, dummies: Callable[[], Iterable[Any]] = tuple) -> None:
         """Build the lane around this model's encoders and warm it up; raises the errors of `build_lane`."""
         processors = processors_here(self._config, device, alone=self._alone)
+        self._encode = Encode(model, device, dummies)
+        self._lane = build_lane(self._encode, model, device, self._config, LANE_JOBS, processors)
+        self._lane_started(processors)
+
+    def _lane_started(self, processors: tuple[Processors, ...]) -> None:
         for one in processors:
             whose = "of its own" if one.own else "shared with the LLM"
             logger.info("Encode-ahead starts an encoder process on CPUs %s, %s", sorted(one.cpus), whose)
-        self._encode = Encode(model, device, dummies)
-        self._lane = build_lane(self._encode, model, device, self._config, _LANE_JOBS, processors)
         self._facts = LaneFacts(max(1, len(processors)), own_processors=any(one.own for one in processors))
+
+    @property
+    def lane(self) -> Lane:
+        """Return the lane; `start` must have been called."""
+        assert self._lane is not None, "a step came before the model was loaded"
+        return self._lane
 
     def carry_out(self, orders: AheadOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
         """Carry out the scheduler's orders for this step, on ``encoder_cache`` (mm_hash -> embeddings)."""
-        assert self._lane is not None, "a step came before the model was loaded"
         self._collect()
         for mm_hash in orders.forget:
-            self._backlog.pop(mm_hash, None)
-            self._sizes.pop(mm_hash, None)
             self._made.pop(mm_hash, None)
-            self._tickets.pop(mm_hash, None)
-            if self._at_lane.pop(mm_hash, None) is not None:
-                self._lane.cancel(mm_hash)
+            ticket = self._tickets.pop(mm_hash, None)
+            if ticket is not None:
+                self._drop(str(ticket))
         for mm_hash in orders.load:
             encoder_cache[mm_hash] = self._made.pop(mm_hash)
         self.host.restore(orders.host, encoder_cache)
         for mm_hash, ticket, modality, data, embeds in orders.submit:
-            self._tickets[mm_hash] = ticket
-            self._sizes[mm_hash] = embeds
-            self._backlog[mm_hash] = (modality, data)
+            self._take(Item(ticket, mm_hash, modality, data, embeds))
         if orders.share != self._share:
             self._share = orders.share
-            self._lane.set_share(orders.share)
+            self.lane.set_share(orders.share)
         self._feed()
         if orders.rest_seconds and self._at_lane:
             self._ask("wait", orders.rest_seconds)
 
+    def _take(self, item: Item) -> None:
+        self._tickets[item.mm_hash] = item.ticket
+        self._backlog[item.job.key] = item
+
+    def _drop(self, key: str) -> None:
+        """Stop the encode of an item that no request needs any more, if it has not ended."""
+        self._backlog.pop(key, None)
+        if self._at_lane.pop(key, None) is not None:
+            self.lane.cancel(key)
+
     def _feed(self) -> None:
         while self._backlog:
-            mm_hash, payload = next(iter(self._backlog.items()))
-            if not self._ask("submit", Job(mm_hash, payload, max(1, self._sizes[mm_hash]))):
+            key, item = next(iter(self._backlog.items()))
+            if not self._ask("submit", item.job):
                 return
-            self._at_lane[mm_hash] = self._backlog.pop(mm_hash)
+            self._at_lane[key] = self._backlog.pop(key)
 
     def _collect(self) -> None:
         for done in self._ask("poll"):
             if done.key == WARM_UP.key:
-                if done.error is not None:
-                    logger.warning(
-                        "Encode-ahead: the warm-up encode failed, so the first item may take longer: %s", done.error
-                    )
-                continue
-            payload = self._at_lane.pop(done.key, ("", None))
-            modality, _ = payload
-            ticket = self._tickets.pop(done.key)
-            self._sizes.pop(done.key, None)
-            if isinstance(done.error, LaneDiedError):
-                logger.warning(
-                    "Encode-ahead: the encoder process died while it encoded item %s, which is encoded in the step "
-                    "instead; a new process is started: %s",
-                    done.key,
-                    done.error,
-                )
-                done = self._in_step(Job(done.key, payload))
-            if done.error is None:
-                self._made[done.key] = done.result
-                self._ready[ticket] = (done.key, done.seconds)
-                embeds, seconds = self._times.get(modality, (0, 0.0))
-                self._times[modality] = (embeds + len(done.result), seconds + done.seconds)
+                self._warmed_up(done)
             else:
-                logger.error(
-                    "Encode-ahead: item %s cannot be encoded; the requests that need it fail: %s", done.key, done.error
-                )
-                self._failed[ticket] = (done.key, str(done.error))
+                self._ended(self._at_lane.pop(done.key), done)
+
+    def _warmed_up(self, done: Done) -> None:
+        if done.error is not None:
+            logger.warning("Encode-ahead: the warm-up encode failed, so the first item may take longer: %s", done.error)
+
+    def _ended(self, item: Item, done: Done) -> None:
+        if isinstance(done.error, LaneDiedError):
+            logger.warning(
+                "Encode-ahead: the encoder process died while it encoded item %s, which is encoded in the step "
+                "instead; a new process is started: %s",
+                item.mm_hash,
+                done.error,
+            )
+            done = self._in_step(item.job)
+        self._record(item, done)
+
+    def _record(self, item: Item, done: Done) -> None:
+        """Keep a result if it is still wanted, and report it in any case."""
+        wanted = self._tickets.get(item.mm_hash) == item.ticket
+        if wanted:
+            del self._tickets[item.mm_hash]
+        if done.error is None:
+            if wanted:
+                self._made[item.mm_hash] = done.result
+            self._ready[item.ticket] = Encoded(item.mm_hash, done.seconds)
+            embeds, seconds = self._times.get(item.modality, (0, 0.0))
+            self._times[item.modality] = (embeds + len(done.result), seconds + done.seconds)
+        else:
+            logger.error(
+                "Encode-ahead: item %s cannot be encoded; the requests that need it fail: %s", item.mm_hash, done.error
+            )
+            self._failed[item.ticket] = (item.mm_hash, str(done.error))
 
     def _in_step(self, job: Job) -> Done:
         """Run the job here and now, as vLLM would, except that an error fails this job alone."""
@@ -127,20 +165,23 @@ class AheadWorker:
     def _ask(self, method: str, *args: Any) -> Any:
         """Call a method of the lane; if the lane cannot be restarted, replace it by one that encodes in the step."""
         try:
-            return getattr(self._lane, method)(*args)
+            return getattr(self.lane, method)(*args)
         except LaneError as error:
             logger.error(
                 "Encode-ahead stops: its encoder cannot be restarted, so all further items are encoded in the step. "
                 "Restart the engine to encode ahead again: %s",
                 error,
             )
-            assert self._lane is not None
-            self._lane.close(0.0)
-            self._restarts += self._lane.restarts + 1
-            self._lane, self._facts = InlineLane(self._encode, _LANE_JOBS), LaneFacts()
+            self._encode_in_steps()
             self._backlog = {**self._at_lane, **self._backlog}
             self._at_lane = {}
-            return getattr(self._lane, method)(*args)
+            return getattr(self.lane, method)(*args)
+
+    def _encode_in_steps(self) -> None:
+        """Replace the lane by one that encodes in the step."""
+        self.lane.close(0.0)
+        self._restarts += self.lane.restarts + 1
+        self._lane, self._facts = InlineLane(self._encode, LANE_JOBS), LaneFacts()
 
     def wait(self, seconds: float) -> None:
         """Wait up to ``seconds`` for an encode to end; for steps without tokens."""

@@ -11,16 +11,20 @@ from vllm_omni_sched.config.errors import ConfigError
 class LaneFacts:
     """Facts about an engine that decide whether it may have an encoder lane; the defaults allow one.
 
-    ``workers``: processes that run the model together (vLLM's ``world_size``). ``device``: its type, as vLLM names it.
-    ``vllm``: the version, for messages.
+    ``workers``: ranks of its tensor parallelism. ``groups``: of them, or pipeline stages, that run the model together.
+    ``spread``: the workers may be on several hosts. ``device``: its type, as vLLM names it. ``vllm``: the version, for
+    messages. ``reports_of_all_workers``: those of connectors reach the scheduler.
     """
 
     multimodal: bool = True
     workers: int = 1
+    groups: int = 1
+    spread: bool = False
     device: str = "cuda"
     vllm: str = ""
     connectors_hold_back: bool = True
     runner_runs_connectors: bool = True
+    reports_of_all_workers: bool = True
     compiled_encoder: bool = False
     other_connector: bool = False
     speculates: bool = False
@@ -49,7 +53,12 @@ def obstacle(facts: LaneFacts) -> str | None:
         f"the device {facts.device!r} is not supported": facts.device not in ("cpu", "cuda"),
         "a compiled encoder (compile_mm_encoder) cannot yield to decode steps": facts.compiled_encoder,
         "--ec-transfer-config names another connector": facts.other_connector,
-        "several workers would have to encode together": facts.workers > 1,
+        "of several pipeline stages or context-parallel groups, only the first has the encoder": facts.groups > 1,
+        "the lanes of several GPUs would each need a stream and a process group of their own, which no machine with "
+        "GPUs has tried": facts.workers > 1 and facts.device != "cpu",
+        "its workers encode together, and may be on several hosts": facts.workers > 1 and facts.spread,
+        f"vLLM {facts.vllm} reads the reports of one worker only": facts.workers > 1
+        and not facts.reports_of_all_workers,
         "it is not supported together with speculative decoding": facts.speculates,
         "the encoder may have LoRA weights": facts.lora,
         "this is an encoder-decoder model": facts.encoder_decoder,
