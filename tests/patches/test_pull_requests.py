@@ -67,7 +67,7 @@ def test_snippet_visits_every_item_before_and_few_after(page: Path, trees: dict[
 def test_page_names_a_patch_and_tests_that_exist(page: Path, trees: dict[str, Path]) -> None:
     text = page.read_text()
     patches = re.findall(rf"`(patches/{VERSION}/[\w-]+\.patch)`", text)
-    tests = {path for path in re.findall(r"tests/v1/[\w/]+(?:\.py)?", text)}
+    tests = set(re.findall(r"tests/v1/[\w/]+(?:\.py)?", text))
     assert patches
     assert tests
     assert [path for path in patches if not (ROOT / path).is_file()] == []
