@@ -16,7 +16,9 @@ from tests.support.processes import die, serve
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
+from vllm_omni_sched.connectors.arena.inbox import Inbox
 from vllm_omni_sched.connectors.arena.index import Index
+from vllm_omni_sched.connectors.arena.outbox import Outbox
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 
@@ -162,9 +164,10 @@ class Actor:
     def _in_python(self) -> None:
         native.kernel = None
         outbox, inbox = getattr(self.path, "_outbox", None), getattr(self.path, "_inbox", None)
-        senders = inbox._senders.values() if inbox is not None else ()
-        for index in (*(sender.index for sender in senders), *([outbox._index] if outbox is not None else [])):
-            index._slots = None
+        if isinstance(outbox, Outbox):
+            outbox._index._slots = None
+        for sender in inbox._senders.values() if isinstance(inbox, Inbox) else ():
+            sender.index._slots = None
 
     def die_at_state(self, state: int) -> None:
         """Be killed where a slot would get this state, which is set in Python from here on."""

@@ -57,4 +57,4 @@ def test_no_decoder_runs_when_the_service_has_ended(metrics: VideoMetrics) -> No
 @pytest.mark.parametrize("given", [None, "abc", {"video": "abc"}, {"video": None}])
 def test_arguments_that_are_no_mapping_are_left_to_vllm(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_VIDEO_LOADER_BACKEND", raising=False)
-    assert not choice.is_chosen(SimpleNamespace(media_io_kwargs=given))
+    assert not choice.is_chosen(SimpleNamespace(media_io_kwargs=given, scheduler_cls=None))
