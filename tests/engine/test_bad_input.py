@@ -77,7 +77,7 @@ def refused_servers(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> di
 @pytest.mark.parametrize(
     ("server", "says"),
     [
-        ("unknown option", "unknown option 'sesion_delta'; did you mean 'session_delta'?"),
+        ("unknown option", "unknown option 'sesion_delta'; did you mean 'expert.session_delta'?"),
         ("no such file", "none.yaml', which cannot be read: No such file or directory"),
     ],
 )

@@ -97,7 +97,7 @@ def test_one_line_at_the_start_says_what_is_active(servers: Server):
     assert "vllm_omni_sched.engine.scheduler.Omni" in line
     assert f"on vLLM {vllm_version()}. " in line
     given = line.split("Options given: ")[1].split(". Features on: ")[0]
-    assert given == "strip_frontier=off, waiting_order=sla, client_ttft_ms_min=100.0"
+    assert given == "expert.strip_frontier=off, waiting_order=sla, client_ttft_ms_min=100.0"
     on, off = line.split("Features on: ")[1].split("; off: ")
     assert {"windows", "encoder_cache", "session_delta"} <= set(on.split(", "))
     assert "strip_frontier (switched off)" in off

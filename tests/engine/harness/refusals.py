@@ -41,16 +41,20 @@ def _options(**options: Any) -> dict[str, Any]:
 
 
 REFUSED = {
-    "unknown-option": Case(_options(sesion_delta="off"), ["'sesion_delta'", "did you mean 'session_delta'?"]),
+    "unknown-option": Case(_options(sesion_delta="off"), ["'sesion_delta'", "did you mean 'expert.session_delta'?"]),
     "unknown-option-like-no-other": Case(_options(zzz=1), ["'zzz'", "known options", "session_delta"]),
-    "wrong-type": Case(_options(release_batch_items="many"), ["'release_batch_items'", "'many'"]),
+    "wrong-type": Case(_options(release_batch_items="many"), ["'expert.release_batch_items'", "'many'"]),
     "number-for-a-flag": Case(_options(metrics=1), ["'metrics'", "got 1"]),
     "unknown-choice": Case(_options(release="spil"), ["'release'", "'spil'", "did you mean 'spill'?"]),
-    "too-small": Case(_options(release_batch_items=0), ["'release_batch_items'", "got 0", "nearest valid value is 1"]),
-    "too-large": Case(
-        _options(metrics_interval_seconds=1e9), ["'metrics_interval_seconds'", "nearest valid value is 60"]
+    "too-small": Case(
+        _options(release_batch_items=0), ["'expert.release_batch_items'", "got 0", "nearest valid value is 1"]
     ),
-    "no-share-for-the-lane": Case(_options(encode_lane_min_share=0.0), ["'encode_lane_min_share'", "greater than 0"]),
+    "too-large": Case(
+        _options(metrics_interval_seconds=1e9), ["'expert.metrics_interval_seconds'", "nearest valid value is 60"]
+    ),
+    "no-share-for-the-lane": Case(
+        _options(encode_lane_min_share=0.0), ["'expert.encode_lane_min_share'", "greater than 0"]
+    ),
     "two-errors": Case(_options(release="spil", zzz=1), ["'release'", "'zzz'"]),
     "options-are-a-list": Case({"omni_sched": ["windows"]}, ["omni_sched", "must be a mapping", "list"]),
     "options-are-a-number": Case({"omni_sched": 3}, ["omni_sched", "must be a mapping", "int"]),
@@ -68,7 +72,7 @@ REFUSED = {
     ),
     "unknown-option-in-a-file": Case(
         {"omni_sched": "{folder}/options.yaml"},
-        ["options.yaml", "did you mean 'windows'?"],
+        ["options.yaml", "did you mean 'expert.windows'?"],
         files={"options.yaml": "windws: off\n"},
     ),
     "not-a-mapping": Case(["omni_sched"], ["additional_config", "valid dictionary"], error="ValidationError"),  # vLLM's

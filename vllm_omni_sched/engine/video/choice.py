@@ -47,6 +47,8 @@ def is_chosen(engine_args: Any) -> bool:
         return bool(named == NAME)
     if given.get("backend") is not None or not names_our_scheduler(engine_args.scheduler_cls):
         return False
+    if not isinstance(engine_args.additional_config, Mapping):
+        return False  # vLLM refuses it
     if not PROFILES[load_config(engine_args.additional_config).profile].video_loader:
         return False
     if find_spec("av") is None:
