@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dev.tiny_models import write_llama, write_llava, write_qwen2_vl, write_voxtral_realtime
+from dev.tiny_models import (
+    write_eagle,
+    write_llama,
+    write_llava,
+    write_lora,
+    write_qwen2_audio,
+    write_qwen2_vl,
+    write_voxtral_realtime,
+)
 from dev.tiny_models.llava import SIZES
 
 
@@ -27,11 +35,23 @@ def main() -> None:
     qwen2_vl = models.add_parser("qwen2-vl", help="video and images: a vision tower over patches, and Qwen2")
     qwen2_vl.add_argument("--out", type=Path, default=Path(".models/qwen2-vl"))
 
+    qwen2_audio = models.add_parser("qwen2-audio", help="clips of sound: an audio tower, and Qwen2")
+    qwen2_audio.add_argument("--out", type=Path, default=Path(".models/qwen2-audio"))
+
+    eagle = models.add_parser("eagle", help="a draft for the LLaVA, to speculate with")
+    eagle.add_argument("--out", type=Path, default=Path(".models/eagle"))
+
+    lora = models.add_parser("lora", help="an adapter for the LLaVA's language model")
+    lora.add_argument("--out", type=Path, default=Path(".models/lora"))
+
     options = vars(parser.parse_args())
     out = options.pop("out")
     writers = {
+        "eagle": write_eagle,
         "llama": write_llama,
         "llava": write_llava,
+        "lora": write_lora,
+        "qwen2-audio": write_qwen2_audio,
         "qwen2-vl": write_qwen2_vl,
         "voxtral-realtime": write_voxtral_realtime,
     }

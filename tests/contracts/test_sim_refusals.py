@@ -76,10 +76,13 @@ def test_encode_ahead_on_several_devices(tmp_path: Path, devices: int) -> None:
 
 
 def test_encode_ahead_behind_encoders_apart(tmp_path: Path) -> None:
-    said = words_of_the_engine(ec_transfer_config=object())
+    """The engine would start, and encode what its connector does not bring; in the simulator it always brings it."""
     with pytest.raises(ConfigError) as caught:
         load(scenario(tmp_path, AHEAD + APART))
-    assert str(caught.value).endswith(said)
+    assert str(caught.value).endswith(
+        "one.toml: 'stages.llm': encodings come from another stage, and 'policy.encode_ahead' is true; this stage has "
+        "nothing to encode ahead: set it to false"
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,5 +137,5 @@ def test_the_engine_starts_with_what_each_study_simulates(study: Path) -> None:
         run = point.scenario()
         for stage in run.stages:
             if stage.kind == "engine" and run.policy.encode_ahead:
-                apart = object() if run.encoder_of(stage) == "elsewhere" else None
-                attach_encode_ahead(engine(parallel_config=workers(stage.devices), ec_transfer_config=apart))
+                assert run.encoder_of(stage) != "elsewhere"
+                attach_encode_ahead(engine(parallel_config=workers(stage.devices)))

@@ -62,6 +62,36 @@ def ec_connectors_have_stats() -> bool:
     return modules.has(modules.EC_CONNECTOR, "ECConnectorBase.get_ec_connector_stats")
 
 
+def read_ahead_of(scheduler: Any) -> int:
+    """Return how many tokens behind a chunk a drafter reads with their embeddings; 0 without such a drafter."""
+    return int(getattr(scheduler, "num_prefill_lookahead", getattr(scheduler, "use_eagle", False)))
+
+
+def encoder_graph_embeds(vllm_config: Any) -> int | None:
+    """Return the size of the largest item for which vLLM captures a CUDA graph of the encoder.
+
+    0: it captures none. None: it captures some, and chooses their sizes only when the model is loaded.
+    """
+    compilation = vllm_config.compilation_config
+    on_cuda = getattr(vllm_config.device_config, "device_type", "") == "cuda"
+    if not on_cuda or not getattr(compilation, "cudagraph_mm_encoder", False):
+        return 0
+    return max(getattr(compilation, "encoder_cudagraph_token_budgets", ()), default=None)
+
+
+def copy_output_widths(measured: Any, other: Any) -> None:
+    """Copy what vLLM measured into the `ECTransferConfig` of an engine that produces encodings (0.33) to another."""
+    widths = getattr(measured, "mm_encoder_output_widths", None)
+    if widths is not None:
+        other.mm_encoder_output_widths = widths
+
+
+def is_lora_layer(module: Any) -> bool:
+    """Return whether a module of a model is one to which LoRA weights may be added."""
+    layer = modules.find(modules.LORA_LAYERS, "BaseLayerWithLoRA")
+    return layer is not None and isinstance(module, layer)
+
+
 def admission_limit(scheduler: Any) -> str:
     """Return the attribute that bounds the number of admitted requests; 0.32 separates it from the workers' slots.
 

@@ -11,6 +11,12 @@ from vllm_omni_sched.resource.engine.profile import Fitted, fit_profile
 LANE_CONNECTOR = "vllm_omni_sched.engine.ahead.connector"
 """Module of the connector through which a lane hands over its encodings."""
 
+MULTI_CONNECTOR = "vllm_omni_sched.engine.ahead.multi"
+"""Module of the connector that stands for a lane and the operator's own connector."""
+
+OPERATORS = "omni_sched_operators_config"
+"""Key in ``ec_connector_extra_config`` of `MULTI_CONNECTOR`: the operator's own `ECTransferConfig`."""
+
 
 def engine_options(vllm_config: Any) -> OmniSchedConfig:
     """Return the options that this engine runs under; the same in the front end, the engine core and the workers.
@@ -34,6 +40,7 @@ def fitted_options(vllm_config: Any) -> Fitted:
 def lane_facts(vllm_config: Any) -> LaneFacts:
     """Read from vLLM's configuration the facts that decide whether this engine may encode ahead."""
     parallel = vllm_config.parallel_config
+    operators = operators_connector(vllm_config.ec_transfer_config)
     return LaneFacts(
         multimodal=bool(vllm_config.model_config.is_multimodal_model),
         workers=parallel.tensor_parallel_size,
@@ -46,15 +53,18 @@ def lane_facts(vllm_config: Any) -> LaneFacts:
         or compat.runner_v2_runs_ec_connectors(),
         reports_of_all_workers=compat.ec_reports_of_all_workers(),
         compiled_encoder=bool(getattr(vllm_config.compilation_config, "compile_mm_encoder", False)),
-        other_connector=_names_another_connector(vllm_config.ec_transfer_config),
-        speculates=vllm_config.speculative_config is not None,
-        lora=vllm_config.lora_config is not None,
+        graphs_of_unknown_sizes=compat.encoder_graph_embeds(vllm_config) is None,
+        encodes_only=operators is not None and operators.ec_role == "ec_producer",
+        encoder_lora=bool(getattr(vllm_config.lora_config, "enable_tower_connector_lora", False)),
         encoder_decoder=bool(vllm_config.model_config.is_encoder_decoder),
         weights_change=vllm_config.weight_transfer_config is not None,
     )
 
 
-def _names_another_connector(ec_transfer_config: Any) -> bool:
-    if ec_transfer_config is None:
-        return False
-    return getattr(ec_transfer_config, "ec_connector_module_path", None) != LANE_CONNECTOR
+def operators_connector(ec_transfer_config: Any) -> Any:
+    """Return the operator's own `ECTransferConfig`, also when ours is in its place; None if no connector is named."""
+    if ec_transfer_config is None or ec_transfer_config.ec_connector is None:
+        return None
+    if ec_transfer_config.ec_connector_module_path == LANE_CONNECTOR:
+        return None
+    return ec_transfer_config.ec_connector_extra_config.get(OPERATORS, ec_transfer_config)

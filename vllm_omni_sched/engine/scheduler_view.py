@@ -1,6 +1,6 @@
 """Shows vLLM's scheduler to the core (`EngineView`), and its requests (`Prompt`)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from math import inf
 from typing import Any
@@ -60,20 +60,34 @@ class RequestPrompt:
         return bool(self.request.mm_features)
 
     def items_within(self, start: int, tokens: int) -> Iterator[PromptItem]:
-        features, request = self.request.mm_features, self.request
+        features = self.request.mm_features
         if not isinstance(features, FeatureList) or not features.ends_after(start):
             return
         for i in features.spans.overlapping(start, start + tokens):
-            feature = features[i]
-            data, modality = feature.data, feature.modality
-            yield PromptItem(
-                feature.identifier,
-                modality,
-                request.get_num_encoder_embeds(i),
-                features.spans.starts[i],
-                data is not None and "address" not in data and modality != "prompt_embeds",
-                i,
-            )
+            yield self.item(i)
+
+    def item(self, i: int) -> PromptItem:
+        """Return one item by its position among the request's items."""
+        feature = self.request.mm_features[i]
+        return PromptItem(
+            feature.identifier,
+            feature.modality,
+            self.request.get_num_encoder_embeds(i),
+            feature.mm_position.offset,
+            for_lane(feature.modality, feature.data),
+            i,
+        )
+
+
+def for_lane(modality: str, data: Mapping[str, Any] | None) -> bool:
+    """Return whether a lane can encode an item with this processed data (None: it was sent without any).
+
+    Data in shared memory belongs to the workers. Embeddings that the client sent need no encoder, or are on their way
+    to vLLM's own EC connector, if they are announced without a tensor.
+    """
+    return (
+        data is not None and "address" not in data and modality != "prompt_embeds" and f"{modality}_embeds" not in data
+    )
 
 
 class SchedulerView:

@@ -1,6 +1,7 @@
 """Start of an engine: checks and set-up in the front-end process, and the log line of the scheduler."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vllm_omni_sched import __version__, compat
@@ -9,7 +10,14 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import Source, resolved, written
 from vllm_omni_sched.config.options import OmniSchedConfig, Toggle
 from vllm_omni_sched.config.profiles import PROFILES, Profile
-from vllm_omni_sched.engine.fitted import LANE_CONNECTOR, fitted_options, lane_facts
+from vllm_omni_sched.engine.fitted import (
+    LANE_CONNECTOR,
+    MULTI_CONNECTOR,
+    OPERATORS,
+    fitted_options,
+    lane_facts,
+    operators_connector,
+)
 from vllm_omni_sched.engine.front_end import check_requests
 from vllm_omni_sched.engine.metrics import bridge as metrics_bridge
 from vllm_omni_sched.engine.video.choice import video_options
@@ -83,6 +91,8 @@ def profile_lines(fitted: Fitted) -> list[str]:
 def attach_encode_ahead(vllm_config: Any) -> None:
     """Configure the encode-ahead connector for this engine, unless its model is not multimodal.
 
+    A connector that the operator named stays in use: ours is put in its place, with its role, and asks it first.
+
     Raises:
         ConfigError: the engine cannot encode ahead, for the reason of `refusal`.
     """
@@ -94,10 +104,24 @@ def attach_encode_ahead(vllm_config: Any) -> None:
         return
     from vllm.config import ECTransferConfig
 
-    vllm_config.ec_transfer_config = ECTransferConfig(
-        ec_connector="EncodeAheadConnector",
-        ec_role="ec_both",
-        ec_connector_module_path=LANE_CONNECTOR,
+    graph_embeds = compat.encoder_graph_embeds(vllm_config)
+    if graph_embeds:
+        logger.info(
+            "Encode-ahead leaves items of up to %d embeddings to the step, which encodes them by a CUDA graph.",
+            graph_embeds,
+        )
+    operators = operators_connector(vllm_config.ec_transfer_config)
+    if operators is None:
+        vllm_config.ec_transfer_config = ECTransferConfig(
+            ec_connector="EncodeAheadConnector", ec_role="ec_both", ec_connector_module_path=LANE_CONNECTOR
+        )
+        return
+    logger.info("Encode-ahead asks %s first, and encodes in the lane what it does not have.", operators.ec_connector)
+    vllm_config.ec_transfer_config = replace(
+        operators,
+        ec_connector="EncodeAheadMultiConnector",
+        ec_connector_module_path=MULTI_CONNECTOR,
+        ec_connector_extra_config={**operators.ec_connector_extra_config, OPERATORS: operators},
     )
 
 

@@ -92,6 +92,8 @@ class SteeredSteps:
             scheduler.encoder_cache_manager.cache_size,
             paced=device == "cpu",
             splits_prompts=settings.enable_chunked_prefill and not settings.disable_chunked_mm_input,
+            read_ahead=compat.read_ahead_of(scheduler),
+            graph_embeds=compat.encoder_graph_embeds(scheduler.vllm_config) or 0,
         )
 
     @property
@@ -118,9 +120,14 @@ class SteeredSteps:
             self._encoding.append((output, now))
         if self.planner is not None:
             for new in output.scheduled_new_reqs:
-                if self.planner.decisions.goes_ahead(new.req_id):  # data that went to the lane is not sent again
-                    new.mm_features = [self._strip(feature) for feature in new.mm_features]
+                if self.planner.decisions.goes_ahead(new.req_id):
+                    new.mm_features = self._without_what_goes_to_the_lane(new)
         return output
+
+    def _without_what_goes_to_the_lane(self, new: Any) -> list[Any]:
+        """Return the items of a new request, without the data that a lane gets: it is not sent a second time."""
+        prompt, takes = RequestPrompt(self._scheduler.requests[new.req_id]), self.planner.decisions.takes
+        return [self._strip(one) if takes(prompt.item(i)) else one for i, one in enumerate(new.mm_features)]
 
     @contextmanager
     def _planned(self, now: float) -> Iterator[None]:

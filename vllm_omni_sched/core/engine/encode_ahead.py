@@ -56,9 +56,12 @@ class EncodeAhead:
     1. `EncodeShare` decides whether the items of a request's next chunk are encoded in the step or in the lane.
     2. While they are in the lane, the request waits for them; a piece of its prompt in front of the first missing item
        may run if it is worth a step (`LEAST_PIECE`).
-    3. A request that once had items in the lane has none encoded in a step: its data is not sent a second time.
-    4. Streaming sessions, and items that a lane cannot encode, are left to the engine.
-    5. Only the items of the next chunk are looked at, however many items the request has.
+    3. A request that once had items in the lane has none of those encoded in a step that a lane can encode: their data
+       is not sent a second time.
+    4. Streaming sessions, items that a lane cannot encode, and items that the step encodes by a CUDA graph (which is
+       quick), are left to the engine.
+    5. Only the items of the next chunk are looked at, however many items the request has. They include those that a
+       drafter reads behind the chunk.
     6. `LaneShare` follows the inter-token latency; `DecodePace` leaves the lane that share when both use the same
        processors.
     7. Each content is encoded once for all requests that need it at the same time (`AheadLedger`).
@@ -76,7 +79,8 @@ class EncodeAhead:
         metrics: SchedulerMetrics,
         history: History | None,
     ) -> None:
-        self._chunk = facts.max_num_batched_tokens
+        self._chunk = facts.max_num_batched_tokens + facts.read_ahead
+        self._read_ahead, self._graph_embeds = facts.read_ahead, facts.graph_embeds
         self._costs, self._steps, self._metrics, self._history = costs, steps, metrics, history
         self._target = config.itl_target_ms / 1e3
         self._share_goal = config.share_target_seconds or self._target
@@ -92,7 +96,7 @@ class EncodeAhead:
         self.taken_from_lane = 0
         self.items_visited = 0
         self._step_seconds = 0.0  # of the encodes in the step that is being planned
-        self._limits: dict[str, int] = {}  # request -> position of its first missing item
+        self._limits: dict[str, int] = {}  # request -> position up to which it may run without its missing items
         self._ahead: set[str] = set()  # requests of rule 3
         self._failed: set[str] = set()
         self._wanted: dict[str, tuple[str, int, float]] = {}  # content -> modality, embeddings, since when
@@ -122,7 +126,8 @@ class EncodeAhead:
             if self.ledger.want(request_id, item.content, item.embeds) is EncodeState.QUEUED:
                 wanted.append(item)
                 self._wanted.setdefault(item.content, (item.modality, item.embeds, now))
-        limit = self._limits[request_id] = min(item.start for item in missing)
+        # a piece is shorter than the tokens before the item, because a drafter reads the embeddings behind the piece
+        limit = self._limits[request_id] = min(item.start for item in missing) - self._read_ahead
         may_run = limit - start >= LEAST_PIECE
         if self._history is not None and not may_run:
             self._history.add(now, Transition.HELD, request_id, f"for {len(missing)} items")
@@ -133,9 +138,13 @@ class EncodeAhead:
         found = []
         for item in prompt.items_within(start, self._chunk):
             self.items_visited += 1
-            if item.for_lane and not has_encoding(item.content) and state(item.content) is not EncodeState.READY:
+            if self.takes(item) and not has_encoding(item.content) and state(item.content) is not EncodeState.READY:
                 found.append(item)
         return found
+
+    def takes(self, item: PromptItem) -> bool:
+        """Return whether the lane may encode this item; any other is left to the step."""
+        return item.for_lane and item.embeds > self._graph_embeds
 
     def _in_step(self, request_id: str, missing: list[PromptItem], view: EngineView, now: float) -> bool:
         """Return whether the missing items are encoded in the step; False if the lane has any of them already."""
@@ -166,7 +175,7 @@ class EncodeAhead:
         return request_id in self._ahead
 
     def cut(self, request_id: str, start: int, tokens: int) -> int:
-        """Return how many tokens of a chunk lie before the first missing item."""
+        """Return how many tokens of a chunk may be computed without the first missing item."""
         limit = self._limits.get(request_id)
         return tokens if limit is None else max(0, min(tokens, limit - start))
 

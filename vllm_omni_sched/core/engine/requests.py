@@ -15,7 +15,9 @@ class EngineFacts:
     ``max_num_seqs``, ``max_num_batched_tokens``: of a step. ``encoder_budget_embeds``: of a step;
     ``encoder_cache_embeds``: of the encoder cache. ``encodes``: whether it has an encoder. ``paced``: whether the lane
     needs processors that decode steps leave to it, as on a CPU. ``splits_prompts``: whether a prompt may be computed
-    in chunks that end before an item.
+    in chunks that end before an item. ``read_ahead``: tokens behind a chunk whose embeddings a step needs, too, as with
+    a drafter that predicts the token after next. ``graph_embeds``: size of the largest item that the step encodes by a
+    CUDA graph; 0 without such graphs.
     """
 
     max_num_seqs: int
@@ -25,6 +27,8 @@ class EngineFacts:
     encodes: bool = True
     paced: bool = False
     splits_prompts: bool = True
+    read_ahead: int = 0
+    graph_embeds: int = 0
 
 
 class PromptItem(NamedTuple):

@@ -264,6 +264,23 @@ def why_no_thread(model: Any) -> str | None:
     return None
 
 
+def refuse_lora_layers(model: Any) -> None:
+    """Refuse a model whose encoder may get LoRA weights, although no option asks for that.
+
+    vLLM wraps all linear layers of a model that does not tell it which belong to the language model.
+
+    Raises:
+        ConfigError: a layer of an encoder is one to which LoRA weights may be added.
+    """
+    for layer in encoder_layers(model):
+        if any(compat.is_lora_layer(module) for module in layer.modules()):
+            raise ConfigError(
+                f"option 'encode_ahead' cannot be on here, because {type(model).__qualname__} does not tell vLLM which "
+                "of its layers belong to the language model, so that its encoder may get LoRA weights: name layers of "
+                "the language model alone in --lora-target-modules, or set it to false"
+            )
+
+
 def encoder_layers(model: Any) -> Iterator[torch.nn.Module]:
     """Return the layers of all encoders of a multimodal model: members of module lists outside its language model."""
     language_model = model.get_language_model() if hasattr(model, "get_language_model") else None

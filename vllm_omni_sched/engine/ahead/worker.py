@@ -8,7 +8,7 @@ from vllm.logger import init_logger
 
 from vllm_omni_sched.config.errors import LaneDiedError, LaneError
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.engine.ahead.encode import Encode, build_lane, processors_here
+from vllm_omni_sched.engine.ahead.encode import Encode, build_lane, processors_here, refuse_lora_layers
 from vllm_omni_sched.engine.ahead.host_store import HostStore
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, Encoded, LaneFacts
 from vllm_omni_sched.engine.ahead.warm_up import WARM_UP
@@ -62,6 +62,7 @@ class AheadWorker:
 
     def start(self, model: Any, device: torch.device, dummies: Callable[[], Iterable[Any]] = tuple) -> None:
         """Build the lane around this model's encoders and warm it up; raises the errors of `build_lane`."""
+        refuse_lora_layers(model)
         processors = processors_here(self._config, device, alone=self._alone)
         self._encode = Encode(model, device, dummies)
         self._lane = build_lane(self._encode, model, device, self._config, LANE_JOBS, processors)

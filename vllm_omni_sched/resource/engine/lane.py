@@ -13,7 +13,10 @@ class LaneFacts:
 
     ``workers``: ranks of its tensor parallelism. ``groups``: of them, or pipeline stages, that run the model together.
     ``spread``: the workers may be on several hosts. ``device``: its type, as vLLM names it. ``vllm``: the version, for
-    messages. ``reports_of_all_workers``: those of connectors reach the scheduler.
+    messages. ``reports_of_all_workers``: those of connectors reach the scheduler. ``encodes_only``: whether another
+    engine decodes what this one encodes (role ``ec_producer``). ``graphs_of_unknown_sizes``: whether vLLM captures CUDA
+    graphs of the encoder for sizes that it chooses while it starts. ``encoder_lora``: whether adapters may change the
+    encoder.
     """
 
     multimodal: bool = True
@@ -26,21 +29,35 @@ class LaneFacts:
     runner_runs_connectors: bool = True
     reports_of_all_workers: bool = True
     compiled_encoder: bool = False
-    other_connector: bool = False
-    speculates: bool = False
-    lora: bool = False
+    graphs_of_unknown_sizes: bool = False
+    encodes_only: bool = False
+    encoder_lora: bool = False
     encoder_decoder: bool = False
     weights_change: bool = False
 
 
+@dataclass(frozen=True)
+class Obstacle:
+    """Reason why an engine cannot have an encoder lane, as a clause, and what removes it, if anything does."""
+
+    reason: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 def refusal(facts: LaneFacts) -> str | None:
     """Return why ``encode_ahead`` is refused for such an engine, in one sentence with the fix; None if it is not."""
-    reason = obstacle(facts)
-    return None if reason is None else f"option 'encode_ahead' cannot be on here, because {reason}: set it to false"
+    found = obstacle(facts)
+    if found is None:
+        return None
+    remedy = f"{found.remedy}, or " if found.remedy else ""
+    return f"option 'encode_ahead' cannot be on here, because {found.reason}: {remedy}set it to false"
 
 
-def obstacle(facts: LaneFacts) -> str | None:
-    """Return why such an engine cannot have an encoder lane, as a clause; None if it can.
+def obstacle(facts: LaneFacts) -> Obstacle | None:
+    """Return why such an engine cannot have an encoder lane; None if it can.
 
     1. A model without multimodal items has no use for it: the option has no effect, and nothing is refused.
     2. Otherwise the first reason that holds is returned.
@@ -48,21 +65,39 @@ def obstacle(facts: LaneFacts) -> str | None:
     if not facts.multimodal:
         return None
     reasons = {
-        f"connectors of vLLM {facts.vllm} cannot hold requests back": not facts.connectors_hold_back,
-        f"model runner V2 of vLLM {facts.vllm} does not run connectors in every step": not facts.runner_runs_connectors,
-        f"the device {facts.device!r} is not supported": facts.device not in ("cpu", "cuda"),
-        "a compiled encoder (compile_mm_encoder) cannot yield to decode steps": facts.compiled_encoder,
-        "--ec-transfer-config names another connector": facts.other_connector,
-        "of several pipeline stages or context-parallel groups, only the first has the encoder": facts.groups > 1,
-        "the lanes of several GPUs would each need a stream and a process group of their own, which no machine with "
-        "GPUs has tried": facts.workers > 1 and facts.device != "cpu",
-        "its workers encode together, and may be on several hosts": facts.workers > 1 and facts.spread,
-        f"vLLM {facts.vllm} reads the reports of one worker only": facts.workers > 1
+        Obstacle(f"connectors of vLLM {facts.vllm} cannot hold requests back"): not facts.connectors_hold_back,
+        Obstacle(
+            f"model runner V2 of vLLM {facts.vllm} does not run connectors in every step"
+        ): not facts.runner_runs_connectors,
+        Obstacle(f"the device {facts.device!r} is not supported"): facts.device not in ("cpu", "cuda"),
+        Obstacle(
+            "a compiled encoder cannot yield to decode steps", "leave compile_mm_encoder out"
+        ): facts.compiled_encoder,
+        Obstacle(
+            "vLLM chooses the sizes of the encoder's CUDA graphs while it starts, and the scheduler must know them to "
+            "leave those items to the step",
+            "name them in encoder_cudagraph_token_budgets",
+        ): facts.graphs_of_unknown_sizes,
+        Obstacle(
+            "this engine only encodes (ec_role 'ec_producer'), so no request decodes beside an encode",
+            "set ec_role to 'ec_both'",
+        ): facts.encodes_only,
+        Obstacle(
+            "of several pipeline stages or context-parallel groups, only the first has the encoder"
+        ): facts.groups > 1,
+        Obstacle(
+            "the lanes of several GPUs would each need a stream and a process group of their own, which no machine with "
+            "GPUs has tried"
+        ): facts.workers > 1 and facts.device != "cpu",
+        Obstacle("its workers encode together, and may be on several hosts"): facts.workers > 1 and facts.spread,
+        Obstacle(f"vLLM {facts.vllm} reads the reports of one worker only"): facts.workers > 1
         and not facts.reports_of_all_workers,
-        "it is not supported together with speculative decoding": facts.speculates,
-        "the encoder may have LoRA weights": facts.lora,
-        "this is an encoder-decoder model": facts.encoder_decoder,
-        "the weights may change while the lane encodes": facts.weights_change,
+        Obstacle(
+            "the encoder may have LoRA weights, which vLLM activates for the items of one step at a time",
+            "leave --enable-tower-connector-lora out",
+        ): facts.encoder_lora,
+        Obstacle("this is an encoder-decoder model"): facts.encoder_decoder,
+        Obstacle("the weights may change while the lane encodes"): facts.weights_change,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 

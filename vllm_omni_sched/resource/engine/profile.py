@@ -41,7 +41,7 @@ def fit_profile(config: OmniSchedConfig, facts: LaneFacts) -> Fitted:
     if chosen.get("encode_ahead") and facts.multimodal and (why := obstacle(facts)) is not None:
         rounds = "encode_rounds" not in config.given and not facts.encoder_decoder
         changes = {"encode_ahead": False, **({"encode_rounds": True} if rounds else {})}
-        withheld.append(Withheld("encode_ahead", why, "encode_rounds" if rounds else ""))
+        withheld.append(Withheld("encode_ahead", why.reason, "encode_rounds" if rounds else ""))
     if "encoder_cache_order" in chosen and facts.encoder_decoder:
         changes |= {"encoder_cache_order": EvictionOrder.AGE}
         withheld.append(Withheld("encoder_cache_order", "this is an encoder-decoder model"))

@@ -89,11 +89,16 @@ def _of_lanes(scenario: "Scenario") -> Iterator[str]:
     for stage in scenario.stages:
         if not isinstance(stage, EngineStage):
             continue
-        apart = scenario.encoder_of(stage) == "elsewhere"
         # a stage with a prompt of its own length gets no items: it is a text model
-        facts = LaneFacts(multimodal=stage.prompt_tokens is None, workers=stage.devices, other_connector=apart)
+        if stage.prompt_tokens is None and scenario.encoder_of(stage) == "elsewhere":
+            yield (
+                f"'stages.{stage.name}': encodings come from another stage, and 'policy.encode_ahead' is true; this "
+                "stage has nothing to encode ahead: set it to false"
+            )
+            continue
+        facts = LaneFacts(multimodal=stage.prompt_tokens is None, workers=stage.devices)
         if (why_not := refusal(facts)) is not None:
-            what = "encodings come from another stage" if apart else f"'stages.{stage.name}.devices' is {stage.devices}"
+            what = f"'stages.{stage.name}.devices' is {stage.devices}"
             yield f"'stages.{stage.name}': {what}, and 'policy.encode_ahead' is true; {why_not}"
 
 

@@ -66,7 +66,7 @@ def has_lane(scenario: Scenario) -> bool:
     """Return whether all engines that have the encoder may encode ahead."""
     engines = [stage for stage in scenario.stages if isinstance(stage, EngineStage)]
     return not any(
-        refusal(LaneFacts(workers=stage.devices, other_connector=scenario.encoder_of(stage) == "elsewhere"))
+        scenario.encoder_of(stage) == "elsewhere" or refusal(LaneFacts(workers=stage.devices)) is not None
         for stage in engines
         if stage.prompt_tokens is None
     )

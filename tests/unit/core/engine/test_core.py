@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -145,6 +145,36 @@ def test_a_session_and_an_item_without_data_are_left_to_the_engine() -> None:
     assert ahead.next_chunk(OnePrompt("session", [picture("a")], is_session=True), 0, view, 0.0).may_run
     assert ahead.next_chunk(OnePrompt("r", [picture("a")._replace(for_lane=False)]), 0, view, 0.0).may_run
     assert len(ahead.ledger) == 0
+
+
+def test_an_item_that_the_step_encodes_by_a_graph_is_left_to_it() -> None:
+    """Items of 8 embeddings have a graph, larger ones none; a small one is left to the step also beside a large one."""
+    engine = EngineCore(OmniSchedConfig(encode_ahead=True), replace(FACTS, graph_embeds=8))
+    ahead, view = engine.ahead, View(num_decodes=2)
+    assert ahead is not None
+    assert ahead.next_chunk(OnePrompt("small", [picture("a")]), 0, view, 0.0).may_run
+    large = PromptItem("b", "image", 9, 100)
+    assert ahead.next_chunk(OnePrompt("both", [picture("c"), large]), 0, view, 0.0).wanted == [large]
+    assert (ahead.takes(picture("c")), ahead.takes(large)) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("start", "may_run", "tokens"), [(64, False, 63), (65, True, 64), (200, True, 199), (256, True, 200)]
+)
+def test_a_piece_ends_so_early_that_the_drafter_reads_no_missing_item(start: int, may_run: bool, tokens: int) -> None:
+    """The drafter reads one token behind a piece, and behind a chunk of 256 tokens; a piece has 64 tokens or more."""
+    engine = EngineCore(OmniSchedConfig(encode_ahead=True), replace(FACTS, read_ahead=1))
+    ahead = engine.ahead
+    assert ahead is not None
+    chunk = ahead.next_chunk(OnePrompt("r", [picture("a", start)]), 0, View(num_decodes=2), 0.0)
+    assert [one.content for one in chunk.wanted] == ["a"]
+    assert (chunk.may_run, ahead.cut("r", 0, 200)) == (may_run, tokens)
+
+
+def test_an_item_behind_what_the_drafter_reads_is_not_asked_for() -> None:
+    ahead = EngineCore(OmniSchedConfig(encode_ahead=True), replace(FACTS, read_ahead=1)).ahead
+    assert ahead is not None
+    assert ahead.next_chunk(OnePrompt("r", [picture("a", 257)]), 0, View(num_decodes=2), 0.0) == (True, ())
 
 
 @pytest.mark.parametrize(("items", "made", "tokens"), [(True, 0, 199), (False, 0, 200), (True, 3, 200)])

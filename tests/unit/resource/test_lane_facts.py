@@ -1,0 +1,58 @@
+"""`obstacle` and `refusal`: which engines may not encode ahead, why, and what the operator can do about it."""
+
+import pytest
+
+from vllm_omni_sched.resource.engine.lane import LaneFacts, obstacle, refusal
+
+REFUSED = [
+    (LaneFacts(connectors_hold_back=False, vllm="0.22.1"), "connectors of vLLM 0.22.1 cannot hold requests back", ""),
+    (
+        LaneFacts(runner_runs_connectors=False, vllm="0.30.0"),
+        "model runner V2 of vLLM 0.30.0 does not run connectors in every step",
+        "",
+    ),
+    (LaneFacts(device="xpu"), "the device 'xpu' is not supported", ""),
+    (
+        LaneFacts(compiled_encoder=True),
+        "a compiled encoder cannot yield to decode steps",
+        "leave compile_mm_encoder out",
+    ),
+    (
+        LaneFacts(graphs_of_unknown_sizes=True),
+        "vLLM chooses the sizes of the encoder's CUDA graphs while it starts, and the scheduler must know them to "
+        "leave those items to the step",
+        "name them in encoder_cudagraph_token_budgets",
+    ),
+    (
+        LaneFacts(encodes_only=True),
+        "this engine only encodes (ec_role 'ec_producer'), so no request decodes beside an encode",
+        "set ec_role to 'ec_both'",
+    ),
+    (LaneFacts(workers=2), "several workers would have to encode together", ""),
+    (
+        LaneFacts(encoder_lora=True),
+        "the encoder may have LoRA weights, which vLLM activates for the items of one step at a time",
+        "leave --enable-tower-connector-lora out",
+    ),
+    (LaneFacts(encoder_decoder=True), "this is an encoder-decoder model", ""),
+    (LaneFacts(weights_change=True), "the weights may change while the lane encodes", ""),
+]
+
+
+@pytest.mark.parametrize(("facts", "reason", "remedy"), REFUSED, ids=[reason for _, reason, _ in REFUSED])
+def test_each_obstacle_has_a_reason_and_what_removes_it(facts: LaneFacts, reason: str, remedy: str) -> None:
+    found = obstacle(facts)
+    assert found is not None
+    assert (found.reason, found.remedy) == (reason, remedy)
+    fix = f"{remedy}, or set it to false" if remedy else "set it to false"
+    assert refusal(facts) == f"option 'encode_ahead' cannot be on here, because {reason}: {fix}"
+
+
+def test_an_engine_with_nothing_against_it_is_not_refused() -> None:
+    assert obstacle(LaneFacts()) is None
+    assert refusal(LaneFacts(device="cpu")) is None
+
+
+@pytest.mark.parametrize("facts", [facts for facts, _, _ in REFUSED], ids=[reason for _, reason, _ in REFUSED])
+def test_a_text_model_has_no_use_for_a_lane_and_is_not_refused(facts: LaneFacts) -> None:
+    assert obstacle(LaneFacts(**{**vars(facts), "multimodal": False})) is None
