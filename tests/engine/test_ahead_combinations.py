@@ -69,3 +69,18 @@ def test_another_connector_gets_what_the_lane_made_and_is_asked_first(
     assert ours["another-connector"]["files"] == stock["another-connector"]["files"] == len(contents)
     assert first["lane"] + first["in_step"] >= len(contents)
     assert (second["lane"], second["in_step"]) == (0, 0)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_the_adapter_and_the_embeddings_of_a_client_change_the_answers(
+    often: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    """Of the harness: were the answers the same without them, comparing these would prove nothing."""
+    _, ours = often
+    (lora,), (embeddings,) = (rounds_of(ours, BY_NAME[name]) for name in ("lora", "client-embeddings"))
+    asks = [ask.id for ask in BY_NAME["eagle"].asks]
+    answers = lora["answers"]
+    assert [id_ for id_ in asks if answers[id_]["tokens"] == answers[f"{id_}-lora"]["tokens"]] == []
+    answers = embeddings["answers"]
+    assert answers["one"]["tokens"] != answers["given"]["tokens"]

@@ -1,7 +1,7 @@
 """The steps of a scheduler with any of the options that decide which requests run: `EngineCore` on vLLM's scheduler."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -15,7 +15,7 @@ from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import ConfigError, RequestError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
-from vllm_omni_sched.core.engine.requests import EngineFacts
+from vllm_omni_sched.core.engine.requests import EngineFacts, PromptItem
 from vllm_omni_sched.engine.ahead.halves import planner_half
 from vllm_omni_sched.engine.encoder.inputs import DecidesInputs, Inputs
 from vllm_omni_sched.engine.refusals import Refusals
@@ -178,13 +178,26 @@ class SteeredSteps:
             tokens = core.ahead.cut(request.request_id, start, tokens)
         if core.rounds is not None:
             tokens = core.rounds.cut(RequestPrompt(request), start, tokens, self.view, budget, shift)
-        if not core.limits.parts:
-            return self._inputs.decide(scheduler, ask, request, start, tokens, budget, shift)
-        part = self._part(request.mm_features, start, budget)
+        part = self._part(request.mm_features, start, budget) if core.limits.parts else budget
         inputs, tokens, left, *more = self._inputs.decide(scheduler, ask, request, start, tokens, part, shift)
-        for i in inputs:
-            core.limits.encodes(request.mm_features[i].modality, request.get_num_encoder_embeds(i))
+        while inputs and (item := self._without_data(request, inputs)) is not None:
+            tokens = max(0, item.start - shift - start)
+            inputs, tokens, left, *more = self._inputs.decide(scheduler, ask, request, start, tokens, part, shift)
+        if core.limits.parts:
+            for i in inputs:
+                core.limits.encodes(request.mm_features[i].modality, request.get_num_encoder_embeds(i))
         return (inputs, tokens, budget - (part - left), *more)
+
+    def _without_data(self, request: Request, inputs: Sequence[int]) -> PromptItem | None:
+        """Return the first of these items whose data the worker does not have to encode it in the step, or None.
+
+        The encoding of such an item was in the encoder cache when the request was let through, and has been evicted in
+        this step since. The request runs up to the item, which goes to the lane in the next step.
+        """
+        if self.planner is None or not self.planner.decisions.goes_ahead(request.request_id):
+            return None
+        items = map(RequestPrompt(request).item, inputs)
+        return min(filter(self.planner.decisions.takes, items), key=lambda item: item.start, default=None)
 
     def _part(self, features: Any, num_computed_tokens: int, budget: int) -> int:
         """Return the part of ``budget`` that is left to the next item's modality, in embeddings."""

@@ -1,0 +1,271 @@
+"""Encode-ahead with a drafter that reads behind the chunk, and with items that are left to the step."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+from tests.engine.harness import bench as harness
+from tests.engine.harness.bench import EMBEDS, Bench
+from vllm_omni_sched import OmniScheduler, OmniSyncScheduler, compat
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.engine.ahead import encode as ahead_encode
+from vllm_omni_sched.engine.fitted import lane_facts
+from vllm_omni_sched.engine.scheduler_view import for_lane
+from vllm_omni_sched.engine.start import attach_encode_ahead
+from vllm_omni_sched.testing import make_item, make_request
+from vllm_omni_sched.testing.config import make_vllm_config
+from vllm_omni_sched.testing.requests import make_data
+
+pytestmark = pytest.mark.skipif(
+    not compat.ec_connectors_hold_back(), reason="connectors of this vLLM cannot hold requests back"
+)
+
+
+class Drafting:
+    """A scheduler whose drafter reads one token behind each chunk, as vLLM sets it for EAGLE."""
+
+    @property
+    def num_prefill_lookahead(self) -> int:
+        return 1
+
+    @num_prefill_lookahead.setter
+    def num_prefill_lookahead(self, _: int) -> None:
+        """Ignore what vLLM sets for an engine without a drafter."""
+
+
+class DraftingScheduler(Drafting, OmniScheduler):
+    pass
+
+
+class DraftingSyncScheduler(Drafting, OmniSyncScheduler):
+    pass
+
+
+class DataBench(Bench):
+    """A bench whose worker keeps the data of items, as it was sent."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
+        self.sent: dict[str, list[Any]] = {}
+
+    def _as_worker(self, scheduled: Any) -> None:
+        for new in scheduled.scheduled_new_reqs:
+            self.sent[new.req_id] = new.mm_features
+        for request_id, ids in scheduled.scheduled_encoder_inputs.items():
+            loaded = (*scheduled.ec_connector_metadata.load, *scheduled.ec_connector_metadata.host.restore)
+            for feature in (self.sent[request_id][i] for i in ids):
+                assert feature.data is not None or feature.identifier in loaded, "no data to encode"
+        super()._as_worker(scheduled)
+
+
+@pytest.fixture
+def drafting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "OmniScheduler", DraftingScheduler)
+    monkeypatch.setattr(harness, "OmniSyncScheduler", DraftingSyncScheduler)
+
+
+@pytest.mark.usefixtures("drafting")
+def test_a_piece_ends_one_token_before_a_missing_item() -> None:
+    bench = DataBench(max_num_batched_tokens=256)
+    bench.decode()
+    bench.add("r", 200, [(4, "a"), (100, "b")])
+    bench.step(finish=1)
+    assert bench.step().num_scheduled_tokens == {"text": 1, "r": 99}
+    bench.step(finish=1)
+    assert bench.step().num_scheduled_tokens == {"text": 1, "r": 101}
+    assert (bench.in_step, bench.submitted) == ([], ["a", "b"])
+
+
+@pytest.mark.usefixtures("drafting")
+def test_an_item_right_behind_a_chunk_goes_to_the_lane_with_those_in_it() -> None:
+    """A chunk has 63 tokens beside one that decodes: the drafter reads the item while that chunk runs."""
+    bench = DataBench()
+    bench.decode()
+    bench.add("r", 90, [(4, "a"), (63, "b")])
+    bench.step(finish=0)
+    assert bench.at_lane == ["a", "b"]
+    bench.step(finish=2)
+    for _ in range(4):
+        bench.step()
+    assert (bench.in_step, bench.cache) == ([], {"a", "b"})
+
+
+def test_an_item_that_is_evicted_while_its_request_is_scheduled_goes_to_the_lane() -> None:
+    """Making room for `a` evicts `x`, which was there when the request was let through; its data was never sent."""
+    bench = DataBench(encoder_cache_size=3 * EMBEDS)
+    bench.decode()
+    for i, mm_hash in enumerate(("x", "x2", "x3")):
+        bench.add(f"before-{i}", 20, [(4, mm_hash)], max_tokens=1)
+        for _ in range(4):
+            bench.step(finish=1)
+    bench.add("r", 60, [(4, "a"), (30, "x")])
+    bench.step(finish=1)
+    assert bench.step().num_scheduled_tokens == {"text": 1, "r": 30}
+    bench.step(finish=1)
+    assert bench.step().num_scheduled_tokens == {"text": 1, "r": 30}
+    assert (bench.in_step, bench.submitted) == ([], ["x", "x2", "x3", "a", "x"])
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("disable_chunked_mm_input", [False, True])
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("seed", [5, 11, 12, 13, 19, 26])
+def test_whatever_comes_no_item_is_missing_and_none_is_without_data(
+    request: pytest.FixtureRequest, seed: int, drafts: bool, async_scheduling: bool, disable_chunked_mm_input: bool
+) -> None:
+    """In these seeds items are evicted while their requests are scheduled."""
+    if drafts:
+        request.getfixturevalue("drafting")
+    chance = random.Random(seed)
+    bench = DataBench(
+        async_scheduling=async_scheduling,
+        encoder_cache_size=chance.choice([EMBEDS, 24, 64]),
+        num_blocks=chance.choice([12, 40, 400]),
+        max_num_batched_tokens=chance.choice([16, 64, 300]),
+        enable_prefix_caching=chance.random() < 0.5,
+        disable_chunked_mm_input=disable_chunked_mm_input,
+        max_num_seqs=chance.choice([2, 16]),
+    )
+    bench.churn(chance, 25, lambda: chance.randrange(12))
+    assert len(bench.planner.decisions.ledger) == 0
+    assert {reason for reasons in bench.left.values() for reason in reasons} <= {"length", "stop"}
+
+
+# -- items that are left to the step ---------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("modality", "data", "found"),
+    [
+        ("image", {"pixel_values": 1}, True),
+        ("video", {"pixel_values_videos": 1, "video_grid_thw": 2}, True),
+        ("image", {"input_image_embeds": 1}, True),  # Phi-4's name for pixels
+        ("image", {"image_embeds": 1, "image_grid_thw": 2}, False),
+        ("audio", {"audio_embeds": 1}, False),
+        ("prompt_embeds", {"embedding": 1}, False),
+        ("image", {"address": 1}, False),
+        ("image", None, False),
+    ],
+)
+def test_what_a_lane_can_encode(modality: str, data: dict[str, int] | None, found: bool) -> None:
+    assert for_lane(modality, data) is found
+
+
+def test_embeddings_of_a_client_keep_their_data_beside_an_item_that_goes_to_the_lane() -> None:
+    bench = Bench()
+    bench.decode()
+    given = make_item(20, EMBEDS, "given")
+    given = replace(given, data=MultiModalKwargsItem({"image_embeds": next(iter(make_data(1).values()))}))
+    features = [make_item(4, EMBEDS, "a"), given]
+    bench.features["r"] = list(features)
+    bench.scheduler.add_request(make_request("r", 40, features, max_tokens=4))
+    ((content, ticket, _, _),) = bench.scheduler.schedule().ec_connector_metadata.submit
+    bench.planner.decisions.encoded(content, ticket, 0.1, 0.0)
+    output = bench.scheduler.schedule()
+    (new,) = output.scheduled_new_reqs
+    assert [feature.data is None for feature in new.mm_features] == [True, False]
+    assert output.ec_connector_metadata.load == ("a",)
+    assert 1 in output.scheduled_encoder_inputs["r"]
+
+
+# -- CUDA graphs of the encoder --------------------------------------------
+
+
+def engine(**compilation: Any) -> Any:
+    """What is read of the configuration of an engine on CUDA."""
+    made = make_vllm_config()
+    made.device_config = SimpleNamespace(device_type="cuda")
+    made.compilation_config = SimpleNamespace(compile_mm_encoder=False, **compilation)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("compilation", "embeds"),
+    [
+        ({}, 0),
+        ({"cudagraph_mm_encoder": False, "encoder_cudagraph_token_budgets": [64]}, 0),
+        ({"cudagraph_mm_encoder": True, "encoder_cudagraph_token_budgets": [2048, 256]}, 2048),
+        ({"cudagraph_mm_encoder": True, "encoder_cudagraph_token_budgets": []}, None),
+    ],
+)
+def test_the_largest_item_with_a_graph_is_read_from_the_configuration(
+    compilation: dict[str, Any], embeds: int | None
+) -> None:
+    made = engine(**compilation)
+    assert compat.encoder_graph_embeds(made) == embeds
+    assert lane_facts(made).graphs_of_unknown_sizes is (embeds is None)
+    made.device_config = SimpleNamespace(device_type="cpu")
+    assert compat.encoder_graph_embeds(made) == 0
+
+
+def test_graphs_of_sizes_that_nobody_named_are_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match="name them in encoder_cudagraph_token_budgets, or set it to false"):
+        attach_encode_ahead(engine(cudagraph_mm_encoder=True))
+
+
+def test_what_is_left_to_graphs_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm_omni_sched.engine import start
+
+    said: list[str] = []
+    monkeypatch.setattr(start.logger, "info", lambda text, *args: said.append(text % args))
+    attach_encode_ahead(engine(cudagraph_mm_encoder=True, encoder_cudagraph_token_budgets=[256]))
+    assert said == [
+        "Encode-ahead leaves items of up to 256 embeddings to the step, which encodes them by a CUDA graph."
+    ]
+
+
+def test_the_core_knows_the_sizes_of_graphs_and_how_far_a_drafter_reads(
+    monkeypatch: pytest.MonkeyPatch, drafting: None
+) -> None:
+    monkeypatch.setattr(compat, "encoder_graph_embeds", lambda config: EMBEDS)
+    bench = Bench()
+    facts = bench.scheduler.omni.policies._facts()
+    assert (facts.graph_embeds, facts.read_ahead) == (EMBEDS, 1)
+    bench.decode()
+    bench.add("r", 20, [(4, "a")])
+    bench.step()
+    assert (bench.in_step, bench.submitted) == (["a"], [])
+
+
+# -- LoRA ------------------------------------------------------------------
+
+
+class Tower(torch.nn.Module):
+    """A model with an encoder and a language model; either has a layer to which LoRA weights may be added."""
+
+    def __init__(self, *, in_encoder: bool) -> None:
+        super().__init__()
+        lora_layer = compat.find("vllm.lora.layers", "BaseLayerWithLoRA")
+        adapted, plain = lora_layer(), torch.nn.Identity()
+        self.layers = torch.nn.ModuleList([torch.nn.Sequential(adapted if in_encoder else plain)])
+        self.language = torch.nn.ModuleList([plain if in_encoder else adapted])
+
+    def get_language_model(self) -> torch.nn.Module:
+        return self.language
+
+
+def test_an_encoder_whose_layers_take_lora_weights_is_refused() -> None:
+    ahead_encode.refuse_lora_layers(Tower(in_encoder=False))
+    with pytest.raises(ConfigError, match="Tower does not tell vLLM which of its layers belong to the language model"):
+        ahead_encode.refuse_lora_layers(Tower(in_encoder=True))
+
+
+@pytest.mark.parametrize(("lora", "refused"), [(None, False), (False, False), (True, True)])
+def test_lora_is_refused_where_the_encoder_may_have_it(lora: bool | None, refused: bool) -> None:
+    made = make_vllm_config()
+    made.lora_config = None if lora is None else SimpleNamespace(enable_tower_connector_lora=lora)
+    assert lane_facts(made).encoder_lora is refused
+
+
+def test_speculation_is_not_refused() -> None:
+    made = make_vllm_config()
+    made.speculative_config = SimpleNamespace(method="eagle")
+    attach_encode_ahead(made)
+    assert made.ec_transfer_config.ec_connector == "EncodeAheadConnector"
