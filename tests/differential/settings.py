@@ -34,6 +34,7 @@ class Settings:
     log_stats: bool
     worker_is_separate_process: bool
     num_steps: int
+    read_ahead: int
     fresh_contents: float
     overlapping_items: float
     nested_items: bool
@@ -78,6 +79,7 @@ def random_settings(rng: random.Random, contents: Sequence[Content], **overrides
         "log_stats": rng.random() < 0.3,
         "worker_is_separate_process": rng.random() < 0.5,
         "num_steps": rng.choice((40, 80, 120)),
+        "read_ahead": 0,  # tokens behind a chunk that a drafter reads
         # Probabilities: an item was never seen before; a second item lies on its tokens.
         "fresh_contents": rng.choice((0.0, 0.5, 1.0)),
         "overlapping_items": rng.choice((0.0, 0.0, 0.1)),

@@ -52,6 +52,8 @@ class Side:
         self.seed = seed
         how = {**vars(candidate), "scheduler_cls": candidate.scheduler_cls or _stock(settings.async_scheduling)}
         self.scheduler = make_scheduler(**settings.scheduler_options(), **how)
+        if settings.read_ahead:
+            self.scheduler.num_prefill_lookahead = settings.read_ahead
         self.scheduler.kv_event_publisher = self.kv_events = Recorder()
         _fix_order_of_release(self.scheduler.encoder_cache_manager)
         self.worker = Worker(

@@ -63,6 +63,22 @@ def test_sessions_that_are_preempted(async_scheduling: bool, use_v2_model_runner
         assert counts["restored"]
 
 
+@pytest.mark.parametrize("disable_chunked_mm_input", [False, True])
+def test_with_a_drafter_that_reads_behind_the_chunk(disable_chunked_mm_input: bool) -> None:
+    """As under EAGLE: an item that begins right behind a chunk is encoded with it."""
+    counts: Counter[str] = Counter()
+    for seed in range(50_000, 50_006):
+        counts += run_seed(
+            seed,
+            OmniScheduler,
+            read_ahead=1,
+            disable_chunked_mm_input=disable_chunked_mm_input,
+            max_num_batched_tokens=48,
+        )
+    assert counts["encodes"]
+    assert counts["prefix"]
+
+
 PLAIN = dict.fromkeys(("windows", "encoder_cache", "session_delta", "strip_frontier", "kv_event_window"), "off")
 
 
