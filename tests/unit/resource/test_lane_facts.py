@@ -1,5 +1,7 @@
 """`obstacle` and `refusal`: which engines may not encode ahead, why, and what the operator can do about it."""
 
+from pathlib import Path
+
 import pytest
 
 from vllm_omni_sched.resource.engine.lane import LaneFacts, obstacle, refusal
@@ -28,7 +30,27 @@ REFUSED = [
         "this engine only encodes (ec_role 'ec_producer'), so no request decodes beside an encode",
         "set ec_role to 'ec_both'",
     ),
-    (LaneFacts(workers=2), "several workers would have to encode together", ""),
+    (
+        LaneFacts(groups=2),
+        "of several pipeline stages or context-parallel groups, only the first has the encoder",
+        "",
+    ),
+    (
+        LaneFacts(workers=2),
+        "the lanes of several GPUs would each need a stream and a process group of their own, which no machine with "
+        "GPUs has tried",
+        "",
+    ),
+    (
+        LaneFacts(workers=2, device="cpu", spread=True),
+        "its workers encode together, and may be on several hosts",
+        "",
+    ),
+    (
+        LaneFacts(workers=2, device="cpu", reports_of_all_workers=False, vllm="0.30.0"),
+        "vLLM 0.30.0 reads the reports of one worker only",
+        "",
+    ),
     (
         LaneFacts(encoder_lora=True),
         "the encoder may have LoRA weights, which vLLM activates for the items of one step at a time",
@@ -50,9 +72,20 @@ def test_each_obstacle_has_a_reason_and_what_removes_it(facts: LaneFacts, reason
 
 def test_an_engine_with_nothing_against_it_is_not_refused() -> None:
     assert obstacle(LaneFacts()) is None
+    assert obstacle(LaneFacts(workers=2, device="cpu")) is None
     assert refusal(LaneFacts(device="cpu")) is None
 
 
 @pytest.mark.parametrize("facts", [facts for facts, _, _ in REFUSED], ids=[reason for _, reason, _ in REFUSED])
 def test_a_text_model_has_no_use_for_a_lane_and_is_not_refused(facts: LaneFacts) -> None:
     assert obstacle(LaneFacts(**{**vars(facts), "multimodal": False})) is None
+
+
+TABLE = (Path(__file__).parents[3] / "docs/compatibility.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "reason", [reason for facts, reason, _ in REFUSED if not facts.vllm and facts.device != "xpu"]
+)
+def test_the_documentation_has_the_reason(reason: str) -> None:
+    assert f"| refused | {reason}" in TABLE
