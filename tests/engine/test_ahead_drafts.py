@@ -166,7 +166,7 @@ def test_embeddings_of_a_client_keep_their_data_beside_an_item_that_goes_to_the_
     features = [make_item(4, EMBEDS, "a"), given]
     bench.features["r"] = list(features)
     bench.scheduler.add_request(make_request("r", 40, features, max_tokens=4))
-    ((content, ticket, _, _),) = bench.scheduler.schedule().ec_connector_metadata.submit
+    ((content, ticket, *_),) = bench.scheduler.schedule().ec_connector_metadata.submit
     bench.planner.decisions.encoded(content, ticket, 0.1, 0.0)
     output = bench.scheduler.schedule()
     (new,) = output.scheduled_new_reqs

@@ -90,10 +90,10 @@ class Bench:
             assert mm_hash in self.host, "restored from nothing"
             self.cache.add(mm_hash)
             self.restored.append(mm_hash)
-        for mm_hash, ticket, modality, data, _ in orders.submit:
+        for mm_hash, ticket, modality, data, embeds in orders.submit:
             assert mm_hash not in self.made
             assert mm_hash not in [h for h, _ in self.lane]
-            assert (modality, data is None) == ("image", False)
+            assert (modality, data is None, embeds) == ("image", False, EMBEDS)
             self.lane.append((mm_hash, ticket))
             self.submitted.append(mm_hash)
         for new in scheduled.scheduled_new_reqs:
