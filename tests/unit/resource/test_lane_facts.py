@@ -84,8 +84,6 @@ def test_a_text_model_has_no_use_for_a_lane_and_is_not_refused(facts: LaneFacts)
 TABLE = (Path(__file__).parents[3] / "docs/compatibility.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "reason", [reason for facts, reason, _ in REFUSED if not facts.vllm and facts.device != "xpu"]
-)
+@pytest.mark.parametrize("reason", [reason for facts, reason, _ in REFUSED if not facts.vllm and facts.device != "xpu"])
 def test_the_documentation_has_the_reason(reason: str) -> None:
     assert f"| refused | {reason}" in TABLE

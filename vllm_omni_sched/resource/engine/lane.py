@@ -82,12 +82,11 @@ def obstacle(facts: LaneFacts) -> Obstacle | None:
             "this engine only encodes (ec_role 'ec_producer'), so no request decodes beside an encode",
             "set ec_role to 'ec_both'",
         ): facts.encodes_only,
+        Obstacle("of several pipeline stages or context-parallel groups, only the first has the encoder"): facts.groups
+        > 1,
         Obstacle(
-            "of several pipeline stages or context-parallel groups, only the first has the encoder"
-        ): facts.groups > 1,
-        Obstacle(
-            "the lanes of several GPUs would each need a stream and a process group of their own, which no machine with "
-            "GPUs has tried"
+            "the lanes of several GPUs would each need a stream and a process group of their own, which no machine "
+            "with GPUs has tried"
         ): facts.workers > 1 and facts.device != "cpu",
         Obstacle("its workers encode together, and may be on several hosts"): facts.workers > 1 and facts.spread,
         Obstacle(f"vLLM {facts.vllm} reads the reports of one worker only"): facts.workers > 1
