@@ -75,9 +75,7 @@ def test_the_adapter_and_the_embeddings_of_a_client_change_the_answers(
 ) -> None:
     """Of the harness: were the answers the same without them, comparing these would prove nothing."""
     _, ours = often
-    (lora,), (embeddings,) = (rounds_of(ours, BY_NAME[name]) for name in ("lora", "client-embeddings"))
-    asks = [ask.id for ask in BY_NAME["eagle"].asks]
-    answers = lora["answers"]
-    assert [id_ for id_ in asks if answers[id_]["tokens"] == answers[f"{id_}-lora"]["tokens"]] == []
-    answers = embeddings["answers"]
-    assert answers["one"]["tokens"] != answers["given"]["tokens"]
+    (plain,), (lora,), (given,) = (rounds_of(ours, BY_NAME[name]) for name in ("eagle", "lora", "client-embeddings"))
+    tokens = {id_: answer["tokens"] for id_, answer in plain["answers"].items()}
+    assert [id_ for id_ in tokens if lora["answers"][id_]["tokens"] == tokens[id_]] == []
+    assert given["answers"]["one"]["tokens"] == tokens["one"] != given["answers"]["given"]["tokens"]
