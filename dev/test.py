@@ -126,6 +126,7 @@ EXPECTED_SKIPS = {
     "no CUDA device": r"CUDA device|a card|green contexts",
     "not in this version of vLLM": r"this vLLM|vLLM [0-9.]+ (has|lacks|knows|runs|needs)|before vLLM",
     "not in this kernel or C library": r"this kernel|this C library",
+    "no C compiler": r"^no C compiler$",
     "does not apply": r"nothing ever waits or runs in it",
 }
 """Why a test may be skipped on any machine of the project, with a pattern of the reasons that tests give."""

@@ -46,7 +46,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Request:
-    """One turn of a conversation; it runs from ``at`` until ``until``, in seconds from the start."""
+    """Holds one turn of a conversation, which runs from ``at`` until ``until``, in seconds from the start."""
 
     at: float
     until: float

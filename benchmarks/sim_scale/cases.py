@@ -1,4 +1,4 @@
-"""One run of the simulator, timed; in a process of its own, so that its memory is its own.
+"""Time a run of the simulator in a process of its own, so that its memory is its own.
 
 An event is what a simulator that skips nothing would take from its heap: an arrival, the entry of a request into an
 engine, the end of a step, the end of an item in a lane, an answer, a sample of the timeline. The end of a step counts
@@ -57,7 +57,10 @@ _OPTIONS = {"stock": "", "ours": _OURS, "gated": _OURS + "[orchestration.graph]\
 
 @dataclass(frozen=True)
 class Case:
-    """One run. ``rate``: requests per second and GPU. ``timed``: decisions are timed, which takes time itself."""
+    """Describes a run of the simulator.
+
+    ``rate``: requests per second and GPU. ``timed``: decisions are timed, which takes time itself.
+    """
 
     variant: str
     gpus: int

@@ -84,26 +84,16 @@ def _config(words: Any) -> Any:
     return config
 
 
+NAMES_ON_DISK = {
+    "model.audio_tower.": "audio_tower.",
+    "model.multi_modal_projector.": "multi_modal_projector.",
+    "model.language_model.": "language_model.model.",
+    "lm_head.": "language_model.lm_head.",
+}
+"""The beginning of a parameter's name -> that in Qwen2-Audio's checkpoints, which every vLLM reads."""
+
+
 def _save_weights(folder: Path, config: Any) -> None:
-    from safetensors.torch import save_file
     from transformers import Qwen2AudioForConditionalGeneration
 
-    weights = random_weights.random_weights(Qwen2AudioForConditionalGeneration(config).named_parameters(), seed=SEED)
-    save_file(
-        {_name_in_checkpoint(name): weight for name, weight in weights.items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-
-
-def _name_in_checkpoint(name: str) -> str:
-    """Return the name of a parameter in Qwen2-Audio's checkpoints, which every vLLM reads."""
-    for module, on_disk in (
-        ("model.audio_tower.", "audio_tower."),
-        ("model.multi_modal_projector.", "multi_modal_projector."),
-        ("model.language_model.", "language_model.model."),
-        ("lm_head.", "language_model.lm_head."),
-    ):
-        if name.startswith(module):
-            return on_disk + name.removeprefix(module)
-    raise ValueError(f"no checkpoint name for {name}: transformers has renamed a module of Qwen2-Audio")
+    random_weights.save(Qwen2AudioForConditionalGeneration(config), folder, NAMES_ON_DISK, seed=SEED)

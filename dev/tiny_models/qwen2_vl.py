@@ -95,25 +95,15 @@ def _config(words: Any) -> Any:
     return config
 
 
+NAMES_ON_DISK = {
+    "model.visual.": "visual.",
+    "model.language_model.": "model.",
+    "lm_head.": "lm_head.",
+}
+"""The beginning of a parameter's name -> that in Qwen2-VL's checkpoints, which every vLLM reads."""
+
+
 def _save_weights(folder: Path, config: Any) -> None:
-    from safetensors.torch import save_file
     from transformers import Qwen2VLForConditionalGeneration
 
-    weights = random_weights.random_weights(Qwen2VLForConditionalGeneration(config).named_parameters(), seed=SEED)
-    save_file(
-        {_name_in_checkpoint(name): weight for name, weight in weights.items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-
-
-def _name_in_checkpoint(name: str) -> str:
-    """Qwen2-VL's names on disk, which every vLLM reads."""
-    for module, on_disk in (
-        ("model.visual.", "visual."),
-        ("model.language_model.", "model."),
-        ("lm_head.", "lm_head."),
-    ):
-        if name.startswith(module):
-            return on_disk + name.removeprefix(module)
-    raise ValueError(f"no checkpoint name for {name}: transformers has renamed a module of Qwen2-VL")
+    random_weights.save(Qwen2VLForConditionalGeneration(config), folder, NAMES_ON_DISK, seed=SEED)

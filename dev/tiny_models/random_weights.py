@@ -6,7 +6,8 @@ comparing tokens would then prove nothing. These are scaled so that each layer m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -27,3 +28,26 @@ def random_weights(named_parameters: Iterable[tuple[str, Any]], *, seed: int) ->
             weight.normal_(std=0.1, generator=generator)
         weights[name] = weight.contiguous()
     return weights
+
+
+def save(model: Any, folder: Path, names_on_disk: Mapping[str, str], *, seed: int) -> None:
+    """Write random weights of a transformers model as the one file of a checkpoint.
+
+    Args:
+        names_on_disk: the beginning of a parameter's name -> what the checkpoint has in its place.
+
+    Raises:
+        ValueError: a parameter begins with none of these.
+    """
+    from safetensors.torch import save_file
+
+    def on_disk(name: str) -> str:
+        for module, there in names_on_disk.items():
+            if name.startswith(module):
+                return there + name.removeprefix(module)
+        raise ValueError(f"no checkpoint name for {name}: transformers has renamed a module of {type(model).__name__}")
+
+    weights = random_weights(model.named_parameters(), seed=seed)
+    save_file(
+        {on_disk(name): weight for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+    )

@@ -21,7 +21,7 @@ FORMATS = {"s": "s", "bytes": "B", "Bps": "B/s", "reqps": "req/s"}
 
 
 class Series(NamedTuple):
-    """One line of a panel: its name in the legend, its labels, and its points."""
+    """Holds a line of a panel: its name in the legend, its labels, and its points."""
 
     name: str
     labels: Mapping[str, str]

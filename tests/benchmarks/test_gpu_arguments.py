@@ -1,4 +1,4 @@
-"""What the benchmarks of a GPU refuse: arguments that make no sense, and a machine without a GPU."""
+"""Check that the benchmarks of a GPU refuse arguments that make no sense, and a machine without a GPU."""
 
 from __future__ import annotations
 

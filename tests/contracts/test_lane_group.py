@@ -39,7 +39,7 @@ def groups(request: pytest.FixtureRequest) -> Iterator[list[LaneGroup]]:
 
 
 def on_all(groups: list[LaneGroup], call: Callable[[LaneGroup], Any]) -> list[Any]:
-    """What `call` returns, or raises, on each rank; all run at once."""
+    """Run `call` on all ranks at once; return what it returned or raised on each."""
 
     def run(group: LaneGroup) -> Any:
         try:

@@ -11,7 +11,7 @@ from tests.support.lanes import collect
 from vllm_omni_sched.clock import sleep_seconds
 from vllm_omni_sched.config.errors import LaneDiedError
 from vllm_omni_sched.lanes import Done, Job, LanePool, ProcessLane
-from vllm_omni_sched.lanes.pool import LaneLoad, earliest
+from vllm_omni_sched.resource.engine.lane import LaneLoad, earliest
 
 
 def work(payload: Any, pause: Callable[[], None]) -> Any:

@@ -29,7 +29,7 @@ def wheel(folder: Path, **environment: str) -> Path:
 
 
 def shown(archive: Path, folder: Path, **environment: str) -> list[str]:
-    """What the package of a wheel has."""
+    """Return what a process prints that imports the package from an unpacked wheel."""
     with zipfile.ZipFile(archive) as file:
         file.extractall(folder)
     command = [sys.executable, "-P", "-c", SHOW]

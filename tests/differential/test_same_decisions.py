@@ -65,7 +65,7 @@ def test_sessions_that_are_preempted(async_scheduling: bool, use_v2_model_runner
 
 @pytest.mark.parametrize("disable_chunked_mm_input", [False, True])
 def test_with_a_drafter_that_reads_behind_the_chunk(disable_chunked_mm_input: bool) -> None:
-    """As under EAGLE: an item that begins right behind a chunk is encoded with it."""
+    """Check that an item that begins right behind a chunk is encoded with it, as under EAGLE."""
     counts: Counter[str] = Counter()
     for seed in range(50_000, 50_006):
         counts += run_seed(

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.properties.test_framing import EDGE, keys, payloads, same
 from tests.support.arena import place
+from tests.support.compiled import why_not_compiled
 from vllm_omni_sched.config.errors import CorruptMessageError
 from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.arena import layout
@@ -30,7 +31,7 @@ from vllm_omni_sched.connectors.framing.arrival import DLPACK, front_of
 from vllm_omni_sched.omni.payloads import _may_hold_outputs
 
 kernel = native.kernel
-pytestmark = pytest.mark.skipif(kernel is None, reason=f"the compiled steps are {native.reason}")
+pytestmark = pytest.mark.skipif(kernel is None, reason=why_not_compiled() or "")
 
 
 def in_python() -> Any:

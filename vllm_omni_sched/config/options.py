@@ -90,8 +90,8 @@ class OmniSchedConfig(BaseModel):
 
     profile: Profile = Field(
         Profile.EXACT,
-        description="Kind of traffic, which sets the options that the benchmarks support for it; single options win "
-        "over it. See [Profiles](#profiles).",
+        description="Kind of traffic; it sets several options for that traffic, and single options win over it. "
+        "See [Profiles](#profiles).",
     )
 
     windows: Toggle = Expert(

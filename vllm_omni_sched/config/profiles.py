@@ -1,4 +1,8 @@
-"""Profiles: one word that sets the options which the benchmarks support for a kind of traffic."""
+"""Profiles: one word that sets several options for a kind of traffic.
+
+Committed benchmarks measure `chat` (`benchmarks.mixed`) and the option of `batch` (`benchmarks.encoder_cache`). The
+profiles `realtime` and `video` set the options of `chat` with other targets; no benchmark has measured them yet.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -2,44 +2,12 @@
 
 import select
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import LaneClosedError
 from vllm_omni_sched.lanes.base import CLOSED, Done, Job, Lane, checked_share, held_twice
 from vllm_omni_sched.lanes.process import ProcessLane
-
-
-@dataclass
-class LaneLoad:
-    """Work that one lane of a pool holds, in sizes of jobs, and its seconds for each unit of size; None until timed."""
-
-    held: float = 0.0
-    seconds_per_size: float | None = None
-
-    _WEIGHT = 0.3  # of the newest job
-
-    def ended(self, size: float, seconds: float) -> None:
-        """Record that the lane took so many seconds for a job of this size."""
-        rate = seconds / size
-        known = self.seconds_per_size
-        self.seconds_per_size = rate if known is None else known + self._WEIGHT * (rate - known)
-
-
-def earliest(loads: Sequence[LaneLoad], size: float) -> int:
-    """Return which lane is expected to finish a further job of this size first.
-
-    1. A lane finishes it after all that it holds, at its measured speed.
-    2. A lane that was not timed yet is as quick as the quickest that was.
-    3. Of several, the first one.
-    """
-    quickest = min((one.seconds_per_size for one in loads if one.seconds_per_size is not None), default=1.0)
-    return min(
-        range(len(loads)),
-        key=lambda at: (
-            (loads[at].held + size) * (quickest if (rate := loads[at].seconds_per_size) is None else max(rate, 0.0))
-        ),
-    )
+from vllm_omni_sched.resource.engine.lane import LaneLoad, earliest
 
 
 class LanePool(Lane):
@@ -108,8 +76,7 @@ class LanePool(Lane):
 
     def _leave(self, key: str) -> tuple[int, float]:
         at, size = self._place_of.pop(key)
-        load = self._loads[at]
-        load.held = max(0.0, load.held - size)
+        self._loads[at].left(size)
         return at, size
 
     def wait(self, timeout: float) -> bool:

@@ -18,7 +18,10 @@ class Encoder(str, Enum):
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to share a GPU. ``sms``: None for all multiprocessors; ``prior``: decode on a stream of top priority."""
+    """Describes a way to share a GPU.
+
+    ``sms``: None for all multiprocessors; ``prior``: decode on a stream of top priority.
+    """
 
     name: str
     encoder: Encoder

@@ -16,7 +16,7 @@ NVDEC = "nvdec"
 
 @dataclass(frozen=True)
 class Cell:
-    """One case: a clip, a task, a kind of decoder and the number of decoders."""
+    """Names a clip, a task, a kind of decoder and the number of decoders that are measured together."""
 
     clip: str
     task: str

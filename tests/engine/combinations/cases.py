@@ -22,7 +22,7 @@ AHEAD = {"encode_ahead": True, "itl_target_ms": 0.01}  # under such a target no 
 
 @dataclass(frozen=True)
 class Ask:
-    """One request; its items are numbers (see `harness/media.py`), those of `embeds` are sent as embeddings.
+    """Describes a request; its items are numbers (see `harness/media.py`), those of `embeds` are sent as embeddings.
 
     `how`: more arguments of `SamplingParams`. `max_tokens` 0: a vector is asked for, not tokens.
     """
@@ -56,7 +56,19 @@ class Case:
         return asdict(self) | {"args": {**ARGS, **self.args}}
 
 
+def _another_connector(role: str) -> dict[str, Any]:
+    return {
+        "ec_transfer_config": {
+            "ec_connector": "ECExampleConnector",
+            "ec_role": role,
+            "ec_connector_extra_config": {"shared_storage_path": FOLDER},
+        }
+    }
+
+
 WORK = "all work and no play makes jack a dull boy; "  # repeats itself, so that a drafter is right now and then
+
+
 TEXT = (Ask("text", WORK * 2, max_tokens=70), Ask("more-text", "tell me more", max_tokens=60, at_step=1))
 PICTURES = (
     Ask("one", "<image> what is it", (1,), at_step=4),
@@ -113,25 +125,13 @@ CASES = (
     Case(
         "another-connector",
         BASE,
-        args={
-            "ec_transfer_config": {
-                "ec_connector": "ECExampleConnector",
-                "ec_role": "ec_both",
-                "ec_connector_extra_config": {"shared_storage_path": FOLDER},
-            }
-        },
+        args=_another_connector("ec_both"),
         rounds=2,
     ),
     Case(
         "another-connector, consumer",
         BASE,
-        args={
-            "ec_transfer_config": {
-                "ec_connector": "ECExampleConnector",
-                "ec_role": "ec_consumer",
-                "ec_connector_extra_config": {"shared_storage_path": FOLDER},
-            }
-        },
+        args=_another_connector("ec_consumer"),
         rounds=2,
         long=True,
     ),

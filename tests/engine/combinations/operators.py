@@ -14,7 +14,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 
 @dataclass
 class Wanted(ECConnectorMetadata):
-    """What the scheduler's half of `Operators` tells the workers'."""
+    """Carries what the scheduler's half of `Operators` tells the workers' halves."""
 
     step: int = 0
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.arena import place
+from tests.support.compiled import why_not_compiled
 from tests.support.processes import Processes
 from vllm_omni_sched.connectors import native
 
@@ -29,8 +30,8 @@ def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Once with the compiled steps, where they are built, and once without."""
     if request.param == "in Python":
         monkeypatch.setattr(native, "kernel", None)
-    elif native.kernel is None:
-        pytest.skip(f"the compiled steps are {native.reason}")
+    elif (why_not := why_not_compiled()) is not None:
+        pytest.skip(why_not)
     return str(request.param)
 
 

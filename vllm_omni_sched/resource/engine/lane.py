@@ -1,6 +1,7 @@
 """Decide what is encoded beside the steps of an engine, and which share of the device that gets."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -99,6 +100,40 @@ def obstacle(facts: LaneFacts) -> Obstacle | None:
         Obstacle("the weights may change while the lane encodes"): facts.weights_change,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+@dataclass
+class LaneLoad:
+    """Work that one lane of a pool holds, in sizes of jobs, and its seconds for each unit of size; None until timed."""
+
+    held: float = 0.0
+    seconds_per_size: float | None = None
+
+    _WEIGHT = 0.3  # of the newest job
+
+    def left(self, size: float) -> None:
+        """Record that the lane holds a job of this size no more."""
+        self.held = max(0.0, self.held - size)
+
+    def ended(self, size: float, seconds: float) -> None:
+        """Record that the lane took so many seconds for a job of this size."""
+        rate = seconds / size
+        known = self.seconds_per_size
+        self.seconds_per_size = rate if known is None else known + self._WEIGHT * (rate - known)
+
+
+def earliest(loads: Sequence[LaneLoad], size: float) -> int:
+    """Return which lane is expected to finish a further job of this size first.
+
+    1. A lane finishes it after all that it holds, at its measured speed.
+    2. A lane that was not timed yet is as quick as the quickest that was.
+    3. Of several, the first one.
+    """
+    quickest = min((one.seconds_per_size for one in loads if one.seconds_per_size is not None), default=1.0)
+    return min(
+        range(len(loads)),
+        key=lambda at: (loads[at].held + size) * (quickest if (rate := loads[at].seconds_per_size) is None else rate),
+    )
 
 
 PACE, PACE_BESIDE = 0.8, 0.3

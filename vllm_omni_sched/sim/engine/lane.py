@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from vllm_omni_sched.resource.engine.lane import LaneLoad, earliest
 from vllm_omni_sched.sim.kernel import Simulator
 
 Encoded = Callable[[str, int, float, str, int], None]
@@ -12,10 +13,23 @@ class _Place:
     """A place that encodes one item at a time.
 
     ``item``: modality and embeddings of its item; ``whole``: seconds of work that the item needs; ``left``: those that
-    were left at ``since``.
+    were left at ``since``. ``load``: the embeddings that it holds, and its measured speed.
     """
 
-    __slots__ = ("begun", "content", "end", "item", "left", "queue", "since", "speed", "ticket", "turn", "whole")
+    __slots__ = (
+        "begun",
+        "content",
+        "end",
+        "item",
+        "left",
+        "load",
+        "queue",
+        "since",
+        "speed",
+        "ticket",
+        "turn",
+        "whole",
+    )
 
     def __init__(self) -> None:
         self.queue: deque[tuple[str, int, str, int]] = deque()
@@ -25,16 +39,13 @@ class _Place:
         self.item = "", 0
         self.begun = self.since = self.left = self.whole = self.end = 0.0
         self.turn = 0  # of its planned end; earlier plans are void
-
-    @property
-    def held(self) -> int:
-        return len(self.queue) + (self.content is not None)
+        self.load = LaneLoad()
 
 
 class SimLane:
     """Encodes items, each in one of its places.
 
-    1. An item goes to the place with the fewest, of several to the first, and stays there (`LanePool`).
+    1. An item goes to the place that is expected to finish it first, and stays there (`earliest`, as in `LanePool`).
     2. A place encodes its items in the order in which they came, one at a time.
     3. The last place may depend on processors that others leave: from `slow_last` on it works at that fraction of its
     speed.
@@ -85,14 +96,19 @@ class SimLane:
 
     def submit(self, content: str, ticket: int, modality: str, embeds: int) -> None:
         """Queue an item for encoding."""
-        place = min(self._places, key=lambda one: one.held)
+        places = self._places
+        size = max(1, embeds)
+        place = places[0] if len(places) == 1 else places[earliest([one.load for one in places], size)]
+        place.load.held += size
         place.queue.append((content, ticket, modality, embeds))
         self._begin(place)
 
     def forget(self, content: str) -> None:
         """Drop an item that waits to be encoded; one that is being encoded goes on."""
         for place in self._places:
-            place.queue = deque(one for one in place.queue if one[0] != content)
+            for one in [one for one in place.queue if one[0] == content]:
+                place.queue.remove(one)
+                place.load.left(max(1, one[3]))
 
     def slow_last(self, part: float) -> None:
         """Set the speed of the last place to this fraction, in (0, 1]."""
@@ -132,6 +148,9 @@ class SimLane:
         self._count(-1)
         place.content = None
         ticket, item = place.ticket, place.item
+        size = max(1, item[1])
+        place.load.left(size)
+        place.load.ended(size, seconds)
         self._begin(place)
         self._encoded(content, ticket, seconds, *item)
 
@@ -143,3 +162,4 @@ class SimLane:
             place.queue.clear()
             place.content = None
             place.speed = 1.0
+            place.load = LaneLoad()

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.arena import small
 from tests.support.arena_faults import ARENA, IN_POOL, IN_RING, Start, files
+from tests.support.compiled import why_not_compiled
 from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.arena import layout
 
@@ -48,7 +49,7 @@ def test_a_consumer_killed_in_get_gives_its_message_back(start: Start, nbytes: i
     assert producer.health()[2]["in_flight"] == 0
 
 
-@pytest.mark.skipif(native.kernel is None, reason=f"the compiled steps are {native.reason}")
+@pytest.mark.skipif(native.kernel is None, reason=why_not_compiled() or "")
 def test_a_consumer_killed_in_compiled_steps_gives_its_message_back(start: Start) -> None:
     producer, consumer, other = start(), start(), start()
     producer.put("k", IN_RING, 9)

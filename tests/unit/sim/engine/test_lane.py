@@ -33,10 +33,28 @@ def test_one_place_does_one_after_the_other() -> None:
     assert (run.lane.working, run.lane.busy_seconds, run.lane.until) == (0, 6.0, 6.0)
 
 
-def test_an_item_stays_with_the_place_that_held_fewest_when_it_came() -> None:
-    run = Run(2).submit(a=10, b=1, c=3, d=1)  # c behind a, d behind b
+def test_an_item_stays_with_the_place_that_was_to_finish_it_first_when_it_came() -> None:
+    run = Run(2).submit(a=10, b=1, c=3, d=8)  # c behind b; d behind a would end later than behind b and c
     run.sim.run()
-    assert run.done == [("b", 1.0, 1.0), ("d", 2.0, 1.0), ("a", 10.0, 10.0), ("c", 13.0, 3.0)]
+    assert run.done == [("b", 1.0, 1.0), ("c", 4.0, 3.0), ("a", 10.0, 10.0), ("d", 12.0, 8.0)]
+
+
+def test_an_item_waits_for_a_quick_place_if_a_slow_one_would_take_longer() -> None:
+    run = Run(2)
+    run.lane.slow_last(0.1)
+    run.submit(a=2, b=2)
+    run.sim.run()  # a took 2 seconds, b on the slow place 20
+    run.submit(c=2, d=2)
+    run.sim.run()
+    assert [(content, end) for content, end, _ in run.done[2:]] == [("c", 22.0), ("d", 24.0)]
+
+
+def test_an_item_that_is_forgotten_is_no_longer_counted() -> None:
+    run = Run(2).submit(a=4, b=3, c=9)  # c waits behind b
+    run.lane.forget("c")
+    run.submit(d=1)
+    run.sim.run()
+    assert run.done == [("b", 3.0, 3.0), ("a", 4.0, 4.0), ("d", 4.0, 1.0)]
 
 
 def test_the_last_place_has_what_is_left_to_it() -> None:
