@@ -257,6 +257,7 @@ def sim_scale(results: Iterable[result_tables.Result]) -> str:
 PICTURES = {
     "mixed": "Requests within their SLO, inter-token latency and TTFT of image requests against load, stock and ours",
     "realtime": "Milliseconds per 80 ms audio frame as a realtime session grows, stock vLLM and OmniScheduler",
+    "serve": "What vllm bench serve measures against stock vLLM and ours: ITL, TTFT, requests within their SLO, tokens/s",
     "step_cost": "CPU time of one scheduler step against the items a session holds, by vLLM version",
 }
 
@@ -296,6 +297,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "overhead": lambda: result_tables.overhead(result_tables.load(RESULTS, "overhead")),
     "mixed": lambda: result_tables.mixed(result_tables.load(RESULTS, "mixed")),
     "mixed-picture": lambda: pictures("mixed", "results"),
+    "serve": lambda: result_tables.serve(result_tables.load(RESULTS, "serve")),
+    "serve-picture": lambda: pictures("serve", "results"),
     "warm-up": lambda: result_tables.warm_up(result_tables.load(RESULTS, "warm_up")),
     "video": lambda: result_tables.video(result_tables.load(RESULTS, "video")),
     "video-server": lambda: result_tables.video_server(result_tables.load(RESULTS, "video_server")),

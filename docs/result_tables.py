@@ -252,6 +252,30 @@ def mixed(results: Sequence[Result]) -> str:
     return "".join(parts) or NOTHING
 
 
+def serve(results: Sequence[Result]) -> str:
+    """Show what vLLM's own client measures: a table per workload, over all rounds, with ratios to stock."""
+    together = ", all rounds together"
+    parts = []
+    for result in results:
+        workload = result["provenance"]["workload"]
+        variants = list(dict.fromkeys(record["variant"] for record in result["results"]))
+        for name in dict.fromkeys(record["workload"] for record in result["results"]):
+            lines: dict[str, dict[str, str]] = {}
+            for record in result["results"]:
+                if record["workload"] == name and (
+                    record["measure"].endswith(together) or "the tokens of" in record["measure"]
+                ):
+                    cell = f"{record['median']:,.4g}"
+                    if "ratio" in record:
+                        low, high = record["ratio_interval"]
+                        cell += f" ({record['ratio']:.2f} [{low:.2f}, {high:.2f}])"
+                    lines.setdefault(record["measure"].removesuffix(together), {})[record["variant"]] = cell
+            rows = [(measure, *(line.get(variant, "") for variant in variants)) for measure, line in lines.items()]
+            parts.append(f"\n**{name}**\n\n" + table(("ms unless said", *variants), rows))
+        parts.append(f"\n*{workload['rounds']} rounds of {workload['seconds']:g} s of arrivals.*\n" + source(result))
+    return "".join(parts) or NOTHING
+
+
 def _of_first(line: Mapping[str, float], variant: str, first: str) -> str:
     if variant not in line:
         return ""

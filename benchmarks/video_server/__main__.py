@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import json
 import random
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -20,12 +19,11 @@ from rich.table import Table
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
+from benchmarks.harness.server import MODEL_NAME, Server
 from benchmarks.harness.stats import Summary, quantile
 from benchmarks.video.clips import CACHE, SHORT, encoded
 from benchmarks.video_server import MEDIA, OURS, STOCK
-from dev.child_process import ChildProcess
 
-START_SECONDS = 300
 MEASURES = ("TTFT P50", "TTFT P99", "seconds")
 Rounds = dict[str, list[dict[str, Any]]]
 
@@ -37,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     order = random.Random(options.seed)
     rounds: Rounds = {variant: [] for variant in MEDIA}
     with ExitStack() as stack:
-        servers = {variant: Server(stack, variant, options) for variant in MEDIA}
+        servers = {variant: VideoServer(stack, variant, options) for variant in MEDIA}
         for variant, server in servers.items():
             server.wait()
             asyncio.run(server.burst(clips, 2))  # warm up
@@ -65,46 +63,25 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-class Server:
+class VideoServer(Server):
     """Runs `vllm serve` on the tiny video model with the loader of a variant."""
 
     def __init__(self, stack: ExitStack, variant: str, options: argparse.Namespace) -> None:
         from dev.tiny_models import write_qwen2_vl
 
-        model = write_qwen2_vl(ROOT / ".models" / "qwen2-vl")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
         media = {"video": {"num_frames": options.frames, **MEDIA[variant]}}
-        command = [str(Path(options.python).with_name("vllm")), "serve", str(model), "--served-model-name", "tiny"]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--dtype", "float32"]
-        command += ["--max-model-len", "8192", "--mm-processor-cache-gb", "0", "--no-enable-prefix-caching"]
-        if not options.polling:
-            command += ["--worker-extension-cls", "benchmarks.video_server.quiet.QuietWorker"]
-        command += ["--media-io-kwargs", json.dumps(media), "--allowed-local-media-path", str(CACHE)]
-        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        environment["PYTHONPATH"] = str(ROOT)
-        if variant == STOCK:
-            environment["VLLM_PLUGINS"] = ""
-        log = ROOT / ".logs" / f"video_server-{variant}.log"
-        self.process = stack.enter_context(ChildProcess(command, log=log, env=environment))
-
-    def wait(self) -> None:
-        until = time.monotonic() + START_SECONDS
-        while time.monotonic() < until:
-            if self.process.exit_code is not None:
-                raise SystemExit("the server ended by itself:\n" + "\n".join(self.process.last_lines(25)))
-            try:
-                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
-                    return
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.5)
-        raise SystemExit(f"the server is not healthy after {START_SECONDS} s")
-
-    def version(self) -> str:
-        return str(httpx.get(f"{self.url}/version", timeout=5).json()["version"]).split("+")[0]
+        words = ["--max-model-len", "8192", "--mm-processor-cache-gb", "0", "--no-enable-prefix-caching"]
+        words += ["--media-io-kwargs", json.dumps(media), "--allowed-local-media-path", str(CACHE)]
+        super().__init__(
+            stack,
+            options.python,
+            write_qwen2_vl(ROOT / ".models" / "qwen2-vl"),
+            words,
+            log=f"video_server-{variant}",
+            stock=variant == STOCK,
+            polling=options.polling,
+            environment={"VLLM_CPU_KVCACHE_SPACE": "1"},
+        )
 
     async def burst(self, clips: list[Path], requests: int) -> dict[str, Any]:
         """Send requests at the same moment; return quantiles of their time to first token, in seconds."""
@@ -123,7 +100,7 @@ class Server:
     async def _ask(self, client: httpx.AsyncClient, clip: Path) -> tuple[float, str]:
         video = {"type": "video_url", "video_url": {"url": f"file://{clip}"}}
         content = [video, {"type": "text", "text": "what happens here?"}]
-        body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+        body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": content}]}
         body |= {"temperature": 0, "max_tokens": 4, "stream": True, "ignore_eos": True}
         began, first, text = time.perf_counter(), None, ""
         async with client.stream("POST", f"{self.url}/v1/chat/completions", json=body) as answer:

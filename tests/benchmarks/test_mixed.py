@@ -2,9 +2,10 @@
 
 import pytest
 
-from benchmarks.mixed.__main__ import measures, parse, record, same_tokens
+from benchmarks.mixed.__main__ import parse
 from benchmarks.mixed.plot import draw
 from benchmarks.mixed.pooled import gaps_beside, pooled
+from benchmarks.mixed.report import measures, record, same_tokens
 from benchmarks.mixed.workload import arrivals
 from benchmarks.warm_up.__main__ import ratios
 from benchmarks.warm_up.__main__ import record as record_of_starts

@@ -1,0 +1,102 @@
+"""`python -m benchmarks.serve`: see `benchmarks/README.md`."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.harness.arguments import some_of
+from benchmarks.harness.child import interrupt_on_terminate
+from benchmarks.harness.provenance import write_result
+from benchmarks.harness.screen import console
+from benchmarks.harness.server import Server
+from benchmarks.mixed.__main__ import slow_model
+from benchmarks.mixed.report import Answers, record, table
+from benchmarks.serve import VARIANTS
+from benchmarks.serve.client import send
+from benchmarks.serve.plot import draw
+from benchmarks.serve.workloads import RANDOM_MM, WORKLOADS
+
+SERVER = [
+    *("--max-model-len", "20480", "--max-num-seqs", "64", "--max-num-batched-tokens", "2048"),
+    *("--limit-mm-per-prompt", '{"image": 9}', "--no-enable-prefix-caching", "--mm-processor-cache-gb", "0"),
+    *("--gpu-memory-utilization", "0.4"),
+]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    interrupt_on_terminate()
+    model = Path(options.model) if options.model else slow_model()
+    order = random.Random(options.seed)
+    answers: Answers = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = {}
+        for variant in options.variants:
+            servers[variant] = Server(
+                stack,
+                options.python,
+                model,
+                [*SERVER, *VARIANTS[variant]],
+                log=f"serve-{variant}",
+                stock=variant.startswith("stock"),
+                environment={"VLLM_CPU_KVCACHE_SPACE": "2"},
+            )
+        chosen = {"folder": folder, "python": options.python, "model": model}
+        for variant, server in servers.items():
+            server.wait()
+            console.print(f"{variant}: server up", highlight=False)
+        for server in servers.values():  # warm up
+            send(server, [RANDOM_MM], **chosen, load=1.0, seconds=8.0, seed=options.seed + 1_000)
+        version = next(iter(servers.values())).version()
+        for workload in options.workloads:
+            for turn in range(options.rounds):
+                for variant in order.sample(list(servers), len(servers)):
+                    answer = send(
+                        servers[variant],
+                        WORKLOADS[workload],
+                        **chosen,
+                        load=options.load,
+                        seconds=options.seconds,
+                        seed=options.seed + turn,
+                    )
+                    answers.setdefault((variant, workload), []).append(answer)
+            console.print(table(answers, workload, options.variants, workload))
+    records = [
+        {"workload": entry.pop("load"), **entry}
+        for entry in record(dict(sorted(answers.items(), key=lambda item: options.variants.index(item[0][0]))))
+    ]
+    path = options.out / f"serve-{version}{options.name}.json"
+    asked = {"load": options.load, "seconds": options.seconds, "rounds": options.rounds}
+    console.print(str(write_result(path, "serve", records, seed=options.seed, workload=asked)))
+    if picture := draw(path.with_suffix(".png"), records):
+        console.print(str(picture))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
+    parser.add_argument("--workloads", type=some_of(WORKLOADS, "workload"), default=list(WORKLOADS))
+    parser.add_argument(
+        "--variants",
+        type=some_of(VARIANTS, "variant"),
+        default=["stock", "stock one picture a step", "ours"],
+    )
+    parser.add_argument("--load", type=float, default=1.0, help="multiplies the rates of the workloads")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals in a round")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--name", default="", help="ends the name of the result file")
+    parser.add_argument("--model", help="default: the tiny LLaVA with a slow tower")
+    parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured, as its client")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The picture: what vLLM's own client measures, by workload and variant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import style
+
+TOGETHER = ", all rounds together"
+PANELS = {
+    f"ITL beside images P99{TOGETHER}": ("text tokens while an image waits: ITL P99, ms", True),
+    f"image TTFT P50{TOGETHER}": ("requests with images: TTFT P50, ms", False),
+    f"within SLO %{TOGETHER}": ("requests within their SLO, %", False),
+    f"tokens / s{TOGETHER}": ("output tokens a second", False),
+}
+COLOURS = {"stock": style.STOCK, "ours": style.OURS}
+OTHER = "#c9a18f"
+
+
+def draw(path: Path, records: Sequence[dict[str, Any]]) -> Path | None:
+    """Draw a panel for each measure; return None, without a file, if there is one variant only."""
+    variants = list(dict.fromkeys(record["variant"] for record in records))
+    if len(variants) < 2:
+        return None
+    figure, axes = style.new_figure(14.5, 4.2, ncols=len(PANELS))
+    for axis, (measure, (title, logarithmic)) in zip(axes, PANELS.items(), strict=True):
+        found = {(r["workload"], r["variant"]): r["median"] for r in records if r["measure"] == measure}
+        workloads = list(dict.fromkeys(r["workload"] for r in records if r["measure"] == measure))
+        axis.set_title(title, loc="left", fontsize=10, color=style.INK, pad=8)
+        if logarithmic:
+            axis.set_xscale("log")
+            axis.xaxis.set_major_formatter("{x:,.0f}")
+        height = 0.8 / len(variants)
+        for number, variant in enumerate(variants):
+            places = [at + (number - (len(variants) - 1) / 2) * height for at in range(len(workloads))]
+            values = [found.get((workload, variant), 0.0) for workload in workloads]
+            bars = axis.barh(places, values, height * 0.92, color=COLOURS.get(variant, OTHER), label=variant)
+            axis.bar_label(bars, [f"{value:,.3g}" for value in values], padding=3, fontsize=8, color=style.MUTED)
+        axis.set_yticks(range(len(workloads)), [name.replace(" beside ", "\nbeside ") for name in workloads])
+        axis.invert_yaxis()
+        axis.margins(x=0.18)
+    axes[0].legend(loc="upper left", bbox_to_anchor=(0.0, -0.1), ncols=len(variants), frameon=False, fontsize=9)
+    style.headline(
+        figure,
+        "vLLM's own client, stock and ours",
+        "`vllm bench serve` against one CPU server; all rounds together",
+    )
+    figure.subplots_adjust(left=0.085, right=0.985, top=0.78, bottom=0.16, wspace=0.42)
+    return style.save(figure, path)
