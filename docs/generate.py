@@ -257,7 +257,7 @@ def sim_scale(results: Iterable[result_tables.Result]) -> str:
 PICTURES = {
     "mixed": "Requests within their SLO, inter-token latency and TTFT of image requests against load, stock and ours",
     "realtime": "Milliseconds per 80 ms audio frame as a realtime session grows, stock vLLM and OmniScheduler",
-    "serve": "What vllm bench serve measures against stock vLLM and ours: ITL, TTFT, requests within their SLO, tokens/s",
+    "serve": "ITL, TTFT, requests within their SLO and tokens a second that vllm bench serve measures, stock and ours",
     "step_cost": "CPU time of one scheduler step against the items a session holds, by vLLM version",
 }
 

@@ -27,6 +27,7 @@ def test_every_benchmark_is_listed_and_explained():
         "overhead",
         "policy_cost",
         "realtime",
+        "serve",
         "sim_fidelity",
         "sim_scale",
         "stages",
