@@ -25,6 +25,7 @@ import paper_tables  # noqa: E402
 import result_tables  # noqa: E402
 import simulator_tables  # noqa: E402
 import stage_tables  # noqa: E402
+from gains import gains  # noqa: E402
 from prometheus_client.core import CounterMetricFamily  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from pydantic_core import PydanticUndefined  # noqa: E402
@@ -265,6 +266,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "options": options,
     "expert-options": lambda: options(expert=True),
     "profiles": profiles,
+    "gains": lambda: gains(
+        {name: result_tables.load(RESULTS, name) for name in ("realtime", "mixed", "video_server", "encoder_cache")}
+    ),
     "auto-options": lambda: options(AutoOptions),
     "disk-options": lambda: options(DiskOptions),
     "tiers-options": lambda: options(TiersOptions),

@@ -4,13 +4,14 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
-result_tables, stage_tables, connector_tables = (
-    importlib.import_module(name) for name in ("result_tables", "stage_tables", "connector_tables")
+result_tables, stage_tables, connector_tables, gains = (
+    importlib.import_module(name) for name in ("result_tables", "stage_tables", "connector_tables", "gains")
 )
 sys.path.remove(str(DOCS))
 
@@ -290,3 +291,43 @@ def test_tiers_shows_times_with_their_spread_and_counts_without():
     assert "| refused | 0 | 0 |" in text
     assert "| bytes on disk, MB | 0 | 64 |" in text
     assert connector_tables.tiers([]) == result_tables.NOTHING
+
+
+def mixed_result(vllm: str, variant: str, frames: int = 0, **ratios: float) -> dict[str, Any]:
+    """Return a result of `benchmarks.mixed` at loads 0.5, where all ratios are 9, and 1."""
+    return {
+        "provenance": {"versions": {"vllm": f"{vllm}+cpu"}, "workload": {"frames": frames}},
+        "results": [
+            {"variant": variant, "load": load, "measure": f"{name}, all rounds together", "ratio": ratio}
+            for name, value in ratios.items()
+            for load, ratio in ((0.5, 9.0), (1.0, value))
+        ],
+    }
+
+
+def test_a_gain_is_that_of_the_newest_vllm_at_load_1() -> None:
+    results = {
+        "mixed": [
+            mixed_result("0.33.0", "ours", **{"image TTFT P50": 0.456, "tokens / s": 1.01}),
+            mixed_result("0.32.0", "ours", **{"image TTFT P50": 0.2}),
+            mixed_result("0.33.0", "ours", frames=32, **{"image TTFT P50": 0.1}),
+            mixed_result("0.33.0", "realtime", frames=32, **{"text TTFT P99": 0.5}),
+        ]
+    }
+    lines = gains.gains(results).splitlines()
+    assert "at load 1, of stock: image TTFT P50 0.46x, tokens/s 1x" in next(line for line in lines if '"chat"' in line)
+    assert "text TTFT P99 0.5x" in next(line for line in lines if '"realtime"' in line)
+    assert sum(gains.NOT_MEASURED in line for line in lines) == 3  # exact, video and batch
+
+
+def test_what_the_encoder_spends_on_items_seen_before() -> None:
+    def record(variant: str, embeds: int, seconds: float, restore: float = 0.0) -> dict[str, Any]:
+        spent = {"encoded_again_seconds": {"median": seconds}, "restore_seconds": {"median": restore}}
+        return {"mix": "catalogue", "cache_embeds": embeds, "variant": variant, **spent}
+
+    records = [record("stock", 1, 100.0), record("worth, measured", 1, 90.0), record("worth + host", 1, 20.0, 5.0)]
+    records += [record("stock", 2, 10.0), record("worth, measured", 2, 10.1), record("worth + host", 2, 3.0)]
+    line = next(
+        line for line in gains.gains({"encoder_cache": [{"results": records}]}).splitlines() if '"batch"' in line
+    )
+    assert "0.90x to 1.01x of stock; 0.25x to 0.30x with" in line

@@ -1,0 +1,111 @@
+"""One table for the README: kind of traffic, the flag for it, and what was measured, from committed results alone."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+import result_tables
+from result_tables import Result
+
+from vllm_omni_sched.config.profiles import PROFILES, Profile
+
+NOT_MEASURED = "not measured yet"
+TOGETHER = ", all rounds together"
+MIXED = {
+    "image TTFT P50": "image TTFT P50",
+    "image TTFT P99": "P99",
+    "ITL beside images P99": "ITL P99 of others while images wait",
+    "text TTFT P99": "text TTFT P99",
+    "tokens / s": "tokens/s",
+}
+"""Measures of `benchmarks.mixed` -> what the table calls them."""
+
+
+def gains(results: Mapping[str, Sequence[Result]]) -> str:
+    """Return the table; ``results``: those of each benchmark by its name."""
+    rows = []
+    for profile in Profile:
+        words = f"`--additional-config '{json.dumps({'omni_sched': profile.value})}'`"
+        words = "no other" if profile is Profile.EXACT else words
+        rows.append((PROFILES[profile].traffic, words, _GAINS[profile](results)))
+    return result_tables.plain_table(("my traffic", "the flag", "what I gain, measured"), rows)
+
+
+def _of_exact(results: Mapping[str, Sequence[Result]]) -> str:
+    """State the time of a frame where both were measured with the longest session, on the newest vLLM."""
+    found = []
+    for result in results.get("realtime", ()):
+        of = {
+            run["variant"]: {b["frames"]: b["seconds_per_frame"]["median"] for b in run["buckets"]}
+            for run in result["results"]
+        }
+        if {"stock", "ours"} <= of.keys() and (both := sorted(of["stock"].keys() & of["ours"].keys())):
+            found.append((_version(result), both[-1], result["results"][0]["sessions"], of))
+    if not found:
+        return NOT_MEASURED
+    _, frames, sessions, of = max(found, key=lambda one: one[:3])
+    stock, ours = of["stock"][frames] * 1e3, of["ours"][frames] * 1e3
+    what = f"{sessions} session{'s' if sessions > 1 else ''} with {frames:,} frames"
+    return f"{what}: {ours:.3g} ms for each further frame, stock {stock:.3g} ms"
+
+
+def _of_mixed(variant: str, results: Mapping[str, Sequence[Result]]) -> str:
+    """State the pooled ratios to stock at load 1, or else at the highest load, on the newest vLLM."""
+    found = []
+    for result in results.get("mixed", ()):
+        own = [r for r in result["results"] if r["variant"] == variant and "ratio" in r]
+        if own and (variant != "ours" or not result["provenance"]["workload"]["frames"]):
+            found.append((_version(result), own))
+    if not found:
+        return NOT_MEASURED
+    own = max(found, key=lambda one: one[0])[1]
+    loads = {record["load"] for record in own}
+    load = 1.0 if 1.0 in loads else max(loads)
+    ratios = {r["measure"].removesuffix(TOGETHER): r["ratio"] for r in own if r["load"] == load}
+    said = [f"{name} {ratios[measure]:.2g}x" for measure, name in MIXED.items() if measure in ratios]
+    return f"at load {load:g}, of stock: " + ", ".join(said)
+
+
+def _of_video(results: Mapping[str, Sequence[Result]]) -> str:
+    """State the time to first token of requests with videos that come at once, with the loader alone."""
+    for result in results.get("video_server", ()):
+        own = {r["measure"]: r for r in result["results"] if r["variant"] == "ours"}
+        if "-polling" in result["provenance"]["command"] or not own:
+            continue
+        at_once = result["provenance"]["workload"]["requests at once"]
+        ratios = ", ".join(f"{name} {own[name]['of_stock']:.2g}x" for name in ("TTFT P50", "TTFT P99"))
+        return f"by its video loader alone, {at_once} videos at once, of stock: {ratios}"
+    return NOT_MEASURED
+
+
+def _of_batch(results: Mapping[str, Sequence[Result]]) -> str:
+    """State the encoder seconds spent on items that were encoded before, over all mixes and sizes of the cache."""
+    spent: dict[tuple[str, int], dict[str, float]] = {}
+    for result in results.get("encoder_cache", ()):
+        for record in result["results"]:
+            seconds = record["encoded_again_seconds"]["median"] + record["restore_seconds"]["median"]
+            spent.setdefault((record["mix"], record["cache_embeds"]), {})[record["variant"]] = seconds
+    if not spent:
+        return NOT_MEASURED
+
+    def between(variant: str) -> str:
+        ratios = [of[variant] / of["stock"] for of in spent.values()]
+        return f"{min(ratios):.2f}x to {max(ratios):.2f}x"
+
+    return (
+        f"encoder seconds for items seen before, simulated: {between('worth, measured')} of stock; "
+        f"{between('worth + host')} with `encode_ahead` and `encoder_cache_host_bytes` as well"
+    )
+
+
+def _version(result: Result) -> tuple[int, ...]:
+    text = str(result["provenance"]["versions"].get("vllm", "0")).split("+")[0]
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())
+
+
+_GAINS = {
+    Profile.EXACT: _of_exact,
+    Profile.CHAT: lambda results: _of_mixed("ours", results),
+    Profile.REALTIME: lambda results: _of_mixed("realtime", results),
+    Profile.VIDEO: _of_video,
+    Profile.BATCH: _of_batch,
+}
