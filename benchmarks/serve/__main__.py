@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 [*SERVER, *VARIANTS[variant]],
                 log=f"serve-{variant}",
                 stock=variant.startswith("stock"),
+                polling=True,  # as vLLM does by default
                 environment={"VLLM_CPU_KVCACHE_SPACE": "2"},
             )
         chosen = {"folder": folder, "python": options.python, "model": model}
