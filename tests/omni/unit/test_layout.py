@@ -8,8 +8,8 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_moves import MovingRig, at
 from tests.support.omni_stages import StageSpec
+from vllm_omni_sched.core.pipeline.placement import CHECK_SECONDS
 from vllm_omni_sched.graph.partition import PartitionReason
-from vllm_omni_sched.omni.stages.placement.layout import CHECK_SECONDS
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
