@@ -10,7 +10,9 @@ Beside = Sequence[float]
 """Extra seconds of work if one other thread runs all the time, two others, …; for more, the last value applies."""
 
 
-class _Thread:
+class Thread:
+    """Work that runs on `Cores`; ``left``: seconds that it still takes alone."""
+
     __slots__ = ("action", "argument", "beside", "left", "seconds")
 
     def __init__(self, seconds: float, beside: Beside, action: Action, argument: Any) -> None:
@@ -39,15 +41,28 @@ class Cores:
 
     def __init__(self, sim: Simulator, number: int) -> None:
         self._sim, self._number = sim, number
-        self._threads: list[_Thread] = []
+        self._threads: list[Thread] = []
         self._since = 0.0
         self._asked = 0
 
-    def run(self, seconds: float, beside: Beside, action: Action, argument: Any) -> None:
-        """Run a thread that takes so long alone; then call ``action(argument)``."""
+    def run(self, seconds: float, beside: Beside, action: Action, argument: Any) -> Thread:
+        """Run a thread that takes so long alone; then call ``action(argument)``. Return it, for `stop`."""
         self._pass()
-        self._threads.append(_Thread(seconds, beside, action, argument))
+        thread = Thread(seconds, beside, action, argument)
+        self._threads.append(thread)
         self._ask()
+        return thread
+
+    def stop(self, thread: Thread) -> None:
+        """Stop a thread that runs; its action is not called."""
+        self._pass()
+        self._threads.remove(thread)
+        self._ask()
+
+    def done_seconds(self, thread: Thread) -> float:
+        """Return how much of a running thread's work is done, in seconds that it takes alone."""
+        self._pass()
+        return thread.seconds - thread.left
 
     @property
     def running(self) -> int:
@@ -69,7 +84,7 @@ class Cores:
             seconds = max(first.left * first.slower(others, cores), 0.0)
             self._sim.after(seconds, self._end, (self._asked, first))
 
-    def _end(self, due: tuple[int, _Thread]) -> None:
+    def _end(self, due: tuple[int, Thread]) -> None:
         asked, thread = due
         if asked != self._asked:
             return

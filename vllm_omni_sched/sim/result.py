@@ -1,7 +1,7 @@
 """Define the results of a run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ from vllm_omni_sched.sim.server import busy_in_all
 
 if TYPE_CHECKING:
     from vllm_omni_sched.sim.output.spans import Spans
+    from vllm_omni_sched.sim.pools.placement import MoveRecord
     from vllm_omni_sched.sim.scenario import Scenario
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -56,7 +57,8 @@ class Result:
     replicas died, the fraction of their replicas' time in which they could work (``serving``), and the seconds in which
     none
     could (``seconds_without_any``), after the warm-up. ``operations``: the fraction of the accelerators' capacity that
-    was used while requests arrived after the warm-up; None if the costs do not know it.
+    was used while requests arrived after the warm-up; None if the costs do not know it. ``devices``: at the end, those
+    of the replicas of each placed stage; ``moves``: of these stages, in order.
     """
 
     name: str
@@ -79,6 +81,8 @@ class Result:
     timeline: Sequence[Sample] = ()
     availability: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     operations: float | None = None
+    devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    moves: Sequence["MoveRecord"] = ()
 
     def within(self, records: Iterable[Record] | None = None) -> int:
         """Return the number of requests that met the targets of their class."""
@@ -128,8 +132,15 @@ class Result:
                 if self.availability
                 else {}
             ),
+            **({"placement": self._placement()} if self.devices else {}),
             "by_class": self._by("sla"),
             "by_modality": self._by("modality"),
+        }
+
+    def _placement(self) -> dict[str, Any]:
+        return {
+            "devices": {stage: list(on) for stage, on in self.devices.items()},
+            "moves": [asdict(one) for one in self.moves],
         }
 
     def _of(self, records: Sequence[Record], gaps: Histogram | None) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
@@ -9,7 +12,10 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 from tests.support.omni_moves import MovingRig, at
 from tests.support.omni_stages import StageSpec
 from vllm_omni_sched.core.pipeline.placement import CHECK_SECONDS
-from vllm_omni_sched.graph.partition import PartitionReason
+from vllm_omni_sched.graph.partition import PartitionReason, Plan
+from vllm_omni_sched.sim.build.cluster import Cluster
+from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.scenario import Scenario
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -21,11 +27,11 @@ def partition(*memory: int, **how: object) -> dict[str, object]:
     return {"partition": {"enabled": True, "devices": devices, "cooldown_seconds": 0.0, **how}}
 
 
-async def measured(rig: MovingRig, *held: int) -> None:
-    """Each stage takes a second, and holds so many bytes."""
+async def measured(rig: MovingRig, *held: int, seconds: tuple[float, float] = (1.0, 1.0)) -> None:
+    """Each stage takes a second, or as given, and holds so many bytes."""
     await rig.ask("a")
     for stage_id in range(len(rig.stages)):
-        rig.now += 1.0
+        rig.now += seconds[stage_id]
         await rig.finish(stage_id, "a")
     for stage_id, nbytes in enumerate(held):
         rig.driver.board.memory(stage_id, 0, None, nbytes)
@@ -99,6 +105,66 @@ async def test_stages_with_several_replicas_stay_and_take_their_room() -> None:
         rig.driver.board.memory(1, 1, None, 90)
         assert await looked(rig) is PartitionReason.HELD
         assert rig.migrator.devices.devices_of(at(0, 0)) == "0"
+
+
+SECONDS = (1.0, 2.0)  # different, so that rounding does not choose between equal plans
+
+
+def simulated(partition: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Plan], list[tuple[str, str]]]:
+    """Return the plans and the moves, of stage names and devices, of a simulated pipeline like the one above."""
+    stage = {"kind": "servers", "devices": 1, "placed_on": "0", "memory_bytes": 40}
+    scenario = Scenario.model_validate(
+        {
+            "name": "the same",
+            "duration_seconds": 60.0,
+            "workload": {"kind": "poisson", "rate": 0.1, "arrival_cv": 0.0},
+            "stages": [{"name": str(at), "seconds": seconds, **stage} for at, seconds in enumerate(SECONDS)],
+            "orchestration": {"graph": partition},
+        }
+    )
+    sim, plans = Simulator(), []
+    cluster = Cluster(scenario, sim, lambda record: None, None)
+    mover = cluster.mover
+    assert mover is not None
+    check = mover.check
+
+    def checked() -> None:
+        plan = check()
+        if plan is not None:
+            plans.append(plan)
+
+    monkeypatch.setattr(mover, "check", checked)
+    while not plans:
+        sim.run(sim.now + 1.0)
+    return plans, [(one.stage, one.target) for one in mover.moves]
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        partition(100, 100),
+        partition(100, 30),
+        partition(100, 100, profiles={"0": {"memory_bytes": 20, "seconds": 9.0}}),
+        partition(100, 100, devices={"0": {"memory_bytes": 100}, "1": {"memory_bytes": 100, "speed": 9.0}}),
+    ],
+    ids=["even", "too small", "a profile", "a fast one"],
+)
+async def test_the_simulator_makes_the_same_plan_of_the_same_facts(
+    graph: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (plan, *_), moves = simulated(graph, monkeypatch)
+    async with SharedDeviceRig(FIRST, LAST, graph=graph) as rig:
+        await measured(rig, 40, 40, seconds=SECONDS)
+        rig.now += CHECK_SECONDS
+        assert rig.omni.layout is not None
+        ours = rig.omni.layout.check(rig.omni.stage_pools, rig.now)
+        assert ours is not None
+        assert ours.throughput == pytest.approx(plan.throughput)
+        assert ours.latency_seconds == pytest.approx(plan.latency_seconds)
+        assert ours == replace(plan, throughput=ours.throughput, latency_seconds=ours.latency_seconds)
+        await rig.settle()
+        await rig.tick()
+        assert [(str(stage), where(rig, stage)[0]) for stage in range(2) if where(rig, stage) != ["0"]] == moves
 
 
 async def test_off_by_default() -> None:

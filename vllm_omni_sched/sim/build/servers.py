@@ -8,8 +8,10 @@ from vllm_omni_sched.sim.costs.base import DecoderCosts, EngineCosts, Source, So
 from vllm_omni_sched.sim.costs.choice import decoder_costs
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.costs.models import model
+from vllm_omni_sched.sim.device import DeviceShare
 from vllm_omni_sched.sim.engine.hosted import HostedEngine
 from vllm_omni_sched.sim.engine.limits import EngineLimits, make_core
+from vllm_omni_sched.sim.engine.placed import PlacedEngine
 from vllm_omni_sched.sim.engine.server import EngineServer
 from vllm_omni_sched.sim.engine.steps import Watcher
 from vllm_omni_sched.sim.host import Host
@@ -28,9 +30,13 @@ from vllm_omni_sched.sim.scenario.stages import (
 )
 from vllm_omni_sched.sim.server import Done, Job, Server
 from vllm_omni_sched.sim.servers.encoder import EncoderServer
+from vllm_omni_sched.sim.servers.placed import PlacedEncoder, PlacedQueue
 from vllm_omni_sched.sim.servers.queue import QueueServer, Service
 from vllm_omni_sched.sim.servers.video import VideoServer, stock_decoding
 from vllm_omni_sched.sim.work import Clip
+
+ShareOf = Callable[[int], DeviceShare]
+"""Returns the share of a device that the replica of that index has."""
 
 
 class GivenDecoder:
@@ -109,8 +115,9 @@ class Engines:
         itl: Histogram,
         watch: Callable[[int], Watcher] | None,
         host: Host | None = None,
+        share_of: ShareOf | None = None,
     ) -> None:
-        self._host = host
+        self._host, self._share_of = host, share_of
         self.stage = stage
         self._sim, self._scenario, self._costs, self._itl, self._watch = sim, scenario, costs, itl, watch
         self._limits = engine_limits(stage, scenario.encoder_of(stage) != "elsewhere", costs.kv_tokens)
@@ -122,7 +129,10 @@ class Engines:
         core = make_core(self._config, self._limits)
         watcher = self._watch(index) if self._watch is not None else None
         engine: EngineServer
-        if self._host is not None and isinstance(self._costs, MeasuredCosts):
+        if self._share_of is not None:
+            share, first = self._share_of(index), self._on_first_output
+            engine = PlacedEngine(self._sim, self._costs, self._limits, core, done, self._itl, share, watcher, first)
+        elif self._host is not None and isinstance(self._costs, MeasuredCosts):
             engine = HostedEngine(
                 self._sim, self._costs, self._limits, core, done, self._itl, self._host, watcher, self._on_first_output
             )
@@ -138,8 +148,10 @@ class Engines:
             self.on_first_output(job)
 
 
-def make_encoders(sim: Simulator, stage: EncoderStage, costs: EngineCosts) -> Make:
+def make_encoders(sim: Simulator, stage: EncoderStage, costs: EngineCosts, share_of: ShareOf | None = None) -> Make:
     """Return a factory of encoders that are separate from the LLM."""
+    if share_of is not None:
+        return lambda index, done: PlacedEncoder(sim, done, costs, stage.batch_items, share_of(index))
     return lambda index, done: EncoderServer(sim, done, costs, stage.batch_items)
 
 
@@ -156,9 +168,11 @@ def make_decoders(sim: Simulator, stage: VideoStage, costs: DecoderCosts, rng: R
     return make
 
 
-def make_queues(sim: Simulator, stage: ServersStage, rng: Random) -> Make:
+def make_queues(sim: Simulator, stage: ServersStage, rng: Random, share_of: ShareOf | None = None) -> Make:
     """Return a factory of servers that each run one request at a time per place."""
     service = service_of(stage.seconds)
+    if share_of is not None:
+        return lambda index, done: PlacedQueue(sim, done, service, rng, share_of(index))
     return lambda index, done: QueueServer(sim, done, stage.per_replica, service, rng)
 
 

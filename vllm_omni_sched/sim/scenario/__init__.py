@@ -6,6 +6,7 @@ from vllm_omni_sched.sim.scenario.overrides import apply, flatten
 from vllm_omni_sched.sim.scenario.scenario import Scenario, Workload
 from vllm_omni_sched.sim.scenario.stages import (
     Deterministic,
+    DeviceStage,
     EncoderStage,
     EngineStage,
     Exponential,
@@ -23,6 +24,7 @@ __all__ = [
     "ClassTargets",
     "Cluster",
     "Deterministic",
+    "DeviceStage",
     "EncoderStage",
     "EngineStage",
     "Exponential",

@@ -65,7 +65,11 @@ class EncoderServer:
             batch.append(job)
             embeds += item.embeds
         self._began = self._sim.now
-        self._ends = self._began + self._costs.encode_seconds(modality, embeds, len(batch))
+        self._run(self._costs.encode_seconds(modality, embeds, len(batch)))
+
+    def _run(self, seconds: float) -> None:
+        """Run the batch, and call `_end` at its end."""
+        self._ends = self._began + seconds
         self._sim.at(self._ends, self._end)
 
     def _end(self, _: None) -> None:

@@ -50,7 +50,10 @@ class QueueServer:
 
     def _begin(self, job: Job) -> None:
         self._free -= 1
-        seconds = self._service(job, self._rng)
+        self._run(job, self._service(job, self._rng))
+
+    def _run(self, job: Job, seconds: float) -> None:
+        """Run a job, and call `_end` at its end."""
         self._busy += seconds
         self._ends[job] = ends = self._sim.now + seconds
         self._sim.at(ends, self._end, job)
