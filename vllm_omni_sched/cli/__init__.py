@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from vllm_omni_sched import __version__
-from vllm_omni_sched.cli import calibrate, decode, doctor, record, simulate, tune
+from vllm_omni_sched.cli import calibrate, decode, doctor, import_trace, record, simulate, tune
 
 app = typer.Typer(
     name="vllm-omni-sched",
@@ -35,5 +35,6 @@ app.command("doctor")(doctor.doctor)
 app.command("decode")(decode.decode)
 app.command("calibrate")(calibrate.calibrate)
 app.command("record")(record.record)
+app.command("import")(import_trace.import_)
 app.command("simulate")(simulate.simulate)
 app.command("tune")(tune.tune)
