@@ -35,7 +35,8 @@ def test_every_generated_part_is_in_a_page_and_is_filled():
     ]
     assert {name for name, _ in found} == set(generate.PARTS)
     empty = {name for name, lines in found if lines == 2}  # nothing between the markers
-    assert empty <= {"readme-picture", "realtime-picture", "serve-picture", "step-cost-picture"}  # there may be no picture yet
+    pictures = {"readme-picture", "realtime-picture", "serve-picture", "step-cost-picture"}
+    assert empty <= pictures  # there may be none yet
 
 
 def test_check_fails_on_a_stale_page(monkeypatch, tmp_path, capsys):
