@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 [*SERVER, *VARIANTS[variant]],
                 log=f"serve-{variant}",
                 stock=variant.startswith("stock"),
-                polling=True,  # as vLLM does by default
+                polling=options.polling,
                 environment={"VLLM_CPU_KVCACHE_SPACE": "2"},
             )
         chosen = {"folder": folder, "python": options.python, "model": model}
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for entry in record(dict(sorted(answers.items(), key=lambda item: options.variants.index(item[0][0]))))
     ]
     path = options.out / f"serve-{version}{options.name}.json"
-    asked = {"load": options.load, "seconds": options.seconds, "rounds": options.rounds}
+    asked = {"worker polls": options.polling, "load": options.load, "seconds": options.seconds, "rounds": options.rounds}
     console.print(str(write_result(path, "serve", records, seed=options.seed, workload=asked)))
     if picture := draw(path.with_suffix(".png"), records):
         console.print(str(picture))
@@ -91,6 +91,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--load", type=float, default=1.0, help="multiplies the rates of the workloads")
     parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals in a round")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--polling", action="store_true", help="let vLLM's worker poll, as it does by default")
     parser.add_argument("--name", default="", help="ends the name of the result file")
     parser.add_argument("--model", help="default: the tiny LLaVA with a slow tower")
     parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured, as its client")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,12 +63,13 @@ def _custom(folder: Path, number: int, seed: int) -> Sequence[str]:
 
     rng = np.random.default_rng((seed, 2))
     lines = []
-    for request, count in enumerate(_counts(number, seed)):
+    for count in _counts(number, seed):
         content: list[dict[str, str]] = []
-        for place in range(count):
-            path = folder / f"{seed}-{request}-{place}.png"
-            Image.fromarray(rng.integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)).save(path)
-            content.append({"type": "image", "image": str(path)})
+        for _ in range(count):
+            picture = io.BytesIO()
+            Image.fromarray(rng.integers(0, 255, (SIDE, SIDE, 3), dtype=np.uint8)).save(picture, "PNG")
+            url = f"data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}"
+            content.append({"type": "image", "image": url})
         words = ["".join(rng.choice(list(LETTERS), 4)) for _ in range(int(rng.integers(5, 40)))]
         content.append({"type": "text", "text": " ".join(words)})
         lines.append(json.dumps({"content": content}) + "\n")
