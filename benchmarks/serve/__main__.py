@@ -74,7 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for entry in record(dict(sorted(answers.items(), key=lambda item: options.variants.index(item[0][0]))))
     ]
     path = options.out / f"serve-{version}{options.name}.json"
-    asked = {"worker polls": options.polling, "load": options.load, "seconds": options.seconds, "rounds": options.rounds}
+    asked = {
+        "worker polls": options.polling,
+        "load": options.load,
+        "seconds": options.seconds,
+        "rounds": options.rounds,
+    }
     console.print(str(write_result(path, "serve", records, seed=options.seed, workload=asked)))
     if picture := draw(path.with_suffix(".png"), records):
         console.print(str(picture))
