@@ -11,6 +11,8 @@ from vllm_omni_sched.config.profiles import PROFILES, Profile
 NOT_MEASURED = "not measured yet"
 TOGETHER = ", all rounds together"
 MIXED = {
+    "session P50": "update of a session P50",
+    "session P99": "P99",
     "image TTFT P50": "image TTFT P50",
     "image TTFT P99": "P99",
     "ITL beside images P99": "ITL P99 of others while images wait",

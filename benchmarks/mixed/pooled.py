@@ -49,6 +49,10 @@ def _beside(answer: dict[str, Any]) -> list[float]:
     return [1e3 * gap for gap in gaps_beside(of_kind(answer, "text"), of_kind(answer, "image"))]
 
 
+def _session(answer: dict[str, Any]) -> list[float]:
+    return [1e3 * seconds for request in answer["requests"] for seconds in request.get("latencies", ())]
+
+
 def _good(answer: dict[str, Any]) -> list[float]:
     return [100.0 * is_good(request) for request in answer["requests"]]
 
@@ -62,6 +66,8 @@ MEASURES: dict[str, tuple[Callable[[dict[str, Any]], list[float]], Callable[[Seq
     "image TTFT P99": (lambda answer: _ttft(answer, "image"), lambda values: quantile(values, 0.99)),
     "ITL beside images P99": (_beside, lambda values: quantile(values, 0.99)),
     "text TTFT P99": (lambda answer: _ttft(answer, "text"), lambda values: quantile(values, 0.99)),
+    "session P50": (_session, lambda values: quantile(values, 0.5)),
+    "session P99": (_session, lambda values: quantile(values, 0.99)),
     "tokens / s": (_rates, statistics.fmean),
     "within SLO %": (_good, statistics.fmean),
 }

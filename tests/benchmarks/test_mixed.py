@@ -52,6 +52,7 @@ def test_ratios_are_of_pooled_values_and_intervals_are_over_pairs_of_rounds():
     assert found["image TTFT P50"]["ratio"] == pytest.approx(0.3 / 0.5)
     low, high = found["image TTFT P50"]["ratio_interval"]
     assert (low, high) == (pytest.approx(0.4 / 0.7), pytest.approx(0.2 / 0.3))  # either round alone
+    assert (found["session P50"]["median"], found["session P50"]["ratio"]) == (pytest.approx(30.0), 1.0)
     nobody = {"seconds": 1.0, "requests": []}
     assert [one["measure"].split(",")[0] for one in pooled([nobody], [nobody])] == ["tokens / s"]
     assert all("ratio" not in one for one in pooled(base, base))
