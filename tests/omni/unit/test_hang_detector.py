@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import Rig, StageSpec, engine_output
+from vllm_omni_sched.core.pipeline.hangs import ReplicaHangs
 from vllm_omni_sched.logs import LOGGER
 from vllm_omni_sched.omni.stages.reports import processes
 
@@ -55,17 +56,23 @@ def hanging(rig: Rig, stage_id: int, replica_id: int, process: Any) -> None:
     rig.replica(stage_id, replica_id).resources = SimpleNamespace(engine_manager=SimpleNamespace(processes=[process]))
 
 
+def watch(rig: Rig) -> ReplicaHangs:
+    assert rig.omni.hang_detector.hangs is not None
+    return rig.omni.hang_detector.hangs
+
+
 async def seconds(rig: Rig, count: int, each: float = 1.0) -> None:
     for _ in range(count):
         rig.now += each
         rig.omni.hang_detector.check(rig.now)
+        watch(rig).validate()
         await rig.omni.release()
         await rig.turn()
 
 
 async def learned(rig: Rig, stage_id: int = 0) -> None:
     """A stage that has spoken often enough for its silences to be known."""
-    rig.omni.hang_detector._silence.least_samples = 4
+    watch(rig).silence.least_samples = 4
     for i in range(6):
         await rig.ask(f"before {i}", (i,))
         await seconds(rig, 1)
@@ -198,7 +205,7 @@ async def test_a_stage_that_waits_for_the_one_before_does_not_hang(sleeping: Any
     async with Rig(StageSpec(), TWO, async_chunk=True, **hang_after(1e6)) as rig:
         for stage_id, replica_id in ((0, 0), (1, 0), (1, 1)):
             hanging(rig, stage_id, replica_id, sleeping)
-        rig.omni.hang_detector._silence.least_samples = 1
+        watch(rig).silence.least_samples = 1
         await rig.ask("a", LONG)
         await seconds(rig, 1)
         await rig.step(0, "a")

@@ -1,17 +1,27 @@
 """Requests that make no progress are found, and no others."""
 
+from collections.abc import Callable
+
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.monitor.recovery.stalled import StalledRequests
+from vllm_omni_sched.monitor.recovery.stalled import RequestView, StalledRequests
 
 
-def runs(request_id: str) -> bool:
-    return False
+def runs(request_id: str) -> RequestView:
+    return RequestView(waits=False)
 
 
-def waits(request_id: str) -> bool:
-    return True
+def waits(request_id: str) -> RequestView:
+    return RequestView(waits=True)
+
+
+def streams(request_id: str) -> RequestView:
+    return RequestView(waits=False, streaming=True)
+
+
+def belongs_to_a_session(request_id: str) -> RequestView:
+    return RequestView(waits=False, session_owned=True)
 
 
 def test_one_without_progress_stalls_once() -> None:
@@ -36,7 +46,7 @@ def test_one_that_waits_does_not_while_others_get_on() -> None:
     stalled.arrived("runs", 0.0)
     for now in range(0, 100, 5):
         stalled.progressed("runs", float(now))
-        assert stalled.overdue(float(now), lambda name: name == "waits") == []
+        assert stalled.overdue(float(now), lambda name: RequestView(name == "waits")) == []
     assert [name for name, _ in stalled.overdue(105.0, waits)] == ["waits", "runs"], "nothing moves any more"
 
 
@@ -57,3 +67,52 @@ def test_without_a_deadline_nothing_stalls() -> None:
 def test_a_deadline_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="deadline_seconds"):
         StalledRequests(0.0)
+
+
+@pytest.mark.parametrize(("deadline", "interval"), [(100.0, 1.0), (10.0, 1.0), (2.0, 0.2)])
+def test_checks_are_a_second_or_a_tenth_of_the_deadline_apart(deadline: float, interval: float) -> None:  # rule 4
+    stalled = StalledRequests(deadline)
+    stalled.arrived("a", interval / 2)
+    assert stalled.overdue(deadline, runs) == []
+    assert stalled.overdue(deadline + 0.9 * interval, runs) == [], "it is overdue, but no check is due"
+    assert [name for name, _ in stalled.overdue(deadline + interval, runs)] == ["a"]
+
+
+def test_no_request_is_looked_at_before_it_is_overdue() -> None:  # rule 4
+    stalled, seen = StalledRequests(10.0), []
+    stalled.arrived("a", 0.0)
+    stalled.arrived("b", 5.0)
+
+    def view(request_id: str) -> RequestView:
+        seen.append(request_id)
+        return runs(request_id)
+
+    for now in range(11):
+        stalled.overdue(float(now), view)
+    assert seen == ["a"]
+
+
+@pytest.mark.parametrize("session", [streams, belongs_to_a_session])
+def test_the_clock_of_a_session_restarts(session: Callable[[str], RequestView]) -> None:  # rule 5
+    stalled = StalledRequests(10.0)
+    stalled.arrived("a", 0.0)
+    assert stalled.overdue(10.0, session) == []
+    assert len(stalled) == 1
+    assert stalled.overdue(19.0, runs) == []
+    assert stalled.overdue(20.0, runs) == [("a", 10.0)], "its input is complete, so it is a session no longer"
+
+
+def test_progress_of_a_companion_counts_for_its_request() -> None:  # rule 6
+    stalled = StalledRequests(10.0)
+    stalled.arrived("a", 0.0)
+    stalled.progressed("a-companion", 8.0, parent="a")
+    assert len(stalled) == 1
+    assert stalled.overdue(17.0, runs) == []
+    assert stalled.overdue(18.0, runs) == [("a", 10.0)]
+
+
+def test_a_request_that_has_left_is_not_reported() -> None:  # rule 7
+    stalled = StalledRequests(10.0)
+    stalled.arrived("a", 0.0)
+    assert stalled.overdue(10.0, lambda name: None) == []
+    assert len(stalled) == 0

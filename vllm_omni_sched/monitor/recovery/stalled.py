@@ -2,8 +2,23 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import NamedTuple
 
 from vllm_omni_sched.config.errors import ConfigError
+
+CHECK_SECONDS = 1.0  # between two checks, or a tenth of the deadline if that is less
+
+
+class RequestView(NamedTuple):
+    """A request, as the driver sees it.
+
+    ``waits``: whether it waits in our own queue. ``streaming``: whether the client sends its input piece by piece.
+    ``session_owned``: whether it belongs to a session of a client.
+    """
+
+    waits: bool
+    streaming: bool = False
+    session_owned: bool = False
 
 
 class StalledRequests:
@@ -15,6 +30,11 @@ class StalledRequests:
     2. A request in our own queue cannot make progress itself. It stalls only when no request at all
        has made any progress for that long: under load, others do.
     3. A request is reported once.
+    4. Checks are `CHECK_SECONDS` apart, or a tenth of the deadline if that is less.
+    5. A session does not stall, because the client sends the next input: its clock restarts instead. A request is one
+       if its input streams or if a session owns it.
+    6. A companion of classifier-free guidance is not watched; its progress counts for the request that it belongs to.
+    7. A request that has left is not reported.
 
     O(1) for each sign of progress, and for each overdue request.
 
@@ -30,7 +50,8 @@ class StalledRequests:
             raise ConfigError(f"deadline_seconds must be above 0, got {deadline_seconds}")
         self.deadline_seconds = deadline_seconds
         self._last: OrderedDict[str, float] = OrderedDict()  # last sign of progress of each request, oldest first
-        self._last_of_any = float("-inf")
+        self._last_of_any = self._next = float("-inf")
+        self._interval_seconds = min(CHECK_SECONDS, (deadline_seconds or CHECK_SECONDS) / 10)
 
     def __len__(self) -> int:
         """Return the number of requests that are watched."""
@@ -42,29 +63,42 @@ class StalledRequests:
             self._last[request_id] = self._last_of_any = now
             self._last.move_to_end(request_id)
 
-    def progressed(self, request_id: str, now: float) -> None:
-        """Record progress of a request; unknown requests are ignored."""
-        if request_id in self._last:
-            self.arrived(request_id, now)
+    def progressed(self, request_id: str, now: float, parent: str | None = None) -> None:
+        """Record progress of a request; unknown requests are ignored.
+
+        Args:
+            parent: the request that this one is a companion of, if any.
+        """
+        for one in (request_id, parent):
+            if one is not None and one in self._last:
+                self.arrived(one, now)
 
     def forget(self, request_id: str) -> None:
         """Forget a request that has left."""
         self._last.pop(request_id, None)
 
-    def overdue(self, now: float, waits: Callable[[str], bool]) -> list[tuple[str, float]]:
+    def overdue(self, now: float, view: Callable[[str], RequestView | None]) -> list[tuple[str, float]]:
         """Return stalled requests with the seconds since their last progress, and stop watching them.
 
         Args:
-            waits: returns whether a request waits in our own queue.
+            view: returns what the driver knows of a request; None if it has left.
         """
-        if self.deadline_seconds is None:
+        if self.deadline_seconds is None or now < self._next:
             return []
+        self._next = now + self._interval_seconds
         since, found = now - self.deadline_seconds, []
         for request_id, last in self._last.items():
             if last > since:
                 break
-            if self._last_of_any <= since or not waits(request_id):
-                found.append((request_id, now - last))
-        for request_id, _ in found:
+            one = view(request_id)
+            if one is None or self._last_of_any <= since or not one.waits:
+                found.append((request_id, now - last, one))
+        for request_id, _, one in found:
             del self._last[request_id]
-        return found
+            if one is not None and _is_session(one):
+                self.arrived(request_id, now)
+        return [(request_id, seconds) for request_id, seconds, one in found if one is not None and not _is_session(one)]
+
+
+def _is_session(view: RequestView) -> bool:
+    return view.streaming or view.session_owned

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import FailReason
-from vllm_omni_sched.monitor.recovery.stalled import StalledRequests
+from vllm_omni_sched.monitor.recovery.stalled import RequestView, StalledRequests
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
@@ -15,14 +15,10 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 OPTION = "runtime.stall_seconds"
-CHECK_SECONDS = 1.0  # between two checks, or a tenth of the deadline if that is less
 
 
 class StallGuard:
-    """Watches all requests of a pipeline, and fails those that stall (`StalledRequests`).
-
-    Streaming sessions do not stall: there the client sends the next input. A companion of classifier-free
-    guidance is not watched either; its progress counts for the request that it belongs to.
+    """Shows the requests of a pipeline to `StalledRequests`, and fails those that stall.
 
     Args:
         deadline_seconds: longest time without progress; None: no request fails.
@@ -31,8 +27,6 @@ class StallGuard:
     def __init__(self, orchestrator: ScheduledOrchestrator, deadline_seconds: float | None) -> None:
         self._orchestrator = orchestrator
         self._stalled = StalledRequests(deadline_seconds)
-        self._interval_seconds = min(CHECK_SECONDS, (deadline_seconds or CHECK_SECONDS) / 10)
-        self._next = float("-inf")
 
     def __len__(self) -> int:
         """Return the number of requests that are watched."""
@@ -46,10 +40,7 @@ class StallGuard:
         """Record progress of these requests."""
         now, companions = self._orchestrator.clock(), self._orchestrator._cfg_tracker
         for request_id in request_ids:
-            self._stalled.progressed(request_id, now)
-            parent = companions.get_parent_id(request_id)
-            if parent is not None:
-                self._stalled.progressed(parent, now)
+            self._stalled.progressed(request_id, now, companions.get_parent_id(request_id))
 
     def forget(self, request_id: str) -> None:
         """Forget a request that has left."""
@@ -57,24 +48,21 @@ class StallGuard:
 
     def check(self, now: float) -> None:
         """Fail requests that stall."""
-        if now < self._next:
-            return
-        self._next = now + self._interval_seconds
-        for request_id, seconds in self._stalled.overdue(now, self._waits):
-            state = self._orchestrator.request_states.get(request_id)
-            if state is None:
-                continue
-            if state.streaming.enabled or state.session_owned:
-                self._stalled.arrived(request_id, now)
-            else:
-                stage_id, where = self._place(request_id)
-                logger.error("request %s fails: it makes no progress in stage %d (%s)", request_id, stage_id, where)
-                why = (
-                    f"{where} has made no progress with it for {seconds:.4g} s, longer than option "
-                    f"'{OPTION}' ({self._stalled.deadline_seconds:g}) allows ({FailReason.STALLED.value})"
-                )
-                fail = self._orchestrator.recovery.fail(request_id, stage_id, why, FailReason.STALLED)
-                self._orchestrator.spawn(fail)
+        for request_id, seconds in self._stalled.overdue(now, self._view):
+            stage_id, where = self._place(request_id)
+            logger.error("request %s fails: it makes no progress in stage %d (%s)", request_id, stage_id, where)
+            why = (
+                f"{where} has made no progress with it for {seconds:.4g} s, longer than option "
+                f"'{OPTION}' ({self._stalled.deadline_seconds:g}) allows ({FailReason.STALLED.value})"
+            )
+            fail = self._orchestrator.recovery.fail(request_id, stage_id, why, FailReason.STALLED)
+            self._orchestrator.spawn(fail)
+
+    def _view(self, request_id: str) -> RequestView | None:
+        state = self._orchestrator.request_states.get(request_id)
+        if state is None:
+            return None
+        return RequestView(self._waits(request_id), state.streaming.enabled, state.session_owned)
 
     def _waits(self, request_id: str) -> bool:
         orchestrator = self._orchestrator
