@@ -156,6 +156,16 @@ def test_a_first_reading_counts_as_computing() -> None:  # rule 5
     assert replicas.after(1) == [(SUSPECT, 0, 0, 13.0)]
 
 
+def test_an_unknown_time_after_a_known_one_counts_as_computing() -> None:  # rule 5
+    replicas = Replicas()
+    replicas.after(12)
+    replicas.put(0, 0, used=None)
+    assert replicas.after(1) == [], "it would hang from now on"
+    replicas.put(0, 0, used=0.0)
+    assert replicas.after(11) == []
+    assert replicas.after(1) == [(SUSPECT, 0, 0, 25.0)], "the reading at 14 was a first one again"
+
+
 def test_a_reading_from_before_the_last_message_does_not_count() -> None:  # rule 5
     replicas = Replicas()
     replicas.after(9)
