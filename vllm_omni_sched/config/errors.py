@@ -21,6 +21,12 @@
     │   │   └── VideoLimitError  it is larger or longer than the options allow
     │   ├── VideoDeadlineError   not in time
     │   └── DecoderError         no decoder is left, or the service was closed before
+    ├── PreprocessError          the preprocessing pool did not prepare the items of a request
+    │   ├── PreprocessInputError     because of what is in them
+    │   ├── PreprocessDeadlineError  not in time
+    │   ├── PreprocessCancelledError because nobody waits for them any more
+    │   ├── PreprocessProcessError   no process of the pool can, or the pool was closed before
+    │   └── UnsupportedValueError    something in them, or in the result, cannot be sent to another process
     └── ConnectorError           a message between stages did not get through
         ├── PayloadError         something in it cannot be sent
         ├── NoRoomError          the transport has no room for it now
@@ -106,6 +112,30 @@ class VideoDeadlineError(VideoError, TimeoutError):
 
 class DecoderError(VideoError, RuntimeError):
     """Raised when no decoder can decode the video, or the decoding service is closed."""
+
+
+class PreprocessError(OmniSchedError):
+    """The preprocessing pool did not prepare the items of a request."""
+
+
+class PreprocessInputError(PreprocessError, ValueError):
+    """The items cannot be prepared because of what is in them; the message is that of vLLM."""
+
+
+class PreprocessDeadlineError(PreprocessError, TimeoutError):
+    """The items were not prepared before the deadline of their class."""
+
+
+class PreprocessCancelledError(PreprocessError):
+    """The items were not prepared, because their request was cancelled."""
+
+
+class PreprocessProcessError(PreprocessError, RuntimeError):
+    """The processes of the pool died or failed while preparing the items, or the pool was closed."""
+
+
+class UnsupportedValueError(PreprocessError, TypeError):
+    """A value has a type that is not sent between processes. The message names the type."""
 
 
 class ConnectorError(OmniSchedError, RuntimeError):

@@ -284,6 +284,10 @@ class OmniSchedConfig(BaseModel):
         default_factory=dict,
         description="Options of the video loader `omni_flashcodec`.",
     )
+    preprocess: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Options of the preprocessing pool.",
+    )
     metrics: bool = Field(True, description="Publish vllm:omni_sched_* on vLLM's /metrics.")
     metrics_interval_seconds: float = Expert(
         1.0, ge=0.1, le=60.0, description="How often the engine core publishes its metrics, in seconds."

@@ -20,6 +20,7 @@ from vllm_omni_sched.engine.fitted import (
 )
 from vllm_omni_sched.engine.front_end import check_requests
 from vllm_omni_sched.engine.metrics import bridge as metrics_bridge
+from vllm_omni_sched.engine.preprocess.start import prepare, preprocess_options
 from vllm_omni_sched.engine.video.choice import video_options
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.resource.engine.lane import refusal
@@ -42,6 +43,7 @@ def check_and_attach(vllm_config: Any) -> None:
     compat.check_version(config)
     compat.resolve(config)
     video_options(config)
+    prepare(vllm_config, preprocess_options(config))
     scheduler_cls = vllm_config.scheduler_config.scheduler_cls
     name = scheduler_cls if isinstance(scheduler_cls, str) else scheduler_cls.__name__
     if name.rsplit(".", 1)[-1] == "OmniSyncScheduler" and vllm_config.scheduler_config.async_scheduling:

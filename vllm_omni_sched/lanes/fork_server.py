@@ -1,4 +1,4 @@
-"""The processes of a process lane.
+"""The processes of a process lane, and of the preprocessing pool.
 
 The owner forks a *fork server* once, from a thread of its own. The fork server keeps the state of that moment, does no
 work, and forks the process that works; when that one dies, it forks another. So a replacement is never forked from an
@@ -25,14 +25,17 @@ from typing import Any, NoReturn
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import LaneError
 from vllm_omni_sched.lanes import messages
-from vllm_omni_sched.lanes.base import Pacer, Work, never_idle
+from vllm_omni_sched.lanes.base import Pacer, Work
 
 _SHARE = struct.Struct("d")  # written by the owner: the lane's share
 _CURRENT = struct.Struct("Q")  # written by the worker: number of its current job; 0 between jobs
 _CURRENT_AT = _SHARE.size
 _OWNER_SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-"""The owner's ends of all lanes of this process. A child must not keep one open, or the other side would never see it
-closed."""
+"""The owner's ends of all channels of this process. A child must not keep one open, or the other side would never see
+it closed."""
+
+Serve = Callable[[socket.socket, mmap.mmap], None]
+"""What the working process does: it gets its end of the channel, and the page that it shares with its owner."""
 
 
 def _write(page: mmap.mmap, at: int, word: bytes) -> None:
@@ -46,11 +49,15 @@ def _write(page: mmap.mmap, at: int, word: bytes) -> None:
 class ForkServer:
     """The fork server as its owner sees it: it starts the working process, and its replacements.
 
+    Args:
+        serve: runs in the working process, which ends when it returns.
+        prepare: runs once in the fork server, before it forks anything.
+
     Raises:
         LaneError: this platform cannot fork such a process, or the fork server has ended.
     """
 
-    def __init__(self, work: Work, nice: int, idle_seconds: Callable[[], float] = never_idle) -> None:
+    def __init__(self, serve: Serve, prepare: Callable[[], None] = lambda: None) -> None:
         if not hasattr(os, "memfd_create"):
             raise LaneError("encoder work in a process of its own needs Linux, for memory files and forks")
         self._page = mmap.mmap(-1, mmap.PAGESIZE)  # shared with all children
@@ -58,7 +65,7 @@ class ForkServer:
         self._socket, theirs = messages.channel()
         _OWNER_SOCKETS.add(self._socket)
         self.pid = 0
-        self._server_pid = _fork_from_new_thread(lambda: _serve_forks(theirs, self._page, work, nice, idle_seconds))
+        self._server_pid = _fork_from_new_thread(lambda: _serve_forks(theirs, self._page, serve, prepare))
         theirs.close()
 
     @property
@@ -166,12 +173,19 @@ def _run_and_exit(function: Any) -> NoReturn:
         os._exit(code)
 
 
-def _serve_forks(end: socket.socket, page: mmap.mmap, work: Work, nice: int, idle_seconds: Callable[[], float]) -> None:
-    for owners in _OWNER_SOCKETS:
+def _close_owner_sockets() -> None:
+    for owners in list(_OWNER_SOCKETS):
         owners.close()
+
+
+os.register_at_fork(after_in_child=_close_owner_sockets)
+
+
+def _serve_forks(end: socket.socket, page: mmap.mmap, serve: Serve, prepare: Callable[[], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the owner decides, by closing its end
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()
+    prepare()
     child = 0
     with contextlib.suppress(ConnectionError):  # the owner is gone
         while True:
@@ -181,7 +195,7 @@ def _serve_forks(end: socket.socket, page: mmap.mmap, work: Work, nice: int, idl
                 if child == 0:
                     end.close()
                     theirs = socket.socket(fileno=descriptors[0])
-                    _run_and_exit(partial(_worker, theirs, page, work, nice, idle_seconds))
+                    _run_and_exit(partial(serve, theirs, page))
                 os.close(descriptors[0])
                 end.send(str(child).encode())
             elif command == b"wait":
@@ -201,7 +215,8 @@ def _end_child(child: int) -> None:
         pass
 
 
-def _worker(end: socket.socket, page: mmap.mmap, work: Work, nice: int, idle_seconds: Callable[[], float]) -> None:
+def run_jobs(work: Work, nice: int, idle_seconds: Callable[[], float], end: socket.socket, page: mmap.mmap) -> None:
+    """Run the jobs of a process lane, in the process that works."""
     os.nice(nice)
     pacer = Pacer(lambda: _SHARE.unpack_from(page)[0], monotonic_seconds, sleep_seconds, idle_seconds)
     waiting: deque[tuple[str, int, Any]] = deque()

@@ -6,6 +6,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import LaneClosedError, LaneDiedError, LaneError, LaneWorkError
@@ -21,7 +22,7 @@ from vllm_omni_sched.lanes.base import (
     held_twice,
     never_idle,
 )
-from vllm_omni_sched.lanes.fork_server import ForkServer
+from vllm_omni_sched.lanes.fork_server import ForkServer, run_jobs
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class ProcessLane(Lane):
         self, work: Work, capacity: int = 16, *, nice: int = 0, idle_seconds: Callable[[], float] = never_idle
     ) -> None:
         super().__init__(work, capacity)
-        self._fork_server = ForkServer(work, nice, idle_seconds)
+        self._fork_server = ForkServer(partial(run_jobs, work, nice, idle_seconds))
         self._jobs: OrderedDict[str, _Sent] = OrderedDict()  # in the order of the process
         self._number = 0
         self._cancelled: set[str] = set()  # cancelled jobs that the process may still answer

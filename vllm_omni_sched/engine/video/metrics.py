@@ -1,41 +1,16 @@
-"""Metrics of video decoding, on ``/metrics`` of the API process that decodes the videos.
-
-vLLM clears all families named ``vllm:`` from its registry when it sets up its own metrics. Therefore ours are in no
-registry, but behind one collector without a name. If several API servers share a port, prometheus_client keeps values
-in files that its own collector reads, and nothing needs to be registered.
-"""
+"""Metrics of video decoding, on ``/metrics`` of the API process that decodes the videos."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
-
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector
-
 from vllm_omni_sched.config.errors import VideoDeadlineError, VideoError, VideoInputError, VideoLimitError
-from vllm_omni_sched.monitor.metrics import PREFIX, Kind
+from vllm_omni_sched.engine.metrics.front_end import FrontEndMetric, FrontEndMetrics
 from vllm_omni_sched.video.results import STAGES, Report
 
 OUTCOMES = ("decoded", "bad_input", "limit", "deadline", "no_decoder")
-_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-
-
-@dataclass(frozen=True)
-class VideoMetric:
-    """A metric family. Series for ``values`` of its label exist from the start, others appear as they occur."""
-
-    name: str
-    kind: Kind
-    help: str
-    label: str | None = None
-    values: tuple[str, ...] = ()
 
 
 VIDEO_METRICS = (
-    VideoMetric(
+    FrontEndMetric(
         "video_stage_seconds",
         "histogram",
         "Time of a video in a stage: indexing its packets, waiting for decoders, decoding and converting (both summed "
@@ -43,9 +18,9 @@ VIDEO_METRICS = (
         "stage",
         STAGES,
     ),
-    VideoMetric("video_decoders_busy", "gauge", "Decoder processes that are decoding now."),
-    VideoMetric("video_decoders", "gauge", "Decoder processes that are running."),
-    VideoMetric(
+    FrontEndMetric("video_decoders_busy", "gauge", "Decoder processes that are decoding now."),
+    FrontEndMetric("video_decoders", "gauge", "Decoder processes that are running."),
+    FrontEndMetric(
         "video_frames_total",
         "counter",
         "Frames that decoders produced (decoded), requested frames among them (used), and requested frames that could "
@@ -53,26 +28,26 @@ VIDEO_METRICS = (
         "frames",
         ("decoded", "used", "missing"),
     ),
-    VideoMetric(
+    FrontEndMetric(
         "video_copied_bytes_total",
         "counter",
         "Bytes of videos and frames that were copied, beyond the single write of each.",
     ),
-    VideoMetric(
+    FrontEndMetric(
         "videos_total",
         "counter",
         "Videos by outcome: decoded, or the kind of error.",
         "outcome",
         OUTCOMES,
     ),
-    VideoMetric(
+    FrontEndMetric(
         "video_fallbacks_total",
         "counter",
         "Videos decoded in a slower way, by reason.",
         "reason",
     ),
-    VideoMetric("video_worker_restarts_total", "counter", "Decoder processes that died and were replaced."),
-    VideoMetric(
+    FrontEndMetric("video_worker_restarts_total", "counter", "Decoder processes that died and were replaced."),
+    FrontEndMetric(
         "video_service_restarts_total",
         "counter",
         "Restarts of the whole decoding service after it had ended by itself; any such restart is a bug.",
@@ -80,23 +55,11 @@ VIDEO_METRICS = (
 )
 
 
-class VideoMetrics(Collector):
+class VideoMetrics(FrontEndMetrics):
     """Counts the events that the decoding service reports (`vllm_omni_sched.video.results.Observer`)."""
 
     def __init__(self) -> None:
-        self._metrics = {metric.name: _make(metric) for metric in VIDEO_METRICS}
-
-    def attach(self) -> None:
-        """Add these metrics to ``/metrics`` of this process."""
-        REGISTRY.register(self)
-
-    def collect(self) -> Iterable[Family]:
-        """Return all families of this process."""
-        return [family for metric in self._metrics.values() for family in metric.collect()]
-
-    def describe(self) -> Iterable[Family]:
-        """Return the families for their names."""
-        return self.collect()
+        super().__init__(VIDEO_METRICS)
 
     def busy(self, decoders: int, of: int) -> None:
         """Set the number of decoders that work now, and of all that run."""
@@ -144,18 +107,3 @@ def _outcome(error: VideoError) -> str:
         if isinstance(error, kind):
             return outcome
     return "no_decoder"
-
-
-def _make(metric: VideoMetric) -> Any:
-    names = (metric.label,) if metric.label else ()
-    name = PREFIX + metric.name
-    made: Any
-    if metric.kind == "histogram":
-        made = Histogram(name, metric.help, names, buckets=_BUCKETS, registry=None)
-    elif metric.kind == "gauge":
-        made = Gauge(name, metric.help, names, registry=None, multiprocess_mode="livesum")
-    else:
-        made = Counter(name, metric.help, names, registry=None)
-    for value in metric.values:
-        made.labels(value)
-    return made
