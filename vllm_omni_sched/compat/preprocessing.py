@@ -27,6 +27,7 @@ def why_no_preprocessing() -> str | None:
         (modules.RENDERER, "BaseRenderer._process_multimodal"),
         (modules.MM_PROCESSOR, "BaseMultiModalProcessor._get_cache_missing_items"),
         (modules.IMAGE_IO, "ImageMediaIO.load_bytes"),
+        (modules.MM_PARSE, "normalize_image"),
     ):
         if not modules.has(module, path):
             return f"this vLLM has no {module}.{path}"
@@ -41,6 +42,11 @@ def renderer_class() -> Any:
 def image_media_io() -> Any:
     """Return the class of vLLM that decodes pictures."""
     return import_module(modules.IMAGE_IO).ImageMediaIO
+
+
+def parse_module() -> Any:
+    """Return the module of vLLM that sorts the items of a request by type, and turns pictures upright."""
+    return import_module(modules.MM_PARSE)
 
 
 def media_with_bytes(media: Any, data: bytes, io_config: dict[str, Any] | None) -> Any:
@@ -121,7 +127,7 @@ def missing_items(
     inputs = import_module(modules.MM_PROCESSING).ProcessorInputs(
         prompt,
         items,
-        import_module("vllm.multimodal.parse").parse_mm_uuids(mm_uuids),
+        parse_module().parse_mm_uuids(mm_uuids),
         hf_processor_mm_kwargs=hf_kwargs,
         media_io_kwargs=media_io_kwargs or {},
     )

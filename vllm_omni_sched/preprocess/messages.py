@@ -1,4 +1,4 @@
-"""Messages between the owner of the preprocessing pool and its processes; the values are in memory files beside them."""
+"""Messages between the owner of the preprocessing pool and its processes; memory files with values come beside them."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class PreprocessPool:
         for thread in self._threads:
             thread.join(timeout)
         for slot in self._slots:
-            slot.fork_server.close(timeout)
+            slot.close(timeout)
 
     # -- a thread for each process ------------------------------------------
 
@@ -303,6 +303,12 @@ class _Slot:
         with self._killing:
             if task and self.task == task:
                 self.fork_server.kill()
+
+    def close(self, timeout: float) -> None:
+        """End the process and its fork server; its thread has ended."""
+        if self._channel is not None:
+            self._channel.close()
+        self.fork_server.close(timeout)
 
     def _work_on(self, task: int) -> None:
         with self._killing:

@@ -141,6 +141,10 @@ def decode(tree: Any, memory: memoryview) -> Any:
     return _Decoder(memory).value(tree, _DEPTH)
 
 
+class _NotAValue(ValueError):
+    """What came from another process is not a value."""
+
+
 class _Decoder:
     def __init__(self, memory: memoryview) -> None:
         self._memory, self._nodes = memory, 0
@@ -148,13 +152,16 @@ class _Decoder:
     def value(self, node: Any, depth: int) -> Any:
         self._nodes += 1
         if not depth or self._nodes > _MOST_NODES:
-            raise ValueError("a value from another process is too large, or nested too deeply")
+            raise _NotAValue("a value from another process is too large, or nested too deeply")
         if node is None or isinstance(node, (bool, int, float, str)):
             return node
         try:
-            return self._node(depth - 1, *node)
-        except (TypeError, KeyError, OverflowError) as error:
-            raise ValueError(f"a malformed value came from another process: {error}") from None
+            kind, *rest = node
+            return self._node(depth - 1, kind, *rest)
+        except _NotAValue:
+            raise
+        except (TypeError, KeyError, ValueError, IndexError, OverflowError) as error:
+            raise _NotAValue(f"a malformed value came from another process: {error}") from None
 
     def _node(self, depth: int, kind: Any, *rest: Any) -> Any:
         if kind == "T":
@@ -168,7 +175,7 @@ class _Decoder:
             name, shape, *where = rest
             dtype = np.dtype(_text(name))
             if dtype.kind not in _KINDS or dtype.shape or dtype.names:
-                raise ValueError(f"an array of {dtype} came from another process")
+                raise _NotAValue(f"an array of {dtype} came from another process")
             array = np.frombuffer(self._numbers(shape, dtype.itemsize, where), dtype).reshape(shape)
             return array[()].copy() if kind == "n" else array
         if kind in ("l", "t"):
@@ -186,31 +193,31 @@ class _Decoder:
             return Picture(self._bytes(*where), _text(mode), self.value(settings, depth), size, bool(converted))
         if kind == "x":
             return Pixels(_text(rest[0]), self.value(rest[1], depth))
-        raise ValueError(f"a value of unknown kind {kind!r} came from another process")
+        raise _NotAValue(f"a value of unknown kind {kind!r} came from another process")
 
     def _bytes(self, start: Any, nbytes: Any) -> memoryview:
         if type(start) is not int or type(nbytes) is not int or not 0 <= start <= start + nbytes <= len(self._memory):
-            raise ValueError("a value from another process lies outside its memory")
+            raise _NotAValue("a value from another process lies outside its memory")
         return self._memory[start : start + nbytes]
 
     def _numbers(self, shape: Any, itemsize: int, where: Sequence[Any]) -> memoryview:
         if type(shape) is not list or not all(type(one) is int and one >= 0 for one in shape) or len(shape) > 64:
-            raise ValueError(f"a value from another process has the shape {shape!r}")
+            raise _NotAValue(f"a value from another process has the shape {shape!r}")
         data = self._bytes(*where)
         if data.nbytes != math.prod(shape) * itemsize:
-            raise ValueError("a value from another process does not have the bytes of its shape")
+            raise _NotAValue("a value from another process does not have the bytes of its shape")
         return data
 
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise ValueError(f"a value from another process has {value!r} in place of text")
+        raise _NotAValue(f"a value from another process has {value!r} in place of text")
     return value
 
 
 def _items(value: Any) -> list[Any]:
     if type(value) is not list:
-        raise ValueError("a value from another process has no list of items")
+        raise _NotAValue("a value from another process has no list of items")
     return value
 
 

@@ -22,9 +22,9 @@ from vllm_omni_sched.engine.preprocess.metrics import Fallback
 from vllm_omni_sched.preprocess.values import Picture
 
 _FORMATS = ("JPEG", "PNG", "WEBP")  # their header says what mode and size they have once they are decoded
-_MODES = ("L", "RGB", "RGBA")
+_MODE = "RGB"  # to which vLLM converts all pictures by default, and again when it prepares them
 _QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap width and height
-_RAW_EXIF = "Raw profile type exif"
+_FORGOTTEN = {"transparency", "Raw profile type exif"}  # facts of a file that change how it is decoded
 
 Observe = Callable[[Fallback], None]
 
@@ -72,7 +72,7 @@ def undecoded_loading(load_bytes: Callable[..., Any], observe: Observe) -> Calla
 
     @functools.wraps(load_bytes)
     def wrapper(self: Any, data: bytes) -> Any:
-        if type(self).__name__ != "ImageMediaIO" or self.image_mode not in _MODES:
+        if type(self).__name__ != "ImageMediaIO" or self.image_mode != _MODE:
             return load_bytes(self, data)
         found = _header(data)
         if found is None or not compat.admits_picture(self, *found[0]):
@@ -95,6 +95,20 @@ def undecoded_loading(load_bytes: Callable[..., Any], observe: Observe) -> Calla
     return wrapper
 
 
+def leaves_undecoded(normalize_image: Callable[..., Any]) -> Callable[..., Any]:
+    """Return vLLM's function that turns a picture upright, for which it is decoded; one that is not decoded yet will be
+    turned then.
+    """
+
+    @functools.wraps(normalize_image)
+    def wrapper(image: Any) -> Any:
+        if isinstance(image, UndecodedPicture) and image.undecoded:
+            return image
+        return normalize_image(image)
+
+    return wrapper
+
+
 def _io_config(media_io: Any) -> dict[str, Any]:
     """Return the settings that vLLM hashes with a picture whose mode they have changed."""
     return {"image_mode": media_io.image_mode, "rgba_background_color": media_io.rgba_background_color}
@@ -104,7 +118,11 @@ def _header(data: bytes) -> tuple[tuple[int, int], str, dict[Any, Any]] | None:
     """Return size, mode and info of a picture, as they are once it is decoded; None if its header does not say."""
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
-            if opened.format not in _FORMATS or getattr(opened, "is_animated", False) or _RAW_EXIF in opened.info:
+            if (
+                opened.format not in _FORMATS
+                or getattr(opened, "is_animated", False)
+                or not _FORGOTTEN.isdisjoint(opened.info)
+            ):
                 return None
             width, height = opened.size
             # the EXIF data of a PNG may follow its pixels, and its own `getexif` decodes them to find it

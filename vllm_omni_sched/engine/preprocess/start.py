@@ -15,7 +15,7 @@ from vllm_omni_sched.engine.fitted import engine_options
 from vllm_omni_sched.engine.front_end import wrap_once
 from vllm_omni_sched.engine.named import uses_our_scheduler
 from vllm_omni_sched.engine.preprocess.metrics import PreprocessMetrics
-from vllm_omni_sched.engine.preprocess.pictures import undecoded_loading
+from vllm_omni_sched.engine.preprocess.pictures import leaves_undecoded, undecoded_loading
 from vllm_omni_sched.engine.preprocess.processor import PooledProcessor, PoolWork, decoding_threads
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
 from vllm_omni_sched.graph.promises import Promises, promises_of
@@ -93,6 +93,7 @@ def _start(renderer: Any, options: PreprocessOptions, promises: Promises) -> Non
     renderer._resources.callback(pooled.close)
     if media_io.load_bytes is load_bytes:
         media_io.load_bytes = undecoded_loading(load_bytes, metrics.fell_back)
+        wrap_once(compat.parse_module(), "normalize_image", leaves_undecoded)
     logger.info(
         "%d processes decode pictures and run the HF processor of this model, beside the API process.",
         options.processes,
