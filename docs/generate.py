@@ -52,12 +52,15 @@ from vllm_omni_sched.connectors.disk import DiskOptions  # noqa: E402
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions  # noqa: E402
 from vllm_omni_sched.connectors.tiers import TiersOptions  # noqa: E402
 from vllm_omni_sched.connectors.watch import WatchOptions  # noqa: E402
+from vllm_omni_sched.engine.metrics.front_end import FrontEndMetric  # noqa: E402
+from vllm_omni_sched.engine.preprocess.metrics import PREPROCESS_METRICS  # noqa: E402
 from vllm_omni_sched.engine.video.metrics import VIDEO_METRICS  # noqa: E402
 from vllm_omni_sched.monitor.counts import SchedulerMetrics  # noqa: E402
 from vllm_omni_sched.monitor.exposition import values_of  # noqa: E402
 from vllm_omni_sched.monitor.metrics import METRICS  # noqa: E402
 from vllm_omni_sched.monitor.stage_metrics import STAGE_METRICS  # noqa: E402
 from vllm_omni_sched.omni.metrics import FACTS, TIMES  # noqa: E402
+from vllm_omni_sched.preprocess.options import PreprocessOptions  # noqa: E402
 from vllm_omni_sched.video.options import VideoOptions  # noqa: E402
 
 FAR = 1e9
@@ -174,9 +177,9 @@ def metrics() -> str:
     return plain_table(("name", "kind", "labels", "meaning"), rows)
 
 
-def video_metrics() -> str:
+def front_end_metrics(listed: Sequence[FrontEndMetric]) -> str:
     rows = []
-    for metric in VIDEO_METRICS:
+    for metric in listed:
         labels = ", ".join(f'`{metric.label}="{value}"`' for value in metric.values) or (
             f"`{metric.label}`" if metric.label else ""
         )
@@ -285,7 +288,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "stage-options": stage_options,
     "stage-metrics": stage_metrics,
     "video-options": lambda: options(VideoOptions),
-    "video-metrics": video_metrics,
+    "video-metrics": lambda: front_end_metrics(VIDEO_METRICS),
+    "preprocess-options": lambda: options(PreprocessOptions),
+    "preprocess-metrics": lambda: front_end_metrics(PREPROCESS_METRICS),
     "watch-options": lambda: options(WatchOptions),
     "connector-metrics": connector_metrics,
     "versions": versions,

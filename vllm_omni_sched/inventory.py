@@ -72,6 +72,29 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM counts prefix hits without log_stats, and hits of the encoder cache",
     ),
     Override(
+        "BaseRenderer.__init__",
+        "after it: forks the preprocessing pool; on this renderer, _process_multimodal_async and the processor's "
+        "_apply_hf_processor_main use it",
+        f"wrapped by the check of options; acts when {_OURS}, with preprocess.processes above 0",
+        "tests/engine/test_preprocess_pool.py",
+        "vLLM has a pool of processes for its multimodal processors",
+    ),
+    Override(
+        "ImageMediaIO.load_bytes, multimodal.parse.normalize_image",
+        "JPEG, PNG and WebP pictures are decoded by the preprocessing pool, and turned upright there",
+        "wrapped with the first preprocessing pool of a process",
+        "tests/engine/test_preprocess_pool.py",
+        "vLLM has a pool of processes for its multimodal processors",
+    ),
+    Override(
+        "OpenAIServingChat.create_chat_completion, OpenAIServingCompletion.create_completion, "
+        "OpenAIServingResponses.create_responses (for preprocessing)",
+        "before them: remembers the extra arguments of the request, which name its class",
+        f"wrapped once imported; acts when {_OURS}, with preprocess.processes above 0",
+        "tests/engine/test_preprocess_pool.py",
+        "vLLM passes extra_args to its renderer",
+    ),
+    Override(
         "VIDEO_LOADER_REGISTRY",
         "has our video loader under the name omni_flashcodec",
         "added by register(); used when it is chosen",

@@ -62,6 +62,11 @@ _POINTS: dict[str, list[tuple[str, str, str, bool]]] = {
         ("registry of video loaders", modules.VIDEO, "VIDEO_LOADER_REGISTRY.register", True),
         ("vLLM's default decoder", modules.VIDEO_OPENCV, "decode_opencv", False),
     ],
+    "preprocess": [
+        ("preparation of a request", modules.RENDERER, "BaseRenderer._process_multimodal", True),
+        ("call of the HF processor", modules.MM_PROCESSOR, "BaseMultiModalProcessor._apply_hf_processor_main", True),
+        ("decoder of pictures", modules.IMAGE_IO, "ImageMediaIO.load_bytes", True),
+    ],
     "metrics": [("registry of /metrics", "vllm.v1.metrics.prometheus", "get_prometheus_registry", True)],
 }
 _NOT_NEEDED = {
@@ -72,7 +77,10 @@ _NOT_NEEDED = {
 }
 # Points in modules that only workers or front ends load: importing those costs seconds, so only `probe_all` looks.
 _WORKER_MODULES = (modules.RUNNER_V1, modules.RUNNER_V2, modules.ENCODER_RUNNER_V2, modules.ROPE_V2)
-_FRONT_END_MODULES = (modules.INPUT_PROCESSOR, modules.ASYNC_LLM, modules.RESPONSES)
+_FRONT_END_MODULES = (
+    *(modules.INPUT_PROCESSOR, modules.ASYNC_LLM, modules.RESPONSES),
+    *(modules.RENDERER, modules.MM_PROCESSOR, modules.IMAGE_IO),
+)
 
 
 def probe_all(*, workers: bool = True) -> list[Probe]:
