@@ -65,6 +65,14 @@ INVENTORY: tuple[Override, ...] = (
         "connectors count bytes themselves",
     ),
     Override(
+        "OmniTransferAdapterBase.recv_loop",
+        "before super(): the queue of waiting requests and the condition become ours, so that the loop polls only "
+        "requests whose message may be there, and sleeps until one is shown",
+        "wrapped where vLLM-Omni's adapter is loaded; acts when its connector is one of ours over one arena",
+        "tests/omni/unit/test_receiving.py",
+        "vLLM-Omni lets a connector wait for several messages at once",
+    ),
+    Override(
         "KVCacheManager.get_computed_blocks, EncoderCacheManager.check_and_update_cache",
         "after them: counts hits; nothing is changed",
         "in the processes of stages that are to report",

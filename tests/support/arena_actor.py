@@ -112,6 +112,12 @@ class Actor:
             self.path.close()
         return there
 
+    def sleep(self, seconds: float) -> None:
+        """Sleep until there is a message."""
+        arrivals = self.path.arrivals(EDGE)
+        assert arrivals is not None
+        arrivals.wait(arrivals.ticket(), seconds)
+
     def look(self, key: str) -> int:
         """What a held payload is filled with; -1: with different things."""
         found = self.held[key]

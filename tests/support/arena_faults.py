@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.arena import KIB
 from tests.support.processes import Process
-from vllm_omni_sched.connectors.arena import layout
+from vllm_omni_sched.connectors.arena import layout, meeting
 from vllm_omni_sched.connectors.arena.layout import Layout
 
 ARENA = "vllm_omni_sched.connectors.arena"
@@ -20,8 +20,8 @@ Start = Callable[..., Process]
 
 
 def files(directory: Path) -> list[str]:
-    """Return the kinds of files in the arena."""
-    return sorted(path.suffix for path in directory.iterdir())
+    """Return the kinds of files of members in the arena, without the words that all share."""
+    return sorted(path.suffix for path in directory.iterdir() if path.suffix != meeting.WAKE)
 
 
 def write_to_record(directory: Path, state: int, at: int, written: bytes) -> None:

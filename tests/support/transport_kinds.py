@@ -122,6 +122,8 @@ def _deployment() -> tuple[Deployment, ReusedClients]:
 
 CHECKING: list[Kind] = [arena_with_checksums, files, device_memory_with_checksums, mooncake]
 """Those that put a checksum of its buffers into each message."""
+WAKING: list[Kind] = [arena, arena_in_python, arena_that_copies, arena_with_checksums, device_memory, no_device]
+"""Those that tell which messages are there, and wake who waits for one."""
 TRANSPORTS: list[Kind] = [
     *(arena, arena_in_python, arena_that_copies, arena_with_checksums),
     *(files, arena_above_files, device_memory, no_device, mooncake),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
+from vllm_omni_sched.connectors.arrivals import Arrivals
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message, message_of
 
@@ -114,6 +115,10 @@ class Transport(ABC):
             RendezvousError: the transport cannot search for messages.
             TransportClosedError: after `close`.
         """
+
+    def arrivals(self, edge: Edge) -> Arrivals | None:
+        """Return who tells when messages of an edge are there; None if receivers must ask for each."""
+        return None
 
     def holds(self, edge: Edge, key: str) -> bool:
         """Return whether a message of this process was not received yet; True if the transport cannot tell."""

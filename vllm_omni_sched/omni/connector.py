@@ -11,8 +11,10 @@ from vllm_omni.distributed.omni_connectors.connectors.shm_connector import Share
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import ConnectorError
+from vllm_omni_sched.connectors.arrivals import Arrivals
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.latency_histogram import LatencyHistogram
+from vllm_omni_sched.connectors.receive_queue import Missed
 from vllm_omni_sched.connectors.transport import Health, Status, Transport
 from vllm_omni_sched.connectors.watch import Watch, WatchOptions
 from vllm_omni_sched.logs import get_logger
@@ -50,6 +52,8 @@ class TransportConnector(SharedMemoryConnector):
         self._watching = threading.Lock()
         self.times: dict[tuple[str, str], LatencyHistogram] = {}  # by one of `TIMES` and the transport
         self._transport: Transport | None = transport()
+        self._arrivals: dict[Edge, Arrivals | None] = {}
+        self._last_missed = threading.local()
         metrics_of_this_process(self.stage_id).add(self)
 
     @property
@@ -90,8 +94,11 @@ class TransportConnector(SharedMemoryConnector):
             CorruptMessageError: the message is damaged; it is dropped.
         """
         started, carrier = monotonic_seconds(), self.transport
-        arrival = carrier.get(_edge(from_stage, to_stage), get_key)
+        edge = _edge(from_stage, to_stage)
+        self._last_missed.message = None
+        arrival = carrier.get(edge, get_key)
         if arrival is None:
+            self._last_missed.message = edge, get_key
             return None
         payload = unpack(arrival)
         now, name = monotonic_seconds(), carrier.carrier()
@@ -99,6 +106,17 @@ class TransportConnector(SharedMemoryConnector):
         if arrival.put_at is not None:
             self._took("transfer", name, now - arrival.put_at)
         return payload, arrival.nbytes
+
+    def missed(self) -> Missed | None:
+        """Return what this thread's last `get` has not found; None if it has, or if nobody tells when it is there."""
+        message = getattr(self._last_missed, "message", None)
+        if message is None:
+            return None
+        edge, key = message
+        if edge not in self._arrivals:
+            self._arrivals[edge] = self.transport.arrivals(edge)
+        arrivals = self._arrivals[edge]
+        return None if arrivals is None else Missed(arrivals, key)
 
     def get_with_deadline(
         self,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from vllm_omni_sched.connector_names import FACTORY, register_names
 from vllm_omni_sched.engine.metrics.bridge import attach
+from vllm_omni_sched.imports import when_imported
+from vllm_omni_sched.omni import receiving
 from vllm_omni_sched.omni.stages.reports import stage_reporter
 from vllm_omni_sched.omni.stages.start.hooks import hook
 
@@ -15,5 +17,6 @@ def register_connectors() -> None:
     assert factory.__name__ == FACTORY
     register_names()
     hook()
+    when_imported(receiving.ADAPTER, receiving.hook)
     stage_reporter.start_reporting()  # in the process of a stage that was asked to report
     attach()  # for the reports of stages

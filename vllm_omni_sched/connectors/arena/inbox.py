@@ -7,6 +7,7 @@ import errno
 import os
 import secrets
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from vllm_omni_sched.connectors.arena import layout as at
 from vllm_omni_sched.connectors.arena import meeting, tuning
 from vllm_omni_sched.connectors.arena.index import NEWS_WORD, Index, is_late
 from vllm_omni_sched.connectors.arena.layout import RING, Layout, Record, State
-from vllm_omni_sched.connectors.arena.memory import Memory, open_private
+from vllm_omni_sched.connectors.arena.memory import Memory, modified_ns, open_private, size_of
 from vllm_omni_sched.connectors.arena.tuning import ReceivingCost
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, flags_of
 from vllm_omni_sched.logs import get_logger
@@ -68,6 +69,20 @@ class Misses:
         return len(self._misses)
 
 
+Shown = list[tuple[str, bytes]]
+"""Counters of all senders, with the names of their files (`Index.all_news`)."""
+
+
+def _changed(before: Shown, now: Shown) -> set[int] | None:
+    """Return which counters have changed; None if other senders are known now."""
+    if before == now:
+        return set()
+    if [name for name, _ in before] != [name for name, _ in now]:
+        return None
+    old, new = (np.frombuffer(b"".join(news for _, news in shown), np.uint32) for shown in (before, now))
+    return set((np.flatnonzero(old != new) % at.NEWS_KINDS).tolist())
+
+
 @dataclass
 class Peer:
     """The mapped outbox of another process."""
@@ -87,7 +102,7 @@ class Peer:
         if record.pool == RING:
             raise CorruptMessageError("a message was moved or replaced while it was read")
         memory, start = self._pool(record.pool), record.offset
-        there = min(len(memory.view), os.fstat(memory.fd).st_size)
+        there = min(len(memory.view), size_of(memory.fd))
         end = start + record.nbytes
         if not record.nbytes or end > there:
             raise CorruptMessageError("the record of a message points outside its outbox")
@@ -212,10 +227,31 @@ class Inbox:
                 self._misses.add(name, Miss(digest, news, now))
             elif miss is not None:
                 self._misses.remove(name)
-        if found is None and now - self._looked_at > NEW_SENDERS_AFTER:
-            self._looked_at = now
-            if self._list():
-                found = self._find(digest, name)
+        if found is None and now - self._looked_at > NEW_SENDERS_AFTER and self._find_senders(now):
+            found = self._find(digest, name)
+        return found
+
+    def shown(self) -> Shown:
+        """Return the counters of all senders; they change when a message is shown. See `Index.news`."""
+        self._find_senders(monotonic_seconds())
+        return [(name, sender.index.all_news()) for name, sender in self._senders.items()]
+
+    def may_be_there(self, names: Sequence[bytes], since: Shown | None) -> list[bool]:
+        """Return, for each name, whether `get` may find its message.
+
+        Args:
+            since: `shown` before the last search for these names, which found none of them.
+        """
+        shown = self.shown()
+        changed = _changed(since, shown) if since is not None else None
+        if changed is not None and not changed:
+            return [False] * len(names)
+        indexes, found = [sender.index for sender in self._senders.values()], []
+        for name in names:
+            miss = self._misses.of(name)
+            digest = at.digest_of(name) if miss is None else miss.digest
+            may = changed is None or digest % at.NEWS_KINDS in changed
+            found.append(may and any(index.find(digest) for index in indexes))
         return found
 
     def bury(self) -> int:
@@ -361,9 +397,16 @@ class Inbox:
         self.counts.got_bytes += record.nbytes
         return arrival
 
+    def _find_senders(self, now: float) -> bool:
+        """Search for new outboxes if the last search was a while ago; return whether there are any."""
+        if now - self._looked_at <= NEW_SENDERS_AFTER:
+            return False
+        self._looked_at = now
+        return self._list()
+
     def _list(self) -> bool:
         """Search for new outboxes; return whether there are any."""
-        stamp = os.fstat(self._listed).st_mtime_ns
+        stamp = modified_ns(self._listed)
         now = self._clock()
         if stamp == self._listed_stamp and now - self._listed_at > LISTING_SETTLES:
             return False

@@ -107,6 +107,10 @@ class Index:
         """
         return self.words[NEWS_WORD + digest % NEWS_KINDS]
 
+    def all_news(self) -> bytes:
+        """Return the counters of `news` of all digests."""
+        return self._bytes[NEWS_AT : NEWS_AT + 4 * NEWS_KINDS]
+
     def record(self, slot: int) -> Record:
         """Return the current record of a slot."""
         return Record(*RECORD.unpack_from(self._map, self._records + slot * RECORD_BYTES))

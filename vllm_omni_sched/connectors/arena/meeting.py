@@ -17,7 +17,7 @@ from vllm_omni_sched.config.errors import RendezvousError
 from vllm_omni_sched.connector_names import ARENA_VARIABLE as ARENA_VARIABLE
 from vllm_omni_sched.connectors.arena import meeting
 
-OUTBOX, INBOX, POOL, STAGE, UNFINISHED = ".out", ".in", ".pool", ".stage", ".new"
+OUTBOX, INBOX, POOL, STAGE, UNFINISHED, WAKE = ".out", ".in", ".pool", ".stage", ".new", ".wake"
 UNFINISHED_FOR = 60.0
 """Seconds after which an unfinished file is stale: no living process takes that long to make it."""
 

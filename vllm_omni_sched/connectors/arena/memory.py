@@ -18,6 +18,9 @@ _libc = ctypes.CDLL(None)
 # keeps the interpreter lock during a call that never waits: otherwise a busy thread may take it for 5 ms
 _fcntl = ctypes.PyDLL(None, use_errno=True).fcntl
 _fcntl.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_char_p)
+_statx = getattr(ctypes.PyDLL(None, use_errno=True), "statx", None)  # of Linux 4.11 and glibc 2.28
+_EMPTY_PATH, _MODIFIED_AND_SIZE = 0x1000, 0x240
+_STATX_BYTES, _STATX_SIZE, _STATX_MODIFIED = 256, struct.Struct("@40xQ"), struct.Struct("@112xqI")
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 
@@ -56,6 +59,29 @@ class Memory:
         with contextlib.suppress(BufferError):
             self.map.close()
         os.close(self.fd)
+
+
+def size_of(fd: int) -> int:
+    """Return the size of an open file, without releasing the interpreter lock."""
+    found = _stat(fd)
+    return os.fstat(fd).st_size if found is None else int(_STATX_SIZE.unpack_from(found)[0])
+
+
+def modified_ns(fd: int) -> int:
+    """Return when an open file was modified, without releasing the interpreter lock."""
+    found = _stat(fd)
+    if found is None:
+        return os.fstat(fd).st_mtime_ns
+    seconds, nanoseconds = _STATX_MODIFIED.unpack_from(found)
+    return int(seconds) * 10**9 + int(nanoseconds)
+
+
+def _stat(fd: int) -> ctypes.Array[ctypes.c_char] | None:
+    """Return Linux's `struct statx` of an open file; None where it must be asked for in another way."""
+    if _statx is None:
+        return None
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    return None if _statx(fd, b"", _EMPTY_PATH, _MODIFIED_AND_SIZE, found) else found
 
 
 class ByteLocks:

@@ -100,6 +100,9 @@ class ArenaOptions(BaseModel):
         ge=1,
         description="Most bytes of an edge that are not received yet; beyond it, `put` waits for the receiver.",
     )
+    wake_receivers: bool = Field(
+        True, description="Receivers sleep until a message is shown, and senders wake them; otherwise they only poll."
+    )
     put_timeout_seconds: Seconds = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
     ttl_seconds: Seconds = Field(
         600.0, gt=0, description="Age at which a message that was not received is dropped, and counted."

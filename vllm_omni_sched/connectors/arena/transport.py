@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
@@ -17,9 +17,12 @@ from vllm_omni_sched.config.errors import (
     RendezvousError,
 )
 from vllm_omni_sched.connectors.arena import meeting
-from vllm_omni_sched.connectors.arena.inbox import Inbox
+from vllm_omni_sched.connectors.arena.arrivals import ArenaArrivals
+from vllm_omni_sched.connectors.arena.inbox import Inbox, Shown
 from vllm_omni_sched.connectors.arena.options import ArenaOptions, arena_name
 from vllm_omni_sched.connectors.arena.outbox import Outbox, OutboxCounts
+from vllm_omni_sched.connectors.arena.wake import WakeWords, wake_words, word_of
+from vllm_omni_sched.connectors.arrivals import Arrivals
 from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.medium import MediumTransport, Refusal
@@ -69,6 +72,7 @@ class ArenaTransport(MediumTransport):
         self.directory, self._entered = meeting.enter(options.directory, options.arena or common_arena())
         self._outbox: Outbox | None = None
         self._inbox: Inbox | None = None
+        self._words: WakeWords | None = wake_words(self.directory) if options.wake_receivers else None
         self._buried_at = clock()
         self._opened()
 
@@ -82,6 +86,26 @@ class ArenaTransport(MediumTransport):
     def credited(self) -> tuple[Mapping[Edge, int], Mapping[Edge, int]]:
         counts = self.counts
         return counts.waiting, counts.waiting_bytes
+
+    def arrivals(self, edge: Edge) -> Arrivals | None:
+        words = self._words
+        return None if words is None else ArenaArrivals(self, edge, words, self._sleep)
+
+    def shown(self) -> Shown | None:
+        """Return the counters of all senders; None once this transport is closed, or cannot search."""
+        with self._receive_lock:
+            try:
+                return None if self._closed else self._receiver().shown()
+            except OSError:
+                return None
+
+    def may_be_there(self, names: Sequence[bytes], since: Shown | None) -> list[bool]:
+        """Return, for each name of a message, whether `get` may find it, or report an error; see `Inbox`."""
+        with self._receive_lock:
+            try:
+                return [True] * len(names) if self._closed else self._receiver().may_be_there(names, since)
+            except OSError:
+                return [True] * len(names)
 
     def _make_locks(self) -> None:
         super()._make_locks()
@@ -107,6 +131,8 @@ class ArenaTransport(MediumTransport):
             raise self._no_memory("a pool", "`max_bytes`", error) from error
         if held_bytes is None:
             return Refusal(NoRoomError, self._why_full(outbox, message, modality))
+        if self._words is not None:
+            self._words.wake(word_of(message.edge))
         outbox.reap(REAPED_PER_PUT)
         if outbox.counts.put % TUNE_EVERY == 0:
             outbox.storage.tune()
@@ -191,7 +217,7 @@ class ArenaTransport(MediumTransport):
         for side in (self._outbox, self._inbox):
             if side is not None:
                 side.abandon()
-        self._outbox = self._inbox = None
+        self._outbox = self._inbox = self._words = None
 
     def _bury(self, inbox: Inbox) -> None:
         """Remove dead senders' outboxes, every few seconds."""

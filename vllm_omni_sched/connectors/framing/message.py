@@ -177,8 +177,8 @@ def _of_tensor(dtype: Any, shape: Any) -> tuple[int, str, bytes, bytes]:
 _packers: list[Packer] = []  # that no thread uses now: making an encoder takes longer than encoding most payloads
 _memmove = ctypes.PyDLL(None).memmove  # keeps the interpreter lock: a busy thread that gets it may keep it for 5 ms
 _memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-BRIEF = 64 << 10
-"""Size in bytes up to which data is copied without releasing the interpreter lock, in about ten microseconds."""
+BRIEF = 1 << 20
+"""Size in bytes up to which data is copied without releasing the interpreter lock, in a tenth of a millisecond."""
 
 
 class Message:

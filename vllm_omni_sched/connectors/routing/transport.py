@@ -18,6 +18,7 @@ from vllm_omni_sched.config.errors import (
     RendezvousError,
     TransportClosedError,
 )
+from vllm_omni_sched.connectors.arrivals import Arrivals
 from vllm_omni_sched.connectors.compression import Compressor
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message
@@ -153,6 +154,10 @@ class RoutedTransport(Transport):
         if trouble is not None:
             raise trouble
         return None
+
+    def arrivals(self, edge: Edge) -> Arrivals | None:
+        reaching = self._reaching(edge)  # no one tells of several transports
+        return self._ways[reaching[0]].transport.arrivals(edge) if len(reaching) == 1 else None
 
     def holds(self, edge: Edge, key: str) -> bool:
         return any(way.transport.holds(edge, key) for way in self._ways.values())

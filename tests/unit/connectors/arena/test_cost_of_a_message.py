@@ -15,9 +15,9 @@ from vllm_omni_sched.connectors.arena.memory import ByteLocks
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.latency_histogram import LatencyHistogram
 
-PUT, GET, MISS = 30, 18, 5
-COMPILED = 28, 13, 5
-"""Most calls of Python functions. A change that needs more should say what they are for."""
+PUT, GET, MISS = 31, 18, 5
+COMPILED = 29, 13, 5
+"""Most calls of Python functions; one of `put` wakes the receiver. A change that needs more says what they are for."""
 
 
 def calls_in(act: Callable[[], Any]) -> int:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.arena import EDGE, LONG
 from tests.support.arena_faults import ARENA, IN_POOL, IN_RING, Start, files
-from vllm_omni_sched.connectors.arena import ArenaOptions, meeting
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport, meeting
 
 
 @pytest.mark.parametrize("nbytes", [IN_RING, IN_POOL])
@@ -92,7 +93,7 @@ def test_twenty_producers_one_after_the_other(start: Start, directory: Path) -> 
         assert consumer.health()[2]["senders"] == 0
     assert files(directory) == [".in"]
     with open(f"/proc/{consumer.pid}/maps") as maps:
-        assert str(directory) not in maps.read()
+        assert not [line for line in maps if str(directory) in line and meeting.WAKE not in line]
     assert not [fd for fd in Path(f"/proc/{consumer.pid}/fd").iterdir() if ".out" in os.readlink(fd)]
 
 
@@ -149,3 +150,27 @@ def test_a_process_that_was_stopped_with_the_lock_of_a_slot_holds_nobody_up(star
     assert producer.discard("c") == 0
     producer.reap()
     assert consumer.goes_on() == (IN_POOL, 1)  # so it is
+
+
+def test_a_producer_killed_before_it_wakes_its_receiver_costs_it_one_pause(start: Start, options: ArenaOptions) -> None:
+    producer, consumer = start(), ArenaTransport(options)
+    producer.put("before", IN_RING, 1)
+    assert consumer.get(EDGE, "before") is not None
+    arrivals = consumer.arrivals(EDGE)
+    assert arrivals is not None
+    ticket = arrivals.ticket()
+    producer.die_at(f"{ARENA}.wake:WakeWords.wake")
+    producer.dies("put", "k", IN_RING, 2)
+    arrivals.wait(ticket, 1e-3)  # nobody wakes it, and it goes on
+    assert arrivals.may_be_there(["k"], ticket) == [True]
+    assert consumer.get(EDGE, "k") is not None
+    consumer.close()
+
+
+def test_a_receiver_killed_in_its_sleep_holds_nobody_up(start: Start) -> None:
+    asleep, producer, consumer = start(), start(), start()
+    asleep.begin("sleep", LONG)
+    producer.put("a", IN_RING, 1)
+    asleep.kill()
+    producer.put("b", IN_RING, 2)
+    assert [consumer.get("a"), consumer.get("b")] == [(IN_RING, 1), (IN_RING, 2)]
