@@ -11,8 +11,10 @@ from typing import NamedTuple, TypeVar
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.connectors.arrivals import Arrivals
 
-POLL_AGAIN = 0.05
-"""Seconds after which an entry is polled although nothing tells that its message is there."""
+POLL_AGAIN, POLLED_AGAIN = 0.05, 4
+"""Seconds after which an entry is polled although nothing tells that its message is there, and how many in a pass."""
+SLEEP = 0.01
+"""Seconds that a thread sleeps at most: a message that does not wake it waits no longer."""
 
 Entry = TypeVar("Entry")
 
@@ -33,6 +35,10 @@ class _Poll(NamedTuple):
     at: float
 
 
+def _at(polled: tuple[float, object]) -> float:
+    return polled[0]
+
+
 class ReceiveQueue(deque[Entry]):
     """Queue of entries that one thread polls in passes; only those are polled whose message may be there.
 
@@ -42,7 +48,9 @@ class ReceiveQueue(deque[Entry]):
     1. A new entry is polled in the next pass: its message is known only after it was asked for.
     2. An entry whose message was missing is polled again when that message may be there.
     3. An entry whose missing message is not known is polled in each pass.
-    4. Each entry is polled at least every `POLL_AGAIN` seconds: it may have been cancelled.
+    4. An entry that was polled `POLL_AGAIN` seconds ago is polled again, because it may have been cancelled: in each
+       pass those `POLLED_AGAIN` of them that were polled first, so that they do not hold up messages.
+    5. In a pass, entries whose message may be there come first.
 
     Args:
         missed: returns what the calling thread has just asked for in vain; None if nobody tells when that is there.
@@ -72,25 +80,35 @@ class ReceiveQueue(deque[Entry]):
         if self._looked and not self._added and tickets == before and now - self._polled_at < POLL_AGAIN:
             return 0
         self._added = False
-        self._pass.clear()
-        absent: dict[Arrivals, list[tuple[Entry, str]]] = {}
-        first, present = now, 0
+        absent: dict[Arrivals, list[tuple[Entry, _Poll, str]]] = {}
+        there: list[Entry] = []
+        others: list[Entry] = []
+        still: list[tuple[float, Entry]] = []  # not there, with the time of the last poll
+        present = 0
         for entry in list(iter(self)):  # in one step: other threads append
             poll = polls.get(id(entry))
             present += poll is not None
-            if poll is None or poll.missed is None or poll.expected or now - poll.at >= POLL_AGAIN:
-                self._pass.append((entry, poll is not None and poll.expected))
+            if poll is None or poll.missed is None:
+                others.append(entry)
+            elif poll.expected:
+                there.append(entry)
             else:
-                first = min(first, poll.at)
-                absent.setdefault(poll.missed.arrivals, []).append((entry, poll.missed.key))
+                absent.setdefault(poll.missed.arrivals, []).append((entry, poll, poll.missed.key))
         for arrivals, some in absent.items():
-            there = arrivals.may_be_there([key for _, key in some], before.get(arrivals))
-            self._pass.extend((entry, True) for (entry, _), found in zip(some, there, strict=True) if found)
+            may = arrivals.may_be_there([key for _, _, key in some], before.get(arrivals))
+            for (entry, poll, _), found in zip(some, may, strict=True):
+                if found:
+                    there.append(entry)
+                else:
+                    still.append((poll.at, entry))
+        still.sort(key=_at)
+        others += [entry for at, entry in still[:POLLED_AGAIN] if now - at >= POLL_AGAIN]
+        self._pass = deque([(entry, True) for entry in there] + [(entry, False) for entry in others])
         if present < len(polls):  # somebody else has taken entries out
             here = {id(entry) for entry in list(iter(self))}
             self._polls = {key: poll for key, poll in polls.items() if key in here}
         self._tickets, self._known = {one: tickets[one] for one in absent}, set(absent)
-        self._looked, self._polled_at = not self._pass, first
+        self._looked, self._polled_at = not self._pass, still[0][0] if still else now
         return len(self._pass)
 
     def append(self, entry: Entry) -> None:
@@ -114,9 +132,10 @@ class ReceiveQueue(deque[Entry]):
         return entry
 
     def sleep(self, seconds: float, pause: Callable[[float], object], on: Callable[[Arrivals | None], object]) -> None:
-        """Sleep until an entry may have to be polled, at most ``seconds``, which are the loop's own pause.
+        """Sleep until an entry may have to be polled.
 
         Args:
+            seconds: the loop's own pause.
             pause: sleeps where nobody tells when messages are there, or a message that was said to be there was not.
             on: told of whose sleep it is, and of its end (None).
         """
@@ -126,7 +145,7 @@ class ReceiveQueue(deque[Entry]):
             ((arrivals, ticket),) = self._tickets.items()
             on(arrivals)
             try:
-                arrivals.wait(ticket, seconds)
+                arrivals.wait(ticket, max(seconds, SLEEP))
             finally:
                 on(None)
 

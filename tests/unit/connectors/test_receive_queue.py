@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from tests.support.arena import LONG, FakeClock
 from vllm_omni_sched.connectors.arrivals import Arrivals
-from vllm_omni_sched.connectors.receive_queue import POLL_AGAIN, Missed, ReceiveCondition, ReceiveQueue
+from vllm_omni_sched.connectors.receive_queue import (
+    POLL_AGAIN,
+    POLLED_AGAIN,
+    SLEEP,
+    Missed,
+    ReceiveCondition,
+    ReceiveQueue,
+)
 
 
 class Board(Arrivals):
@@ -118,6 +125,28 @@ def test_rule_4_every_entry_is_polled_after_a_while() -> None:
     assert loop.turn() == ["b"]
 
 
+def test_rule_4_only_a_few_are_polled_again_in_a_pass_those_polled_first_first() -> None:
+    keys = [f"k{number}" for number in range(3 * POLLED_AGAIN)]
+    loop = Loop(*keys)
+    loop.turn()
+    loop.clock.now += 2 * POLL_AGAIN
+    assert [loop.turn() for _ in range(3)] == [
+        keys[:POLLED_AGAIN],
+        keys[POLLED_AGAIN:-POLLED_AGAIN],
+        keys[-POLLED_AGAIN:],
+    ]
+    assert loop.turn() == []
+
+
+def test_rule_5_what_may_be_there_comes_first() -> None:
+    loop = Loop("a", "b")
+    loop.turn()
+    loop.clock.now += 2 * POLL_AGAIN
+    loop.queue.append("c")
+    loop.board.show("b")
+    assert loop.turn() == ["b", "c", "a"]
+
+
 def test_nothing_is_looked_at_while_nothing_is_shown() -> None:
     loop = Loop("a", "b")
     loop.turn()
@@ -144,15 +173,15 @@ def test_its_thread_sleeps_only_after_a_look_in_vain() -> None:
     assert loop.board.waits == [], "nobody has looked since the poll"
     loop.turn()
     loop.sleep()
-    assert loop.board.waits == [1e-3]
+    assert loop.board.waits == [SLEEP]
     loop.queue.append("b")
     loop.sleep()
-    assert loop.board.waits == [1e-3], "there is a new entry"
+    assert loop.board.waits == [SLEEP], "there is a new entry"
     loop.turn()
     loop.turn()
     loop.board.show("b")
     loop.sleep()
-    assert loop.board.waits == [1e-3], "a message has come since the look"
+    assert loop.board.waits == [SLEEP], "a message has come since the look"
     assert loop.pauses == []
 
 
@@ -195,9 +224,13 @@ def test_no_message_is_left_and_no_entry_is_polled_without_reason(steps: list[tu
             loop.clock.now += number * POLL_AGAIN / 5
         elif step == "turn":
             now, waiting, there = loop.clock.now, list(iter(loop.queue)), set(loop.board.there)
-            due = {one for one in waiting if one not in polled or one in there or now - polled[one] >= POLL_AGAIN}
-            assert set(loop.turn()) == due
-            polled |= dict.fromkeys(due, now)
+            wanted = {one for one in waiting if one not in polled or one in there}
+            due = {one for one in waiting if one not in wanted and now - polled[one] >= POLL_AGAIN}
+            found = set(loop.turn())
+            assert found >= wanted
+            assert found - wanted <= due
+            assert len(found - wanted) == min(len(due), POLLED_AGAIN)
+            polled |= dict.fromkeys(found, now)
     loop.turn()
     assert not loop.board.there & set(iter(loop.queue))
 
