@@ -63,9 +63,7 @@ def pictures(load: Callable[[bytes], Any]) -> list[list[Any]]:
 
 def sounds() -> list[list[Any]]:
     rng = np.random.default_rng(0)
-    return [
-        [(rng.normal(size=4000 * (1 + at)).astype(np.float32), rate)] for at, rate in enumerate((16000, 8000, 16000))
-    ]
+    return [[(rng.normal(size=4000 * (1 + at)).astype(np.float32), 16_000)] for at in range(3)]
 
 
 def digest(value: Any) -> Any:
