@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import resource
+import select
 import socket
 import stat
 from collections.abc import Callable
@@ -14,10 +15,12 @@ from typing import Any
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import UnsupportedValueError
+from vllm_omni_sched.heap import keep_freed_memory, return_free_memory
 from vllm_omni_sched.preprocess import messages, values
 from vllm_omni_sched.preprocess.messages import Failure
 from vllm_omni_sched.video.pool.channel import Channel, close_all
 
+_IDLE_SECONDS = 5.0  # after which free memory is returned
 _TEXT = 4096  # characters of an error that are sent
 
 
@@ -63,8 +66,11 @@ def serve(settings: WorkerSettings, end: socket.socket, page: mmap.mmap) -> None
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, settings.file_bytes)
     _limit(resource.RLIMIT_DATA, _data_bytes() + settings.memory_bytes)
+    keep_freed_memory()
     channel = Channel(end, messages.from_owner)
     while True:
+        if not select.select([end], [], [], _IDLE_SECONDS)[0]:
+            return_free_memory()
         try:
             received = channel.receive(wait=True)
         except EOFError:

@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import ctypes, resource
-from vllm_omni_sched.video.pool import worker
+from vllm_omni_sched import heap
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
@@ -24,9 +24,9 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
-kept = worker.keep_freed_memory()
+kept = heap.keep_freed_memory()
 first, again = faults(), faults()
-worker.return_free_memory()
+heap.return_free_memory()
 print(int(kept), first, again, faults())
 """
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import importlib
 import mmap
 import os
@@ -22,6 +21,7 @@ import msgspec
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import DecoderError, VideoInputError, VideoLimitError
+from vllm_omni_sched.heap import keep_freed_memory, return_free_memory
 from vllm_omni_sched.video import sandbox
 from vllm_omni_sched.video.pool import messages
 from vllm_omni_sched.video.pool.channel import MAX_BYTES, Channel, close_all, read_all
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-_NEVER = 1 << 30
-_libc = ctypes.CDLL(None)
 
 
 class Worker:
@@ -179,24 +176,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     channel.send(messages.Ready(tuple(part.value for part in missing)), wait=True)
     Worker(channel, decoder, read_index, frames).serve()
-
-
-def keep_freed_memory() -> bool:
-    """Make the C library's heap keep freed memory from now on; return whether this C library supports it.
-
-    A decoder's frames are large, so that by default each would be memory of its own, mapped for every piece and
-    unmapped after it: page faults take some percent of the decoding time. The memory is kept until a video ends.
-    """
-    try:
-        return bool(_libc.mallopt(_MMAP_THRESHOLD, _NEVER)) and bool(_libc.mallopt(_TRIM_THRESHOLD, _NEVER))
-    except AttributeError:  # musl
-        return False
-
-
-def return_free_memory() -> None:
-    """Return free memory of the heap to the system."""
-    with contextlib.suppress(AttributeError):  # musl
-        _libc.malloc_trim(ctypes.c_size_t(0))
 
 
 def _imported(path: str) -> Any:
