@@ -82,7 +82,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pictures", type=int, default=8, help="of each of these requests")
     parser.add_argument("--width", type=int, default=2048, help="of a picture, in pixels; the height is 3/4 of it")
     parser.add_argument("--processes", type=int, default=2, help="of our pool")
-    parser.add_argument("--nice", type=int, default=5, help="of our pool")
     parser.add_argument("--inline", action="store_true", help="send pictures in the requests, not as files")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
@@ -119,7 +118,7 @@ class PictureServer(Server):
         if variant == SERVERS:
             words += ["--api-server-count", "2"]
         if variant == OURS:
-            pool = {"processes": options.processes, "nice": options.nice}
+            pool = {"processes": options.processes}
             words += ["--scheduler-cls", "vllm_omni_sched.OmniScheduler"]
             words += ["--additional-config", json.dumps({"omni_sched": {"preprocess": pool}})]
         super().__init__(

@@ -17,7 +17,7 @@ class PreprocessOptions(BaseModel):
     processes: int = Field(
         0, ge=0, le=256, description="Number of preprocessing processes; 0: vLLM preprocesses in its API process."
     )
-    nice: int = Field(5, ge=0, le=19, description="Niceness of these processes, added to that of the server.")
+    nice: int = Field(10, ge=0, le=19, description="Niceness of these processes, added to that of the server.")
     max_bytes: int = Field(
         2 * GIB,
         ge=MIB,
