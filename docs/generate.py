@@ -311,6 +311,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "warm-up": lambda: result_tables.warm_up(result_tables.load(RESULTS, "warm_up")),
     "video": lambda: result_tables.video(result_tables.load(RESULTS, "video")),
     "video-server": lambda: result_tables.video_server(result_tables.load(RESULTS, "video_server")),
+    "preprocess": lambda: result_tables.preprocess(result_tables.load(RESULTS, "preprocess")),
     "video-engines": lambda: result_tables.video_engines(result_tables.load(RESULTS, "video_engines")),
     "stages": lambda: stage_tables.stages(result_tables.load(RESULTS, "stages")),
     "scenario": simulator_tables.keys,

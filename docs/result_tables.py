@@ -392,6 +392,27 @@ def video_server(results: Sequence[Result]) -> str:
     return "".join(parts) or NOTHING
 
 
+def preprocess(results: Sequence[Result]) -> str:
+    """Show requests with pictures that arrive together, and text beside them: a row per measure."""
+    parts = []
+    for result in results:
+        lines: dict[str, dict[str, Mapping[str, Any]]] = {}
+        for record in result["results"]:
+            lines.setdefault(record["measure"], {})[record["variant"]] = record
+        variants = list(next(iter(lines.values())))
+        rows = [
+            (
+                measure,
+                *(f"{line[v]['median']:.3f}" for v in variants),
+                *(f"{line[v]['of_stock']:.2f}" for v in variants if v != "stock"),
+            )
+            for measure, line in lines.items()
+        ]
+        header = ("seconds", *variants, *(f"{v}, × stock" for v in variants if v != "stock"))
+        parts.append("\n" + table(header, rows) + source(result))
+    return "".join(parts) or NOTHING
+
+
 def video_engines(results: Sequence[Result]) -> str:
     """Show how many times as fast as one engine many are, by the model."""
     parts = []

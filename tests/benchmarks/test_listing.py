@@ -26,6 +26,7 @@ def test_every_benchmark_is_listed_and_explained():
         "mooncake",
         "overhead",
         "policy_cost",
+        "preprocess",
         "realtime",
         "serve",
         "sim_fidelity",

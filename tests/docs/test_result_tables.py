@@ -222,6 +222,20 @@ def test_video_says_how_many_times_as_long_the_others_take():
     assert "| 32 frames | h264 | ours | 1.000 | 4.00 | 3.50 | 2.00 | no | 1.10 |" in text
 
 
+def test_preprocessing_beside_stock_with_one_and_two_servers():
+    measure = {"measure": "event-loop lag P99", "same_answers": True}
+    records = [
+        {**measure, "variant": variant, "median": median, "of_stock": of_stock}
+        for variant, median, of_stock in (
+            ("stock", 0.05, 1.0),
+            ("stock, 2 API servers", 0.04, 0.8),
+            ("ours", 0.005, 0.1),
+        )
+    ]
+    text = result_tables.preprocess([result(*records, benchmark="preprocess")])
+    assert "| event-loop lag P99 | 0.050 | 0.040 | 0.005 | 0.80 | 0.10 |" in text
+
+
 def test_the_first_token_after_a_video_and_the_model_of_engines():
     seconds = {"measure": "TTFT P99", "median": 2.0, "same_answers": True}
     served = result({**seconds, "variant": "stock"}, {**seconds, "variant": "ours", "median": 0.8, "of_stock": 0.4})

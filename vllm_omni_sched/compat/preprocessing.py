@@ -70,7 +70,7 @@ def admits_picture(media_io: Any, width: int, height: int) -> bool:
 
 
 def processors_of(renderer: Any) -> list[Any]:
-    """Return the multimodal processors of a renderer; until 0.32 there is a second one for requests without cache."""
+    """Return the multimodal processors of a renderer; before 0.33 there is a second one for requests without cache."""
     found = (renderer.mm_processor, getattr(renderer, "_readonly_mm_processor", None))
     return [one for one in found if one is not None]
 
