@@ -11,11 +11,12 @@ import socket
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import UnsupportedValueError
-from vllm_omni_sched.heap import keep_freed_memory, return_free_memory
+from vllm_omni_sched.heap import keep_freed_memory, return_free_memory, run_on_main_heap
 from vllm_omni_sched.preprocess import messages, values
 from vllm_omni_sched.preprocess.messages import Failure
 from vllm_omni_sched.video.pool.channel import Channel, close_all
@@ -67,9 +68,12 @@ def serve(settings: WorkerSettings, end: socket.socket, page: mmap.mmap) -> None
     _limit(resource.RLIMIT_FSIZE, settings.file_bytes)
     _limit(resource.RLIMIT_DATA, _data_bytes() + settings.memory_bytes)
     keep_freed_memory()
-    channel = Channel(end, messages.from_owner)
+    run_on_main_heap(partial(_serve, settings, Channel(end, messages.from_owner)))
+
+
+def _serve(settings: WorkerSettings, channel: Channel) -> None:
     while True:
-        if not select.select([end], [], [], _IDLE_SECONDS)[0]:
+        if not select.select([channel], [], [], _IDLE_SECONDS)[0]:
             return_free_memory()
         try:
             received = channel.receive(wait=True)

@@ -54,9 +54,10 @@ class PoolWork:
         from transformers.feature_extraction_utils import BatchFeature
 
         sent, kwargs = payload
-        if self._decoders is None:
+        if self._decoders is None and self._threads > 1:
             self._decoders = ThreadPoolExecutor(self._threads)
-        items = {modality: list(self._decoders.map(self._item, found)) for modality, found in sent.items()}
+        each = map if self._decoders is None else self._decoders.map
+        items = {modality: list(each(self._item, found)) for modality, found in sent.items()}
         with compat.default_torch_threads():
             result = self._apply(self._processor.info.parse_mm_data(items, validate=False), kwargs)
         if not isinstance(result, BatchFeature):
