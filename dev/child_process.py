@@ -7,9 +7,22 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
+
+
+class Started(Protocol):
+    """What is asked of a process that has been started."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def terminate(self) -> None: ...
 
 
 class ChildProcess:
@@ -17,13 +30,23 @@ class ChildProcess:
 
     with ChildProcess(["vllm", "serve", ...], log=Path(".logs/serve.log"), env={}) as server:
         ...
+
+    Args:
+        start: starts the process, with the arguments of `subprocess.Popen`.
     """
 
-    def __init__(self, command: Sequence[str], *, log: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        start: Callable[..., Started] = subprocess.Popen,
+    ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         with log.open("wb") as output:
-            self._process = subprocess.Popen(
+            self._process = start(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

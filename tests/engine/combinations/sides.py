@@ -24,6 +24,7 @@ from tests.engine.harness.processes import (
     write_model,
 )
 from tests.engine.harness.spec import EngineSpec
+from tests.support.warm import WarmPopen
 
 MODELS = {"llava": {"image_size": 28}}
 NAMES = ("llava", "eagle", "lora", "qwen2-audio", "qwen2-vl")
@@ -42,6 +43,7 @@ class Side:
             [sys.executable, "-m", "tests.engine.combinations.run", str(cases_file), str(self._results), name],
             log=folder / f"{name}.log",
             env={**ENVIRONMENT, **IN_PROCESS, **(NO_PLUGIN if name == "stock" else OUR_PLUGIN)},
+            start=WarmPopen,
         )
 
     def results(self) -> dict[str, Any]:

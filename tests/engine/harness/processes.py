@@ -16,6 +16,7 @@ from typing import Any
 
 from dev.child_process import ChildProcess
 from tests.engine.harness.spec import EngineSpec
+from tests.support.warm import WarmPopen
 
 ROOT = Path(__file__).parents[3]
 CACHE = ROOT / ".cache" / "engines"
@@ -52,6 +53,7 @@ class Side:
             [sys.executable, "-m", "tests.engine.harness.main", str(specs_file), str(self._results)],
             log=folder / f"{name}.log",
             env={**ENVIRONMENT, **environment},
+            start=WarmPopen,
         )
 
     def results(self) -> dict[str, Any]:

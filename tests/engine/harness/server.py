@@ -17,6 +17,7 @@ from typing import Any
 from dev.child_process import ChildProcess
 from tests.engine.harness.media import sound
 from tests.engine.harness.processes import ENVIRONMENT
+from tests.support.warm import WarmPopen
 
 MODEL_NAME = "tiny"
 START_SECONDS = 600
@@ -33,7 +34,7 @@ class Server:
         command = [str(Path(sys.executable).with_name("vllm")), "serve", str(model)]
         command += ["--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--enforce-eager", "--dtype", "float32", *options]
-        self.process = ChildProcess(command, log=log, env={**ENVIRONMENT, **environment})
+        self.process = ChildProcess(command, log=log, env={**ENVIRONMENT, **environment}, start=WarmPopen)
 
     def __enter__(self) -> Server:
         return self
