@@ -1,0 +1,59 @@
+"""Programs that are forked with vLLM imported are as if they had been started in the usual way."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from dev.child_process import ChildProcess
+from tests.support.warm import WarmPopen
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "tests.support.warm_program"
+
+
+def start(tmp_path: Path, *words: str, **environment: str) -> ChildProcess:
+    command = [sys.executable, "-m", PROGRAM, *words]
+    return ChildProcess(command, log=tmp_path / "log", env={"PYTHONPATH": str(ROOT), **environment}, start=WarmPopen)
+
+
+def test_a_program_has_its_own_arguments_environment_session_and_log(tmp_path):
+    with start(tmp_path, "say", "a b", VLLM_SAID="yes") as process:
+        assert process.wait() == 0
+    said = json.loads(process.log.read_text().splitlines()[-1])
+    assert said["argv"] == ["say", "a b"]
+    assert said["environment"] == "yes"
+    assert said["pid"] == said["session"] == process.pid
+    assert said["vllm_was_there"]
+    assert not said["ours_was_there"]
+
+
+def test_what_it_spawns_is_warm_too_and_has_the_environment_of_that_moment(tmp_path):
+    with start(tmp_path, "spawn") as process:
+        assert process.wait() == 0
+    parent, child, grandchild = (json.loads(line) for line in process.log.read_text().splitlines()[-3:])
+    assert parent["environment"] is None
+    assert [child["environment"], grandchild["environment"]] == ["child", "grandchild"]
+    assert child["vllm_was_there"]
+    assert grandchild["vllm_was_there"]
+    assert {child["session"], grandchild["session"]} == {process.pid}
+
+
+@pytest.mark.parametrize(("word", "code"), [("fail", 3), ("raise", 1), ("die", -9)])
+def test_its_exit_code_is_told(tmp_path, word, code):
+    with start(tmp_path, word) as process:
+        assert process.wait() == code
+
+
+def test_stopping_ends_it_and_what_it_spawned(tmp_path):
+    with start(tmp_path, "stay") as process:
+        while not (tmp_path / "log").read_text().count("\n"):
+            assert process.exit_code is None
+    pids = json.loads((tmp_path / "log").read_text().splitlines()[-1])["pids"]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

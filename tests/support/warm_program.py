@@ -1,0 +1,60 @@
+"""`python -m tests.support.warm_program WORD`: a program for `tests/dev/test_warm.py`."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+WERE_THERE = frozenset(sys.modules)
+
+
+def state() -> dict[str, Any]:
+    return {
+        "argv": sys.argv[1:],
+        "environment": os.environ.get("VLLM_SAID"),
+        "pid": os.getpid(),
+        "session": os.getsid(0),
+        "vllm_was_there": "vllm.v1.engine.core" in WERE_THERE,
+        "ours_was_there": "vllm_omni_sched" in WERE_THERE,
+    }
+
+
+def _spawn(names: list[str]) -> None:
+    print(json.dumps(state()), flush=True)
+    if names:
+        os.environ["VLLM_SAID"] = names[0]
+        process = multiprocessing.get_context("spawn").Process(target=_spawn, args=(names[1:],))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+
+
+def _stay() -> None:
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    child.start()
+    print(json.dumps({"pids": [os.getpid(), child.pid]}), flush=True)
+    child.join()
+
+
+def main(word: str) -> None:
+    if word == "say":
+        print(json.dumps(state()))
+    elif word == "spawn":
+        _spawn(["child", "grandchild"])
+    elif word == "stay":
+        _stay()
+    elif word == "raise":
+        raise ValueError(word)
+    elif word == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
