@@ -3,15 +3,17 @@
 import io
 import os
 import random
+import subprocess
+import sys
 from contextlib import suppress
+from pathlib import Path
 
 import av
-import numpy as np
 import pytest
 from rich.console import Console
 
 from benchmarks.harness.priority import kept_priority
-from benchmarks.video import FFMPEG, OURS, STOCK, __main__, clips, memory
+from benchmarks.video import FFMPEG, OURS, STOCK, __main__, clips
 from benchmarks.video_server import __main__ as server
 
 
@@ -100,13 +102,23 @@ def test_a_clip_is_made_once_and_has_the_key_frames_it_should(monkeypatch, tmp_p
     assert (len(packets), sum(packet.is_keyframe for packet in packets)) == (60, 4)
 
 
-def test_the_most_memory_of_a_block_is_seen():
-    with memory.Peak() as watch:
-        before = watch.peak_bytes
-        held = np.ones(64 << 20, np.uint8)
-        memory.held()
+# A process of its own, because a child of another test that ends meanwhile would take memory away.
+HOLDS_64_MIB = """
+import numpy as np
+from benchmarks.video import memory
+with memory.Peak() as watch:
+    before = watch.peak_bytes
+    held = np.ones(64 << 20, np.uint8)
+    memory.held()
     del held
-    assert watch.peak_bytes - before >= 60 << 20
+print(watch.peak_bytes - before)
+"""
+
+
+def test_the_most_memory_of_a_block_is_seen():
+    root = Path(__file__).parents[2]
+    told = subprocess.run([sys.executable, "-c", HOLDS_64_MIB], cwd=root, check=True, capture_output=True, text=True)
+    assert 60 << 20 <= int(told.stdout) <= 80 << 20
 
 
 def test_server_rounds_are_compared_with_stocks_of_the_same_round():
