@@ -119,13 +119,15 @@ class EngineCore:
         """Return a request as the waiting order sees it.
 
         ``computed``, ``left``: tokens in its KV cache, and those of its prompt still to compute. ``items``: the first
-        `graph.affinity.AFFINITY_ITEMS` of its ``num_items`` items.
+        `graph.affinity.AFFINITY_ITEMS` of its ``num_items`` items. Those that the lane has encoded cost nothing more:
+        otherwise the request would count as late although only its prefill is left.
         """
         costs = self.costs
         cost = costs.prefill_seconds(max(left, 0))
         if items and not computed:
             # a session may have very many items: the cost of all is estimated from the first few
-            each = sum(costs.encode_seconds(item.modality, item.embeds) for item in items)
+            left_to_encode = items if self.ahead is None else [i for i in items if not self.ahead.is_ready(i.content)]
+            each = sum(costs.encode_seconds(item.modality, item.embeds) for item in left_to_encode)
             cost += each * num_items / len(items)
         return WaitingRequest(
             request_id,

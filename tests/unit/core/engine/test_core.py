@@ -10,7 +10,7 @@ import pytest
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import Decodes, EngineFacts, PromptItem
-from vllm_omni_sched.graph.order import INTERACTIVE
+from vllm_omni_sched.graph.order import INTERACTIVE, PlaceReason, WaitingRequest
 
 FACTS = EngineFacts(16, 256, 256, 256)
 
@@ -205,3 +205,52 @@ def test_limits_of_a_step_come_together() -> None:
     assert (plan.max_requests, plan.max_tokens, plan.encoder_embeds) == (4, 14, None)
     assert plan.longest == 10
     assert not core().decides
+
+
+def waiting_of(made: EngineCore, prompt: OnePrompt, now: float) -> WaitingRequest:
+    return made.waiting_request(prompt.request_id, 0, 10, prompt.items, len(prompt.items), now)
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_an_item_that_is_encoded_costs_nothing_more(encoded: bool) -> None:
+    made = core(encode_ahead=True, waiting_order="sla")
+    ahead, order, prompt = made.ahead, made.order, OnePrompt("r", [picture("a")])
+    assert ahead is not None
+    assert order is not None
+    made.costs.encoded("image", 8, 1.5)
+    made.enter("r", INTERACTIVE, 0.0)
+    ahead.next_chunk(prompt, 0, View(num_decodes=1), 0.0)
+    (one,) = ahead.take_actions().submit
+    if encoded:
+        ahead.encoded("a", one.ticket, 1.5, 1.5)
+    # at 1.6 s of its 2 s, it is late only if an encode of 1.5 s is still to come
+    (placed,) = order.plan([waiting_of(made, prompt, 1.6)], 1.6)
+    assert placed.reason is (PlaceReason.DEADLINE if encoded else PlaceReason.LATE)
+
+
+def test_encodes_of_a_request_that_misses_its_target_anyway_go_behind_those_of_others() -> None:
+    made = core(encode_ahead=True, waiting_order="sla")
+    ahead, order, view = made.ahead, made.order, View(num_decodes=1)
+    assert ahead is not None
+    assert order is not None
+    made.costs.encoded("image", 8, 0.5)
+    album = OnePrompt("album", [picture(f"page {n}", 8 * n) for n in range(9)])  # 4.5 s, and 2 s are its target
+    others = [OnePrompt(name, [picture(f"of {name}")]) for name in "rs"]
+    submitted = []
+    for prompt in (album, *others):
+        made.enter(prompt.request_id, INTERACTIVE, 0.0)
+    prompts = {prompt.request_id: prompt for prompt in (album, *others)}
+    for step in range(6):
+        now = 0.5 * step
+        waiting = [waiting_of(made, prompt, now) for prompt in prompts.values()]
+        for placed in order.plan(waiting, now):
+            if ahead.next_chunk(prompts[placed.request.request_id], 0, view, now).may_run:
+                for item in prompts.pop(placed.request.request_id).items:
+                    ahead.load(item.content, now)
+        actions = ahead.take_actions().submit
+        submitted += [one.content for one in actions]
+        for one in actions:
+            ahead.encoded(one.content, one.ticket, 0.5, now + 0.5)
+        made.validate()
+    assert submitted[:2] == ["of r", "of s"]
+    assert submitted[2:] == [f"page {n}" for n in range(9)]
