@@ -47,10 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for turn in range(options.rounds):
                 for variant in order.sample(list(engines), len(engines)):
                     request = {"load": load, "seconds": options.seconds, "seed": options.seed + turn}
+                    request |= {"frames": options.frames, "pictures": options.pictures}
                     try:
-                        answer = engines[variant].ask(
-                            do="round", **request, frames=options.frames, session=options.session
-                        )
+                        answer = engines[variant].ask(do="round", **request, session=options.session)
                     except ChildFailed as failure:
                         raise SystemExit(f"{variant} at load {load}: {failure}") from None
                     answers.setdefault((variant, load), []).append(answer)
@@ -61,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "loads": options.loads,
         "seconds": options.seconds,
         "frames": options.frames,
+        "pictures": options.pictures,
         "session": options.session,
         "options": options.options,
     }
@@ -79,6 +79,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals in a round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--frames", type=int, default=0, help="one request of so many pictures in each round")
+    parser.add_argument("--pictures", type=int, default=0, help="draw images from so many; default: all are different")
     parser.add_argument("--session", action="store_true", help="a realtime session runs beside all of it")
     parser.add_argument("--variants", type=some_of(VARIANTS, "variant"), default=["stock", "ours"])
     parser.add_argument("--options", default="{}", help="more of our options, as JSON", type=checked_json)

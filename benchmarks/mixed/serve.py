@@ -52,7 +52,8 @@ async def main() -> None:
         while line := await asyncio.to_thread(sys.stdin.readline):
             request = json.loads(line)
             turn += 1
-            plan = arrivals(request["load"], request["seconds"], request["seed"], frames=request.get("frames", 0))
+            drawn = {name: request.get(name, 0) for name in ("frames", "pictures")}
+            plan = arrivals(request["load"], request["seconds"], request["seed"], **drawn)
             chunks = round(request["seconds"] / CHUNK_SECONDS) if request.get("session") else 0
             emit("round", **await serve(engine, tree, turn, plan, chunks))
     finally:

@@ -29,13 +29,16 @@ class Arrival:
         return "image" if self.image_seeds else "text"
 
 
-def arrivals(load: float, seconds: float, seed: int, *, text_tokens: int = 300, frames: int = 0) -> list[Arrival]:
-    """Requests of `seconds`, by arrival time. Every image is another one.
+def arrivals(
+    load: float, seconds: float, seed: int, *, text_tokens: int = 300, frames: int = 0, pictures: int = 0
+) -> list[Arrival]:
+    """Requests of `seconds`, by arrival time. Every image is another one, unless `pictures` says otherwise.
 
     Args:
         load: multiplies both rates.
         text_tokens: output tokens of a text request.
         frames: when not 0, one request with so many small pictures comes in the middle.
+        pictures: when not 0, images are drawn from so many, the n-th one in proportion to 1/n, as from a catalogue.
     """
     random = np.random.default_rng((seed, round(load * 1000)))
     found = []
@@ -44,6 +47,9 @@ def arrivals(load: float, seconds: float, seed: int, *, text_tokens: int = 300, 
     for at in _times(random, IMAGE_RATE * load, IMAGE_CV, seconds):
         count = int(random.choice(IMAGES[0], p=np.array(IMAGES[1])))
         seeds = tuple(int(s) for s in random.integers(0, 1 << 31, count))
+        if pictures:
+            shares = 1.0 / np.arange(1, pictures + 1)
+            seeds = tuple(int(s) for s in random.choice(pictures, count, p=shares / shares.sum()))
         found.append(Arrival(at, int(random.integers(5, 30)), seeds, int(random.integers(20, 60))))
     if frames:
         seeds = tuple(int(s) for s in random.integers(0, 1 << 31, frames))

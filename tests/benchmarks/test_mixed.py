@@ -1,5 +1,7 @@
 """`mixed` and `warm_up` without an engine: arrivals, and what is made of the rounds."""
 
+from collections import Counter
+
 import pytest
 
 from benchmarks.mixed.__main__ import parse
@@ -89,6 +91,8 @@ def test_the_same_seed_gives_the_same_arrivals_and_load_scales_them():
     assert arrivals(0.5, 60, 3) == arrivals(0.5, 60, 3) != arrivals(0.5, 60, 4)
     assert len(arrivals(2.0, 200, 0)) > 3 * len(arrivals(0.5, 200, 0))
     (frames,) = [a for a in arrivals(0.5, 20, 0, frames=32) if len(a.image_seeds) == 32]
+    drawn = Counter(seed for a in arrivals(2.0, 200, 0, pictures=4) for seed in a.image_seeds)
+    assert [number for number, _ in drawn.most_common()] == [0, 1, 2, 3]
     assert frames.at == 10.0
 
 
