@@ -2,22 +2,21 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.core import validated
+from tests.support.environments import FIRST_ENVIRONMENT
 from tests.support.sharing import group_of
 from vllm_omni_sched.logs import LOGGER
 
 LONG = "long"
 """Marks the tests that `make test-long` alone runs, and names its profile of Hypothesis."""
 TIMES_AS_MANY_EXAMPLES = 20
-FIRST_ENVIRONMENT = ".venv"
-"""Runs all tests; the others leave those marked as `once` to `make test-long`."""
+ONCE, NEWEST = "once", "newest"
+"""Marks of tests that `make test` runs in one environment alone, and `make test-long` in the other."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis looks for the profile
@@ -51,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--hypothesis-profile", None) == LONG:
         _lengthen_properties(items)
     for item in items:
-        if Path(sys.prefix).name != FIRST_ENVIRONMENT and item.get_closest_marker("once"):
+        if item.get_closest_marker(NEWEST if FIRST_ENVIRONMENT else ONCE):
             item.add_marker(pytest.mark.long)
     if hasattr(config, "workerinput"):  # several processes share the tests
         items.sort(key=_starts_no_engine)

@@ -17,6 +17,7 @@ UPSTREAM = "tests/upstream/test_upstream.py"
             "tests/upstream/test_upstream.py async",
         ),
         ("tests/upstream/test_upstream.py::test_any[async]", "tests/upstream/test_upstream.py async"),
+        ("tests/upstream/test_upstream.py::test_any[RunnerV1Mixin-sync]", "tests/upstream/test_upstream.py sync"),
     ],
 )
 def test_tests_that_share_engines_are_of_one_group(test: str, group: str) -> None:

@@ -85,7 +85,7 @@ def in_process(
     stock, ours = run_side_by_side(
         tmp_path_factory.mktemp("in_process"),
         engines,
-        our_engines(llava, voxtral, [variant for variant in VARIANTS if variant.long in wanted]),
+        our_engines(llava, voxtral, [variant for variant in VARIANTS if variant.runs_long in wanted]),
         stock_environment=environment,
         our_environment=IN_PROCESS | OUR_PLUGIN,
         kept=file_of_stock("in_process", engines, environment),

@@ -41,6 +41,7 @@ def check(stock: dict[str, Any], ours: dict[str, Any], case: Case) -> None:
 
 @pytest.mark.engine
 @pytest.mark.slow
+@pytest.mark.newest
 @pytest.mark.parametrize("case", OFTEN, ids=lambda case: case.name)
 def test_same_tokens_and_items_from_the_lane(often: tuple[dict[str, Any], dict[str, Any]], case: Case) -> None:
     check(*often, case)
@@ -56,6 +57,7 @@ def test_same_tokens_and_items_from_the_lane_long(tmp_path: Path, case: Case) ->
 
 @pytest.mark.engine
 @pytest.mark.slow
+@pytest.mark.newest
 def test_another_connector_gets_what_the_lane_made_and_is_asked_first(
     often: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
@@ -70,6 +72,7 @@ def test_another_connector_gets_what_the_lane_made_and_is_asked_first(
 
 @pytest.mark.engine
 @pytest.mark.slow
+@pytest.mark.newest
 def test_the_adapter_and_the_embeddings_of_a_client_change_the_answers(
     often: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:

@@ -35,6 +35,7 @@ def outcomes(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
     return json.loads(answer.stdout.splitlines()[-1])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("case", REFUSED)
 def test_configuration_is_refused(outcomes, case):
     expected, outcome = REFUSED[case], outcomes[case]
@@ -44,6 +45,7 @@ def test_configuration_is_refused(outcomes, case):
     assert expected.error == "ValidationError" or "\n" not in outcome["message"]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_configuration_is_accepted(outcomes, case):
     assert outcomes[case] is None

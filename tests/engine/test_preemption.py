@@ -32,6 +32,7 @@ def test_every_request_leaves_exactly_once(in_process: Results, variant):
     assert ran["still_there"] == []
 
 
+@pytest.mark.newest
 def test_who_was_preempted_got_encodings_back_from_host_memory(in_process: Results):
     assert in_process.of_ours("scarce-host", "crowd")["tiers"]["host"] > 0
 

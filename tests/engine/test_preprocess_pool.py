@@ -20,7 +20,7 @@ from tests.engine.harness.processes import ENVIRONMENT, NO_PLUGIN, OUR_PLUGIN, R
 from tests.engine.harness.server import MODEL_NAME, Server
 
 pytestmark = pytest.mark.engine
-MODELS = ("llava-4-tokens", "qwen2-vl", "qwen2-audio")
+MODELS = ("llava-4-tokens", *(pytest.param(name, marks=pytest.mark.once) for name in ("qwen2-vl", "qwen2-audio")))
 
 
 @pytest.fixture(scope="module", params=MODELS)

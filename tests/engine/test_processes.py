@@ -8,6 +8,7 @@ from tests.engine.conftest import Results
 from tests.engine.harness.compare import first_difference
 from tests.engine.harness.engines import served_engine
 
+pytestmark = pytest.mark.newest
 SCENARIOS = served_engine("llava").scenarios
 
 

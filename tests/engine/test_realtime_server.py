@@ -17,6 +17,8 @@ from tests.engine.harness.spec import OURS
 MISTRAL = ["--tokenizer-mode", "mistral", "--config-format", "mistral", "--max-model-len", "4096"]
 METRICS_SECONDS = 60
 
+pytestmark = pytest.mark.newest
+
 
 class Sessions(NamedTuple):
     alone: dict[str, Any]

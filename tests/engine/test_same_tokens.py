@@ -42,7 +42,11 @@ def test_every_request_leaves_exactly_once(in_process: Results, variant, scenari
 
 
 @pytest.mark.parametrize(
-    "variant", [pytest.param("encode-ahead-host", marks=pytest.mark.long), "encode-ahead-host-worth"]
+    "variant",
+    [
+        pytest.param("encode-ahead-host", marks=pytest.mark.long),
+        pytest.param("encode-ahead-host-worth", marks=pytest.mark.newest),
+    ],
 )
 def test_what_left_the_encoder_cache_came_back_from_host_memory(in_process: Results, variant):
     """Ask 25 pictures, of which 12 fit: only those of simultaneous requests are encoded twice."""

@@ -28,7 +28,7 @@ from tests.engine.harness.spec import OURS
 from tests.engine.harness.tensor_parallel import ALL_AHEAD, FAULTS, stock
 from tests.engine.harness.tensor_parallel import SCENARIOS as ASKED
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.newest]
 
 DATA = pytest.param("data", marks=pytest.mark.long)
 LOST = ("one dies", "one dies when it is done", "one dies in its sleep", "no lane")

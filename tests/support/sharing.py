@@ -12,7 +12,7 @@ SESSION_ENGINES = ("in_process", "in_processes", "ran")
 """Fixtures of the session that start engines."""
 
 _ROOT = Path(__file__).resolve().parents[2]
-_GUISE = re.compile(r"\[([^\]]*?)(?:-tests/[^\]]*)?\]$")
+_GUISE = re.compile(r"\[(?:\w+Mixin-)?([^\]]*?)(?:-tests/[^\]]*)?\]$")
 
 
 def group_of(test_id: str) -> str:

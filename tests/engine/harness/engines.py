@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engine.harness.spec import OUR_ENCODER_CACHE, OURS, OURS_SYNC, EngineSpec
+from tests.support.environments import FIRST_ENVIRONMENT
 
 REQUESTS = ("text", "images", "repeated_images", "shared_images", "prefixes", "aborts")
 SHORT = (*REQUESTS, "sessions")
@@ -85,6 +86,12 @@ class Variant:
     encoder_cache_manager: str | None = None
     omni_sched: Mapping[str, Any] | None = None
     long: bool = False  # run by make test-long alone: another variant has the same options, in another combination
+    newest: bool = False  # in make test in .venv-latest alone: what it adds does not depend on the version of vLLM
+
+    @property
+    def runs_long(self) -> bool:
+        """Whether make test-long runs it, in this environment."""
+        return self.long or (self.newest and FIRST_ENVIRONMENT)
 
     def spec(self, stock: EngineSpec) -> EngineSpec:
         return replace(
@@ -129,18 +136,20 @@ VARIANTS = (
     # other decisions than stock's, the same tokens
     Variant("encode-ahead", "sync", omni_sched=AHEAD, long=True),
     Variant("encode-ahead-async", "async", omni_sched=AHEAD),
-    Variant("encode-ahead-chunked", "chunked", omni_sched=AHEAD),
+    Variant("encode-ahead-chunked", "chunked", omni_sched=AHEAD, newest=True),
     Variant("tight-encode-ahead", "tight", omni_sched=AHEAD, long=True),
     Variant("scarce-encode-ahead", "scarce-async", omni_sched=AHEAD),
     Variant("encode-ahead-host", "chunked", omni_sched=HOST, long=True),
-    Variant("encode-ahead-host-worth", "chunked", RETURNING, omni_sched={**HOST, **WORTH}),
-    Variant("worth", "chunked", RETURNING, omni_sched=WORTH),
-    Variant("scarce-host", "scarce-async", omni_sched={**HOST, **WORTH}),
+    Variant("encode-ahead-host-worth", "chunked", RETURNING, omni_sched={**HOST, **WORTH}, newest=True),
+    Variant("worth", "chunked", RETURNING, omni_sched=WORTH, newest=True),
+    Variant("scarce-host", "scarce-async", omni_sched={**HOST, **WORTH}, newest=True),
     Variant("steered-encode-ahead", "sync", (*SHORT, "crowd"), omni_sched=STEERED, long=True),
-    Variant("steered-encode-ahead-async", "async", ("images", "shared_images", "crowd"), omni_sched=STEERED),
-    Variant("scarce-steered-encode-ahead", "scarce-async", omni_sched=STEERED),
+    Variant(
+        "steered-encode-ahead-async", "async", ("images", "shared_images", "crowd"), omni_sched=STEERED, newest=True
+    ),
+    Variant("scarce-steered-encode-ahead", "scarce-async", omni_sched=STEERED, newest=True),
     Variant("encode-rounds", "sync", SHORT, omni_sched=ROUNDS, long=True),
-    Variant("encode-rounds-async", "async", (*SHORT, "crowd"), omni_sched=ROUNDS),
+    Variant("encode-rounds-async", "async", (*SHORT, "crowd"), omni_sched=ROUNDS, newest=True),
     Variant("encode-rounds-chunked", "chunked", SHORT, omni_sched=ROUNDS, long=True),
     Variant("scarce-encode-rounds", "scarce-async", omni_sched=ROUNDS, long=True),
     Variant("speech", "speech"),
@@ -187,9 +196,13 @@ def our_engines(llava: Path, voxtral: Path, variants: Sequence[Variant] = VARIAN
 
 
 def cases(parts: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Return parameters for tests, of which the first is a variant; those of long variants are marked as long."""
+    """Return parameters for tests, of which the first is a variant; they have the marks of their variants."""
     return [
-        pytest.param(*part, id="-".join([part[0].name, *part[1:]]), marks=pytest.mark.long if part[0].long else ())
+        pytest.param(
+            *part,
+            id="-".join([part[0].name, *part[1:]]),
+            marks=[getattr(pytest.mark, mark) for mark in ("long", "newest") if getattr(part[0], mark)],
+        )
         for part in parts
     ]
 
