@@ -47,6 +47,8 @@ def source(result: Result) -> str:
     """Tell in one paragraph where the numbers come from."""
     p = result["provenance"]
     load = ", ".join(f"{value:g}" for value in p["load_average"])
+    if "load_average_before" in p:
+        load += f" at the end, {p['load_average_before'][0]:g} before"
     return (
         f"\n*`{p['command']}`, {p['date'][:10]}, revision {p['revision']}, seed {p['seed']}; "
         f"{p['cpu']}, {p['cores']} cores, load average {load}; medians.*\n"

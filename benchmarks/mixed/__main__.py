@@ -66,7 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     records = record(dict(sorted(answers.items(), key=lambda item: options.variants.index(item[0][0]))))
     path = options.out / f"mixed-{version}{options.name}.json"
-    console.print(str(write_result(path, "mixed", records, seed=options.seed, workload=workload)))
+    console.print(
+        str(write_result(path, "mixed", records, seed=options.seed, python=options.python, workload=workload))
+    )
     if picture := draw(path.with_suffix(".png"), records):
         console.print(str(picture))
 

@@ -66,7 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "ended": ended,
     }
     path = write_result(
-        options.out / f"overhead-{version}.json", "overhead", records, seed=options.seed, workload=workload
+        options.out / f"overhead-{version}.json",
+        "overhead",
+        records,
+        seed=options.seed,
+        python=options.python,
+        workload=workload,
     )
     console.print(str(path))
 

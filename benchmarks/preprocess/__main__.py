@@ -73,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "sent": "in the request" if options.inline else "as files",
         "processes": options.processes,
     }
-    console.print(str(write_result(path, "preprocess", records, seed=options.seed, workload=workload)))
+    console.print(
+        str(write_result(path, "preprocess", records, seed=options.seed, python=options.python, workload=workload))
+    )
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

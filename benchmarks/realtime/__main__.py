@@ -38,7 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     version = runs[0]["versions"]["vllm"]
     stem = f"realtime-{version}-{max(options.frames)}x{'-'.join(map(str, options.sessions))}"
     write_result(
-        options.out / f"{stem}.json", "realtime", runs, seed=options.seed, model="tiny VoxtralRealtime, random weights"
+        options.out / f"{stem}.json",
+        "realtime",
+        runs,
+        seed=options.seed,
+        python=options.python,
+        model="tiny VoxtralRealtime, random weights",
     )
     plot.draw(options.out / f"{stem}.png", runs, version)
     console.print(table(runs))

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "seconds": options.seconds,
         "rounds": options.rounds,
     }
-    console.print(str(write_result(path, "serve", records, seed=options.seed, workload=asked)))
+    console.print(str(write_result(path, "serve", records, seed=options.seed, python=options.python, workload=asked)))
     if picture := draw(path.with_suffix(".png"), records):
         console.print(str(picture))
 

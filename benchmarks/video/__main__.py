@@ -71,7 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(table(records))
     path = options.out / f"video-{version}{options.name}.json"
     workload = {"tasks": options.tasks, "clips": options.clips, "rounds": options.rounds}
-    console.print(str(write_result(path, "video", records, seed=options.seed, workload=workload)))
+    console.print(
+        str(write_result(path, "video", records, seed=options.seed, python=options.python, workload=workload))
+    )
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

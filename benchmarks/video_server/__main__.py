@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(table(records))
     path = options.out / f"video_server-{version}{'-polling' if options.polling else ''}.json"
     workload = {"requests at once": options.requests, "frames": options.frames, "clips": [clip.name for clip in SHORT]}
-    console.print(str(write_result(path, "video_server", records, seed=options.seed, workload=workload)))
+    console.print(
+        str(write_result(path, "video_server", records, seed=options.seed, python=options.python, workload=workload))
+    )
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -49,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(f"same tokens in all variants: {'yes' if same else 'NO'}")
     name = f"warm_up-{version}{'-beside' if options.beside else ''}.json"
     workload = {"beside": options.beside, "options": options.options, "same_tokens": same}
-    path = write_result(options.out / name, "warm_up", record(ttfts), seed=options.seed, workload=workload)
+    path = write_result(
+        options.out / name, "warm_up", record(ttfts), seed=options.seed, python=options.python, workload=workload
+    )
     console.print(str(path))
 
 

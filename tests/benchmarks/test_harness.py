@@ -4,7 +4,9 @@ import itertools
 import json
 import math
 import signal
+import sys
 import textwrap
+import venv
 
 import pytest
 
@@ -84,6 +86,19 @@ def test_a_result_file_names_no_path_of_this_machine(tmp_path, monkeypatch):
     assert record["provenance"]["command"] == expected
     assert record["provenance"]["seed"] == 7
     assert record["results"] == [1]
+
+
+def test_a_result_names_the_versions_of_the_interpreter_that_was_measured(tmp_path):
+    """An environment without any of the packages has no versions; one that has another vLLM, that of it."""
+    venv.create(tmp_path / "empty", with_pip=False)
+    python = tmp_path / "empty" / "bin" / "python"
+    assert provenance.versions_in(str(python)) == {}
+    (packages,) = (tmp_path / "empty" / "lib").glob("python*/site-packages")
+    (packages / "vllm-9.8.7.dist-info").mkdir()
+    (packages / "vllm-9.8.7.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 9.8.7\n")
+    path = provenance.write_result(tmp_path / "x.json", "realtime", [1], seed=7, python=str(python))
+    assert json.loads(path.read_text())["provenance"]["versions"] == {"vllm": "9.8.7"}
+    assert "torch" in provenance.versions_in(sys.executable)
 
 
 @pytest.fixture
