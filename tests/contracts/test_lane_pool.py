@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.lanes import collect
-from vllm_omni_sched.clock import sleep_seconds
+from tests.support.lanes import LONG, collect
+from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import LaneDiedError
 from vllm_omni_sched.lanes import Done, Job, LanePool, ProcessLane
+from vllm_omni_sched.lanes.width import Widening
 from vllm_omni_sched.resource.engine.lane import LaneLoad, earliest
+
+WIDE: list[bool] = []
+"""In a process of a lane: what it was told about the processors that it may use, slice by slice."""
 
 
 def work(payload: Any, pause: Callable[[], None]) -> Any:
@@ -19,6 +23,14 @@ def work(payload: Any, pause: Callable[[], None]) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
     if isinstance(payload, float):
         sleep_seconds(payload)
+    if payload == "slice until wide":
+        until = monotonic_seconds() + LONG
+        while not WIDE[-1] and monotonic_seconds() < until:
+            sleep_seconds(0.001)
+            pause()
+    if payload in ("told", "slice until wide"):
+        told, WIDE[:] = WIDE[:], []
+        return told
     return os.getpid()
 
 
@@ -86,6 +98,41 @@ def test_one_that_dies_takes_one_job_with_it_and_the_other_does_not_notice(team:
     assert found["beside"].result == second
     assert found["behind"].error is None
     assert team.restarts == 1
+
+
+@pytest.fixture
+def two_widths() -> Iterator[LanePool]:
+    widening = Widening(WIDE.append, 2.0)
+    team = LanePool([ProcessLane(work, 2, widening=widening), ProcessLane(work, 2, widening=widening)])
+    yield team
+    team.close(2.0)
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_an_item_that_is_alone_may_use_all_processors_while_the_llm_computes_nothing(
+    two_widths: LanePool, idle: bool
+) -> None:
+    two_widths.set_llm_idle(idle)
+    for key in "ab":
+        two_widths.submit(Job(key, "told"))
+        assert [done.result for done in collect(two_widths, 1)] == [[idle]]
+
+
+def test_two_items_at_a_time_share_the_processors_and_the_last_one_gets_all(two_widths: LanePool) -> None:
+    two_widths.set_llm_idle(True)
+    two_widths.submit(Job("first", 0.2))
+    two_widths.submit(Job("second", "slice until wide"))  # its lane may be wide only once the first job is collected
+    first, second = collect(two_widths, 2)
+    assert (first.key, second.key) == ("first", "second")
+    assert second.result[0] is False
+    assert second.result[-1] is True
+
+
+def test_a_step_takes_its_processors_back(two_widths: LanePool) -> None:
+    two_widths.set_llm_idle(True)
+    two_widths.set_llm_idle(False)
+    two_widths.submit(Job("a", "told"))
+    assert [done.result for done in collect(two_widths, 1)] == [[False]]
 
 
 def test_a_team_needs_a_lane() -> None:

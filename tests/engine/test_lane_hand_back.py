@@ -12,9 +12,11 @@ import torch
 
 from tests.support.descriptors import nothing_left_open
 from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.engine.ahead import worker as ahead_worker
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport
 from vllm_omni_sched.engine.ahead.worker import AheadWorker
 from vllm_omni_sched.lanes import InlineLane
+from vllm_omni_sched.lanes.processors import Processors
 from vllm_omni_sched.testing import make_data
 
 ALONE, FORK_SERVER_TOO, EVERYWHERE, LAST = 13, 14, 15, 16
@@ -84,3 +86,40 @@ def test_what_was_forgotten_meanwhile_is_not_encoded(worker: AheadWorker) -> Non
     worker.carry_out(orders, {})
     worker.carry_out(AheadOrders(forget=("gone",)), {})
     assert set(encode(worker, [LAST]).ready) == {LAST}
+
+
+class Placed(torch.nn.Module):
+    """An encoder that tells its number of threads and its processors; with two layers, so that they can change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Identity()])
+
+    def embed_multimodal(self, values: torch.Tensor, **_: Any) -> list[torch.Tensor]:
+        for layer in self.layers:
+            layer(values)
+        here = [torch.get_num_threads(), *sorted(os.sched_getaffinity(0))]
+        return [torch.tensor(here, dtype=torch.float).reshape(-1, 1)]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_an_item_that_is_alone_is_encoded_on_all_processors_while_the_llm_computes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm, free = sorted(os.sched_getaffinity(0))[:2]
+    lanes = Processors(frozenset({free}), 1, own=True), Processors(frozenset({llm}), 1, own=False)
+    monkeypatch.setattr(ahead_worker, "processors_here", lambda *_, **__: lanes)
+    with nothing_left_open():
+        worker = AheadWorker(OmniSchedConfig(encode_ahead=True))
+        worker.start(Placed(), torch.device("cpu"))
+        found = []
+        for ticket, idle in enumerate((True, False, True)):
+            cache: dict[str, torch.Tensor] = {}
+            order = (f"item-{ticket}", ticket, "image", make_data(ticket, num_values=3), 3)
+            worker.carry_out(AheadOrders(submit=[order], llm_idle=idle), cache)
+            while (report := worker.report() or AheadReport()) and not report.ready:
+                worker.wait(20.0)
+            worker.carry_out(AheadOrders(load=(f"item-{ticket}",)), cache)
+            found.append(cache[f"item-{ticket}"].flatten().tolist())
+        worker.close()
+    assert found == [[2, llm, free], [1, free], [2, llm, free]]

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.lanes.processors import Part, Processors, bound_here, choose, choose_part, parse, siblings_of
+from vllm_omni_sched.lanes.processors import (
+    Part,
+    Processors,
+    bound_here,
+    choose,
+    choose_part,
+    parse,
+    siblings_of,
+    together,
+)
 
 
 def alone(cpu: int) -> set[int]:
@@ -46,6 +55,19 @@ def shared(*cpus: int, threads: int = 1) -> Processors:
 )
 def test_rules(option, allowed, bound, siblings, expected):
     assert choose(option, allowed, bound, siblings, len(bound)) == expected
+
+
+@pytest.mark.parametrize(
+    ("lanes", "expected"),
+    [
+        ((), None),
+        ((own(1),), None),
+        ((own(1), shared(0)), shared(0, 1, threads=2)),
+        ((own(4, 5), shared(0, 1, 2, 3, threads=4)), shared(0, 1, 2, 3, 4, 5, threads=6)),
+    ],
+)
+def test_the_processors_of_several_lanes_together(lanes, expected):
+    assert together(lanes) == expected
 
 
 def test_a_processor_that_is_not_allowed_is_named():

@@ -35,7 +35,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Done:
-    """The outcome of a job: a result or an error, and the wall time in the lane in ``seconds``, pauses included."""
+    """The outcome of a job: a result or an error, and the wall time in the lane in ``seconds``, pauses included.
+
+    Time on more processors than the lane's own counts by their number.
+    """
 
     key: str
     result: Any = None
@@ -66,6 +69,7 @@ class Lane(ABC):
             raise ValueError(f"capacity of an encoder lane must be at least 1, got {capacity}")
         self._work = work
         self.capacity = capacity
+        self.llm_idle = False
         self.restarts = 0  # number of times that the lane's process died and was replaced
 
     @property
@@ -101,6 +105,10 @@ class Lane(ABC):
         Raises:
             ValueError: ``share`` is outside that range.
         """
+
+    def set_llm_idle(self, idle: bool) -> None:
+        """Record whether the LLM computes nothing until the next call, so that its processors may be used, too."""
+        self.llm_idle = idle
 
     @abstractmethod
     def drain(self, timeout: float) -> bool:

@@ -26,10 +26,12 @@ from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import LaneError
 from vllm_omni_sched.lanes import messages
 from vllm_omni_sched.lanes.base import Pacer, Work
+from vllm_omni_sched.lanes.width import Widening, Width
 
 _SHARE = struct.Struct("d")  # written by the owner: the lane's share
 _CURRENT = struct.Struct("Q")  # written by the worker: number of its current job; 0 between jobs
 _CURRENT_AT = _SHARE.size
+_WIDE_AT = _CURRENT_AT + _CURRENT.size  # one byte, written by the owner: whether the lane may use all processors
 _OWNER_SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 """The owner's ends of all channels of this process. A child must not keep one open, or the other side would never see
 it closed."""
@@ -77,6 +79,15 @@ class ForkServer:
     @share.setter
     def share(self, share: float) -> None:
         _write(self._page, 0, _SHARE.pack(share))
+
+    @property
+    def wide(self) -> bool:
+        """Return whether the working process may use the processors of all lanes."""
+        return bool(self._page[_WIDE_AT])
+
+    @wide.setter
+    def wide(self, wide: bool) -> None:
+        self._page[_WIDE_AT] = wide
 
     @property
     def current_job(self) -> int:
@@ -215,10 +226,23 @@ def _end_child(child: int) -> None:
         pass
 
 
-def run_jobs(work: Work, nice: int, idle_seconds: Callable[[], float], end: socket.socket, page: mmap.mmap) -> None:
+def run_jobs(
+    work: Work,
+    nice: int,
+    idle_seconds: Callable[[], float],
+    widening: Widening | None,
+    end: socket.socket,
+    page: mmap.mmap,
+) -> None:
     """Run the jobs of a process lane, in the process that works."""
     os.nice(nice)
     pacer = Pacer(lambda: _SHARE.unpack_from(page)[0], monotonic_seconds, sleep_seconds, idle_seconds)
+    width = Width(widening, lambda: bool(page[_WIDE_AT]), monotonic_seconds)
+
+    def pause() -> None:
+        pacer.pause()
+        width.next_slice()
+
     waiting: deque[tuple[str, int, Any]] = deque()
     while True:
         try:
@@ -228,15 +252,16 @@ def run_jobs(work: Work, nice: int, idle_seconds: Callable[[], float], end: sock
         key, number, payload = waiting.popleft()
         _write(page, _CURRENT_AT, _CURRENT.pack(number))
         started = monotonic_seconds()
+        width.begin()
         pacer.begin()
         result, failure = None, None
         try:
-            result = work(payload, pacer.pause)
+            result = work(payload, pause)
         except Exception as error:  # noqa: BLE001 - any error is reported as the job's
             failure = f"{type(error).__name__}: {error}"
         del payload
         try:
-            messages.send(end, (key, failure, monotonic_seconds() - started), result, wait=True)
+            messages.send(end, (key, failure, monotonic_seconds() - started + width.end()), result, wait=True)
         except ConnectionError:  # the owner is gone
             return
         del result

@@ -7,7 +7,7 @@ from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import LaneClosedError
 from vllm_omni_sched.lanes.base import CLOSED, Done, Job, Lane, checked_share, held_twice
 from vllm_omni_sched.lanes.process import ProcessLane
-from vllm_omni_sched.resource.engine.lane import LaneLoad, earliest
+from vllm_omni_sched.resource.engine.lane import LaneLoad, earliest, lanes_to_widen
 
 
 class LanePool(Lane):
@@ -15,6 +15,8 @@ class LanePool(Lane):
 
     Jobs of one lane run in the order of their `submit`, those of different lanes in any order. A lane that shares its
     processors with other work is slow: jobs queue behind those of a quick one as long as that is sooner.
+
+    While the LLM computes nothing, a lane that alone has jobs may use the processors of all lanes (`lanes_to_widen`).
 
     Args:
         lanes: the lanes, the fastest first; the pool closes them.
@@ -30,6 +32,8 @@ class LanePool(Lane):
         self.capacity = sum(lane.capacity for lane in lanes)
         self._loads = [LaneLoad() for _ in lanes]
         self._place_of: dict[str, tuple[int, float]] = {}  # job key -> lane that holds it, its size
+        self._wide = [False] * len(lanes)
+        self.llm_idle = False
         self._closed = False
 
     @property
@@ -50,7 +54,9 @@ class LanePool(Lane):
         if not open_:
             return False
         at = open_[earliest([self._loads[one] for one in open_], job.size)]
+        self._widen(at)  # first, or the job could begin on too few processors, or too many
         if not self.lanes[at].submit(job):
+            self._widen()
             return False
         self._place_of[job.key] = at, job.size
         self._loads[at].held += job.size
@@ -77,7 +83,22 @@ class LanePool(Lane):
     def _leave(self, key: str) -> tuple[int, float]:
         at, size = self._place_of.pop(key)
         self._loads[at].left(size)
+        self._widen()
         return at, size
+
+    def _widen(self, *coming: int) -> None:
+        """Tell the lanes which processors they may use; ``coming``: lanes that get one more job.
+
+        A lane is told only what is new.
+        """
+        jobs = [coming.count(at) for at in range(len(self.lanes))]
+        for at, _ in self._place_of.values():
+            jobs[at] += 1
+        wide = lanes_to_widen(jobs, llm_idle=self.llm_idle)
+        for lane, before, after in zip(self.lanes, self._wide, wide, strict=True):
+            if before != after:
+                lane.set_wide(after)
+        self._wide = wide
 
     def wait(self, timeout: float) -> bool:
         end = monotonic_seconds() + timeout
@@ -93,6 +114,10 @@ class LanePool(Lane):
         checked_share(share)
         for lane in self.lanes:
             lane.set_share(share)
+
+    def set_llm_idle(self, idle: bool) -> None:
+        super().set_llm_idle(idle)
+        self._widen()
 
     def drain(self, timeout: float) -> bool:
         end = monotonic_seconds() + timeout

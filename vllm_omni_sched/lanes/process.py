@@ -23,6 +23,7 @@ from vllm_omni_sched.lanes.base import (
     never_idle,
 )
 from vllm_omni_sched.lanes.fork_server import ForkServer, run_jobs
+from vllm_omni_sched.lanes.width import Widening
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,20 @@ class ProcessLane(Lane):
         capacity: as for every lane.
         nice: added to the process's niceness, so that the owner's threads win the processor.
         idle_seconds: as for `Pacer`; called in the process that works.
+        widening: how the work uses more processors while `set_wide` allows that; None if it cannot.
     """
 
     def __init__(
-        self, work: Work, capacity: int = 16, *, nice: int = 0, idle_seconds: Callable[[], float] = never_idle
+        self,
+        work: Work,
+        capacity: int = 16,
+        *,
+        nice: int = 0,
+        idle_seconds: Callable[[], float] = never_idle,
+        widening: Widening | None = None,
     ) -> None:
         super().__init__(work, capacity)
-        self._fork_server = ForkServer(partial(run_jobs, work, nice, idle_seconds))
+        self._fork_server = ForkServer(partial(run_jobs, work, nice, idle_seconds, widening))
         self._jobs: OrderedDict[str, _Sent] = OrderedDict()  # in the order of the process
         self._number = 0
         self._cancelled: set[str] = set()  # cancelled jobs that the process may still answer
@@ -189,6 +197,10 @@ class ProcessLane(Lane):
 
     def set_share(self, share: float) -> None:
         self._fork_server.share = checked_share(share)
+
+    def set_wide(self, wide: bool) -> None:
+        """Set whether the lane may use the processors of all lanes, from the next slice of a job on."""
+        self._fork_server.wide = wide
 
     def drain(self, timeout: float) -> bool:
         end = monotonic_seconds() + timeout

@@ -7,7 +7,7 @@ front end, which need little of it. A lane on the remaining processors takes lit
 import multiprocessing
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +64,14 @@ def choose(
     if option == AUTO and free and 2 * len(free) >= len(bound):
         return Processors(frozenset(free), len(free), own=True), shared
     return (shared,)
+
+
+def together(lanes: Sequence[Processors]) -> Processors | None:
+    """Return the processors of all lanes; None if there is one lane only, or none."""
+    if len(lanes) < 2:
+        return None
+    cpus = frozenset().union(*(one.cpus for one in lanes))
+    return Processors(cpus, len(cpus), own=False)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,9 @@ from vllm_omni_sched.lanes.processors import (
     choose_part,
     move_here,
     siblings_of,
+    together,
 )
+from vllm_omni_sched.lanes.width import Widening
 
 _NICE = 10  # the LLM's threads win
 
@@ -40,6 +42,7 @@ class Encode:
         dummies: makes the batches that warm the encoder up; called in the process that does the warm-up.
         processors: the CPUs to use when the lane is a process of its own; None to leave the affinity as it is.
         ranks: the ranks whose lanes encode each item together; None for a worker that encodes alone.
+        everything: the CPUs to use while the LLM leaves its own to the lane; None to stay on ``processors``.
     """
 
     def __init__(
@@ -49,21 +52,41 @@ class Encode:
         dummies: Callable[[], Iterable[Any]] = tuple,
         processors: Processors | None = None,
         ranks: Ranks | None = None,
+        everything: Processors | None = None,
     ) -> None:
         self._model = model
         self._dummies = dummies
         self._device = device
         self._processors = processors
         self._ranks = ranks
+        self._everything = everything
+        self._wide = False
         self._group: LaneGroup | None = None  # of the lane's process; None in the worker
         self._pid = os.getpid()
         self._here = (
             threading.local()
         )  # holds the lane's pause: encodes of the step use the same layers and must not pause
 
-    def at(self, processors: Processors | None) -> "Encode":
-        """Return a copy of this encode for a process on these processors."""
-        return Encode(self._model, self._device, self._dummies, processors, self._ranks)
+    def at(self, processors: Processors | None, everything: Processors | None = None) -> "Encode":
+        """Return a copy of this encode for a process on these processors, or ``everything`` while it may use all."""
+        return Encode(self._model, self._device, self._dummies, processors, self._ranks, everything)
+
+    @property
+    def widening(self) -> Widening | None:
+        """Return how this encode uses all processors; None if it cannot."""
+        if self._processors is None or self._everything is None:
+            return None
+        return Widening(self._use_all, self._everything.threads / self._processors.threads)
+
+    def _use_all(self, wide: bool) -> None:
+        """Use all processors from now on, or those of the lane alone, in the process of the lane."""
+        changed, self._wide = wide != self._wide, wide
+        if os.getpid() != self._pid:
+            return  # `_settle` follows
+        if changed:
+            self._set_threads()
+        if changed or wide:
+            self._move()  # also when OpenMP has started threads since the last slice
 
     def idle_seconds(self) -> float:
         """Return for how long, in all, the encoder in this process has waited for those of other ranks."""
@@ -137,13 +160,20 @@ class Encode:
         """Set threads and CPUs at the first call in a process of its own, where OpenMP starts anew."""
         self._pid = os.getpid()
         self._move()
-        if self._processors is not None:
-            torch._C.set_num_threads(self._processors.threads)  # vLLM has made torch.set_num_threads do nothing
+        self._set_threads()
         self.give_way()
 
+    @property
+    def _current(self) -> Processors | None:
+        return self._everything if self._wide else self._processors
+
+    def _set_threads(self) -> None:
+        if self._current is not None:
+            torch._C.set_num_threads(self._current.threads)  # vLLM has made torch.set_num_threads do nothing
+
     def _move(self) -> None:
-        if self._processors is not None:
-            move_here(self._processors.cpus)
+        if self._current is not None:
+            move_here(self._current.cpus)
 
     def give_way(self) -> None:
         """Register hooks that let all later encodes of a lane pause between layers."""
@@ -204,7 +234,11 @@ def build_lane(
     if device.type != "cuda":
         if config.encode_lane_sms is not None:
             raise ConfigError(f"option 'expert.encode_lane_sms' needs a CUDA device, not {device.type!r}: leave it out")
-        lanes = [ProcessLane(encode.at(one), capacity, nice=niceness(config, one)) for one in processors or (None,)]
+        encodes = [encode.at(one, together(processors)) for one in processors or (None,)]
+        lanes = [
+            ProcessLane(one, capacity, nice=niceness(config, on), widening=one.widening)
+            for one, on in zip(encodes, processors or (None,), strict=True)
+        ]
         for lane in lanes:
             lane.submit(WARM_UP)
         return lanes[0] if len(lanes) == 1 else LanePool(lanes)

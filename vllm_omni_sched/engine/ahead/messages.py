@@ -82,6 +82,7 @@ class AheadOrders(ECConnectorMetadata):
         pending: whether encodes are under way; if so, a step without tokens waits for one of them.
         rest_seconds: how long a step with tokens waits for an encode before it begins.
         host: encodings to move to host memory, and to restore from there.
+        llm_idle: whether this step has no tokens, so that the lane may use the LLM's processors until the next step.
         ranks: orders that only the workers of an engine with several ranks get; None without news for them. They are
             carried out first.
     """
@@ -94,6 +95,7 @@ class AheadOrders(ECConnectorMetadata):
     rest_seconds: float = 0.0
     host: HostOrders = field(default_factory=HostOrders)
     ranks: "RankOrders | None" = None
+    llm_idle: bool = False
 
 
 class LaneFacts(NamedTuple):

@@ -106,7 +106,8 @@ class AheadPlanner:
         if output.total_num_scheduled_tokens and ledger.num_pending:
             self.rest_seconds = decisions.rest_seconds(self._view, prompt_tokens_of(output))
         pending = ledger.num_pending > 0
-        return AheadOrders(forget, load, submit, decisions.share, pending, self.rest_seconds, host, ranks)
+        idle = not output.total_num_scheduled_tokens
+        return AheadOrders(forget, load, submit, decisions.share, pending, self.rest_seconds, host, ranks, idle)
 
     def _rank_orders(self) -> RankOrders | None:
         """Return the orders that only several workers get; None without news for them."""

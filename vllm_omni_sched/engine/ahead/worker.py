@@ -13,7 +13,7 @@ from vllm_omni_sched.engine.ahead.host_store import HostStore
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, Encoded, LaneFacts
 from vllm_omni_sched.engine.ahead.warm_up import WARM_UP
 from vllm_omni_sched.lanes import Done, InlineLane, Job, Lane
-from vllm_omni_sched.lanes.processors import Processors
+from vllm_omni_sched.lanes.processors import Processors, together
 from vllm_omni_sched.logs import logger_name
 
 logger = init_logger(logger_name(__name__))
@@ -72,6 +72,11 @@ class AheadWorker:
         for one in processors:
             whose = "of its own" if one.own else "shared with the LLM"
             logger.info("Encode-ahead starts an encoder process on CPUs %s, %s", sorted(one.cpus), whose)
+        if (everything := together(processors)) is not None:
+            logger.info(
+                "Encode-ahead encodes an item that is alone on CPUs %s while the LLM computes nothing",
+                sorted(everything.cpus),
+            )
         self._facts = LaneFacts(max(1, len(processors)), own_processors=any(one.own for one in processors))
 
     @property
@@ -96,6 +101,8 @@ class AheadWorker:
         if orders.share != self._share:
             self._share = orders.share
             self.lane.set_share(orders.share)
+        if orders.llm_idle != self.lane.llm_idle:
+            self.lane.set_llm_idle(orders.llm_idle)
         self._feed()
         if orders.rest_seconds and self._at_lane:
             self._ask("wait", orders.rest_seconds)

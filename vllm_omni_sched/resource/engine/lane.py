@@ -136,6 +136,20 @@ def earliest(loads: Sequence[LaneLoad], size: float) -> int:
     )
 
 
+def lanes_to_widen(jobs: Sequence[int], *, llm_idle: bool) -> list[bool]:
+    """Return for each lane of a pool whether it may use the processors of all lanes.
+
+    1. None while the LLM computes: an encode of several threads waits for the slowest one, and so would the step.
+    2. Only a lane that alone has jobs: lanes that work at the same time use all processors already.
+
+    Args:
+        jobs: the number of jobs that each lane holds.
+        llm_idle: whether the step that runs now has no tokens.
+    """
+    alone = llm_idle and sum(map(bool, jobs)) == 1
+    return [alone and number > 0 for number in jobs]
+
+
 PACE, PACE_BESIDE = 0.8, 0.3
 """Fractions of the ITL target: where the encoder shares the LLM's processors, and where it has others, too."""
 
