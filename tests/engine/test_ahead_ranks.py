@@ -26,7 +26,7 @@ class ScriptedLane(MemberLane):
     """A lane of one rank without a process."""
 
     def __init__(self) -> None:
-        self.dead = self.for_ever = False
+        self.dead = self.for_ever = self.llm_idle = False
         self.restarts = 0
         self.waiting: list[Job] = []
         self.ended: list[Done] = []
