@@ -199,5 +199,5 @@ def test_nothing_is_left(ran: Ran, mode: Mode):
 
 
 def _of_a_killed_sender(name: str) -> bool:
-    """Whether this is the empty lock file that vLLM-Omni's `put` opens first, of a replica that was killed just then."""
+    """Return whether this is the empty lock file that vLLM-Omni's `put` opens first, of a replica killed just then."""
     return "-killed_" in name and name.endswith("_lockfile.lock")
