@@ -113,6 +113,25 @@ class OmniSchedConfig(BaseModel):
         description="Host memory for evicted encodings, in bytes: they are restored instead of encoded again, if that "
         "is quicker. Needs `encode_ahead`; 0 keeps none.",
     )
+    encoder_share_bytes: int = Field(
+        0,
+        ge=0,
+        description="Memory of the host for encodings that all engines of this user on the host share, in bytes: an "
+        "item that several of them get is encoded by one. Engines with the same model must have the same value; 0 "
+        "shares none.",
+    )
+    encoder_share_ttl_seconds: float = Expert(
+        3600.0, gt=0.0, description="Shared encodings that nobody has used for so long are removed."
+    )
+    encoder_share_wait_seconds: float = Expert(
+        10.0,
+        ge=0.0,
+        le=600.0,
+        description="How long a request waits for an encoding that another engine makes, before its own makes it.",
+    )
+    encoder_share_dir: str = Expert(
+        "/dev/shm", description="Folder of shared encodings, in a file system in memory that this user can write."
+    )
     strip_frontier: Toggle = Expert(
         Toggle.AUTO,
         description="Strip covered items' data from worker messages by moving a frontier, not by walking all items.",

@@ -1,7 +1,7 @@
 """Makes the `SchedulerExtension` of a scheduler from its options and from what this vLLM offers."""
 
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from vllm_omni_sched.engine.sessions import block_ids
 from vllm_omni_sched.engine.sessions.messages import SessionSender
 from vllm_omni_sched.engine.sessions.registry import Sessions
 from vllm_omni_sched.engine.sessions.release import CommittedRelease
+from vllm_omni_sched.engine.shared.attach import shared_planner
 from vllm_omni_sched.engine.steered import SteeredSteps
 from vllm_omni_sched.items.feature_list import Strip
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
@@ -68,7 +69,10 @@ def build_extension(scheduler: Any, config: OmniSchedConfig, features: Mapping[s
     if "session_delta" in active and compat.workers_take_deltas(scheduler.vllm_config, config):
         sender = SessionSender(strip, metrics)
     steered = SteeredSteps(scheduler, config, metrics, inputs, refusals, strip)
-    publisher = _publisher(scheduler, config, metrics, sender, steered.planner)
+    shared = shared_planner(scheduler)
+    if shared is not None:
+        shared.bind(getattr(scheduler.encoder_cache_manager, "cached", ()))
+    publisher = _publisher(scheduler, config, metrics, sender, [one for one in (steered.planner, shared) if one])
     if publisher is not None:
         weakref.finalize(scheduler, publisher.close)
     return SchedulerExtension(
@@ -117,7 +121,11 @@ def _pending(scheduler: Any, active: Collection[str], strip: Strip) -> PendingIn
 
 
 def _publisher(
-    scheduler: Any, config: OmniSchedConfig, metrics: SchedulerMetrics, sender: SessionSender | None, planner: Any
+    scheduler: Any,
+    config: OmniSchedConfig,
+    metrics: SchedulerMetrics,
+    sender: SessionSender | None,
+    planners: Sequence[Any],
 ) -> MetricsPublisher | None:
     if not (config.metrics and scheduler.log_stats):
         return None
@@ -125,19 +133,19 @@ def _publisher(
         metrics,
         scheduler.vllm_config,
         interval_seconds=config.metrics_interval_seconds,
-        refresh=partial(refresh, metrics, scheduler.encoder_cache_manager, sender, planner),
+        refresh=partial(refresh, metrics, scheduler.encoder_cache_manager, sender, planners),
     )
     publisher.start()
     return publisher
 
 
 def refresh(
-    metrics: SchedulerMetrics, manager: EncoderCacheManager, sender: SessionSender | None, planner: Any
+    metrics: SchedulerMetrics, manager: EncoderCacheManager, sender: SessionSender | None, planners: Sequence[Any] = ()
 ) -> None:
     """Copy the counts of other objects into ``metrics`` when they are published, so that steps pay nothing for it."""
     if isinstance(manager, OmniEncoderCacheManager):
         manager.count_into(metrics)
     if sender is not None:
         metrics.sessions = len(sender)
-    if planner is not None:
+    for planner in planners:
         planner.count_into(metrics)

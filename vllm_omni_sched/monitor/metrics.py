@@ -120,6 +120,19 @@ METRICS: tuple[Metric, ...] = (
         {EACH: "host_offers"},
         label="reason",
     ),
+    Metric(
+        "shared_encodings_total",
+        "counter",
+        "Encoder outputs with `encoder_share_bytes`: loaded from the store of the host, or made by this engine; and "
+        "requests that waited for another engine (awaited), of those some in vain (gave_up).",
+        {
+            "loaded": "shared_loaded",
+            "made": "shared_made",
+            "awaited": "shared_awaited",
+            "gave_up": "shared_gave_up",
+        },
+        label="outcome",
+    ),
     Metric("encode_ahead_items_total", "counter", "Items encoded ahead of their prefill.", {"": "ahead_encoded"}),
     Metric(
         "encode_ahead_failed_total",

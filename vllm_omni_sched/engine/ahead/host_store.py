@@ -60,7 +60,7 @@ class HostStore:
             if tensor is None or self.num_bytes + tensor.nbytes > self.max_bytes:
                 self._report.lost[ticket] = mm_hash
                 continue
-            self._kept[mm_hash] = _Kept(_to_host(tensor), tensor.device)
+            self._kept[mm_hash] = _Kept(to_host(tensor), tensor.device)
             self.num_bytes += tensor.nbytes
             self._report.kept[ticket] = mm_hash, tensor.nbytes
             self._report.embeds += tensor.shape[0]
@@ -105,7 +105,11 @@ class HostStore:
         return report
 
 
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in host memory; from a GPU it is copied on the current stream, and is complete after that.
+
+    A tensor on the CPU is returned as it is, or copied if it is a view of larger memory.
+    """
     if tensor.device.type == "cpu":
         is_part = tensor.untyped_storage().nbytes() > tensor.nbytes
         return tensor.clone() if is_part else tensor
