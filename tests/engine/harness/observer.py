@@ -89,6 +89,6 @@ def _tiers(scheduler: Any) -> dict[str, int]:
     from vllm_omni_sched.monitor.metrics import METRICS
 
     planner = getattr(scheduler.omni.policies, "planner", None)
-    refresh(scheduler.omni.metrics, scheduler.encoder_cache_manager, None, planner)
+    refresh(scheduler.omni.metrics, scheduler.encoder_cache_manager, None, [planner] if planner else [])
     [metric] = [metric for metric in METRICS if metric.name == "encoder_cache_tier_total"]
     return {tier: getattr(scheduler.omni.metrics, attribute) for tier, attribute in metric.fields.items()}
