@@ -242,6 +242,8 @@ def mixed(results: Sequence[Result]) -> str:
         extras = [f"a request of {workload['frames']} pictures"] if workload["frames"] else []
         extras += ["a realtime session"] if workload.get("session") else []
         beside = f", beside {' and '.join(extras)}" if extras else ""
+        ranks = workload.get("tensor_parallel", 1)
+        beside += f", tensor parallelism {ranks}" if ranks > 1 else ""
         for load in dict.fromkeys(record["load"] for record in result["results"]):
             lines: dict[str, dict[str, float]] = {}
             for record in result["results"]:

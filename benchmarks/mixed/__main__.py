@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness.arguments import some_of
+from benchmarks.harness.arguments import at_least_one, some_of
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
@@ -30,13 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         engines = {}
         for variant in options.variants:
             words = ["--model", str(model), "--variant", variant, "--options", options.options]
+            words += ["--tensor-parallel", str(options.tensor_parallel)]
             engines[variant] = stack.enter_context(
                 Child(
                     "benchmarks.mixed.serve",
                     words,
                     python=options.python,
                     environment={"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
-                    | ({"VLLM_PLUGINS": ""} if variant == "stock" else {}),
+                    | ({"VLLM_PLUGINS": ""} if variant == "stock" else {})
+                    | _ranks(options.tensor_parallel),
                 )
             )
             version = engines[variant].next_event()["vllm"]
@@ -63,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "pictures": options.pictures,
         "session": options.session,
         "options": options.options,
+        "tensor_parallel": options.tensor_parallel,
     }
     records = record(dict(sorted(answers.items(), key=lambda item: options.variants.index(item[0][0]))))
     path = options.out / f"mixed-{version}{options.name}.json"
@@ -84,6 +88,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pictures", type=int, default=0, help="draw images from so many; default: all are different")
     parser.add_argument("--session", action="store_true", help="a realtime session runs beside all of it")
     parser.add_argument("--variants", type=some_of(VARIANTS, "variant"), default=["stock", "ours"])
+    parser.add_argument("--tensor-parallel", type=at_least_one, default=1, help="ranks, each on its part of the cores")
     parser.add_argument("--options", default="{}", help="more of our options, as JSON", type=checked_json)
     parser.add_argument("--name", default="", help="ends the name of the result file")
     parser.add_argument("--model", help="default: the tiny LLaVA with a slow tower")
@@ -91,6 +96,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     return parser.parse_args(arguments)
+
+
+def _ranks(number: int) -> dict[str, str]:
+    """Return the environment in which each rank has its own part of this machine's processors."""
+    if number == 1:
+        return {}
+    cores = sorted(os.sched_getaffinity(0))
+    parts = [cores[rank * len(cores) // number : (rank + 1) * len(cores) // number] for rank in range(number)]
+    if not all(parts):
+        raise SystemExit(
+            f"--tensor-parallel {number} needs at least {number} processors; this machine has {len(cores)}"
+        )
+    return {"VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, part)) for part in parts)}
 
 
 def checked_json(text: str) -> str:

@@ -23,6 +23,7 @@ from benchmarks.mixed import VARIANTS
 from benchmarks.mixed.workload import Arrival, arrivals
 
 CHUNK_SECONDS = 0.25
+QUIET = "benchmarks.harness.quiet.QuietWorker"
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -41,8 +42,9 @@ async def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--variant", required=True)
     parser.add_argument("--options", default="{}", help="our options, as JSON")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
     options = parser.parse_args()
-    engine = build_engine(options.model, options.variant, json.loads(options.options))
+    engine = build_engine(options.model, options.variant, json.loads(options.options), options.tensor_parallel)
     try:
         import vllm
 
@@ -60,11 +62,13 @@ async def main() -> None:
         engine.shutdown()
 
 
-def build_engine(model: str, variant: str, options: dict[str, Any]) -> Any:
+def build_engine(model: str, variant: str, options: dict[str, Any], tensor_parallel: int = 1) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     arguments: dict[str, Any] = {"model": model, **ENGINE}
+    if tensor_parallel > 1:  # ranks poll for their next message, and would take the time of the other engine's
+        arguments |= {"tensor_parallel_size": tensor_parallel, "worker_extension_cls": QUIET}
     ours = VARIANTS[variant]
     if ours is not None:
         arguments["scheduler_cls"] = "vllm_omni_sched.OmniScheduler"

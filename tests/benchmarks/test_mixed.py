@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.mixed.__main__ import parse
+from benchmarks.mixed.__main__ import _ranks, parse
 from benchmarks.mixed.plot import draw
 from benchmarks.mixed.pooled import gaps_beside, pooled
 from benchmarks.mixed.report import measures, record, same_tokens
@@ -110,3 +110,11 @@ def test_a_round_without_text_or_without_any_request_has_no_measures_of_them():
     found = measures({"requests": [image], "seconds": 1.0})
     assert found["image TTFT P50"] == 500.0
     assert "text ITL P50" not in found
+
+
+def test_each_rank_has_its_own_cores(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {1, 3, 5, 7})
+    assert _ranks(1) == {}
+    assert _ranks(2) == {"VLLM_CPU_OMP_THREADS_BIND": "1,3|5,7"}
+    with pytest.raises(SystemExit, match="at least 5 processors; this machine has 4"):
+        _ranks(5)
