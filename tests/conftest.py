@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.core import validated
 from tests.support.environments import FIRST_ENVIRONMENT
-from tests.support.sharing import group_of
 from vllm_omni_sched.logs import LOGGER
 
 LONG = "long"
@@ -33,18 +32,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep tests that share engines, or lie in one file, in one process."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByGroup(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid)
-
-    return ByGroup(config, log)
-
-
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--hypothesis-profile", None) == LONG:
@@ -52,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker(NEWEST if FIRST_ENVIRONMENT else ONCE):
             item.add_marker(pytest.mark.long)
-    if hasattr(config, "workerinput"):  # several processes share the tests
+    if config.getoption("--processes", 1) > 1:
         items.sort(key=_starts_no_engine)
 
 
