@@ -44,7 +44,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 class GroupQueue:
-    """The groups that no process has taken yet, as numbers in a pipe that all processes read.
+    """Holds the groups that no process has taken yet, as numbers in a pipe that all processes read.
 
     Args:
         count: number of groups; a process takes the numbers from 0 to ``count - 1``.
@@ -80,10 +80,16 @@ def groups_of(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
 
 
 class _Child:
-    """A process that runs tests, as its parent sees it."""
+    """Handle of the parent for a process that runs tests."""
 
-    def __init__(self, session: pytest.Session, name: str, groups: Sequence[Sequence[pytest.Item]], queue: GroupQueue):
-        self.name = name
+    def __init__(
+        self,
+        session: pytest.Session,
+        folder: str,
+        groups: Sequence[Sequence[pytest.Item]],
+        queue: GroupQueue,
+        siblings: Sequence[_Child],
+    ) -> None:
         self.exit_code: int | None = None
         self.running: tuple[str, Any] | None = None
         """Id and location of the test that it runs now."""
@@ -93,8 +99,9 @@ class _Child:
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            self.connection.close()
-            _become(session, name, groups, queue, told)
+            for one in (self, *siblings):
+                one.connection.close()  # a process ends with the error "broken pipe" when its parent is gone
+            _become(session, folder, groups, queue, told)
         told.close()
         self.ended = os.pidfd_open(self.pid)
 
@@ -134,7 +141,7 @@ def _run(session: pytest.Session, number: int) -> None:
     children: list[_Child] = []
     try:
         for one in range(min(number, len(groups))):
-            children.append(_Child(session, str(base / f"process{one}"), groups, queue))
+            children.append(_Child(session, str(base / f"process{one}"), groups, queue, children))
         _report(session, children)
         if left := queue.clear():
             raise session.Interrupted(f"every process has died; groups of tests that did not run: {left}")
