@@ -4,7 +4,8 @@ import re
 from functools import cache
 from pathlib import Path
 
-SESSION_ENGINES = ("in_process", "in_processes", "ran")
+PIPELINES = "ran"
+SESSION_ENGINES = ("in_process", "in_processes", PIPELINES)
 """Fixtures of the session that start engines."""
 
 _ROOT = Path(__file__).resolve().parents[2]
