@@ -142,7 +142,7 @@ VARIANTS = (
     # other decisions than stock's, the same tokens
     Variant("encode-ahead", "sync", omni_sched=AHEAD, long=True),
     Variant("encode-ahead-async", "async", omni_sched=AHEAD),
-    Variant("encode-ahead-chunked", "chunked", omni_sched=AHEAD, newest=True),
+    Variant("encode-ahead-chunked", "chunked", omni_sched=AHEAD, long=True),
     Variant("tight-encode-ahead", "tight", omni_sched=AHEAD, long=True),
     Variant("scarce-encode-ahead", "scarce-async", omni_sched=AHEAD),
     Variant("encode-ahead-host", "chunked", omni_sched=HOST, long=True),
@@ -153,7 +153,7 @@ VARIANTS = (
     Variant(
         "steered-encode-ahead-async", "async", ("images", "shared_images", "crowd"), omni_sched=STEERED, newest=True
     ),
-    Variant("scarce-steered-encode-ahead", "scarce-async", omni_sched=STEERED, newest=True),
+    Variant("scarce-steered-encode-ahead", "scarce-async", omni_sched=STEERED, long=True),
     Variant("encode-rounds", "sync", SHORT, omni_sched=ROUNDS, long=True),
     Variant("encode-rounds-async", "async", (*SHORT, "crowd"), omni_sched=ROUNDS, newest=True),
     Variant("encode-rounds-chunked", "chunked", SHORT, omni_sched=ROUNDS, long=True),
