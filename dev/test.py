@@ -1,11 +1,11 @@
 """Run a test suite (`make check`, `make test`, `make test-long`) and end with one line that says what happened.
 
 `.venv` (with vLLM-Omni) runs all but vLLM's own tests; `.venv-latest` those, and all tests that reach vLLM. In each
-environment processes of pytest share the tests, by groups that share engines (`tests/conftest.py`).
+environment several processes share the tests (`tests/support/forked.py`), by groups that share engines.
 A test that is skipped for a reason that is not in ``EXPECTED_SKIPS`` is one that this machine should have run: the
 suite then fails, and the last lines say what is missing.
 Environment: PYTEST, further arguments for pytest, e.g. PYTEST="-k scheduler -x"; VENVS, e.g. VENVS=.venv-latest;
-WORKERS, how many processes of pytest run at the same time; SKIPS=allowed where a machine cannot run everything.
+WORKERS, how many processes run tests at the same time; SKIPS=allowed where a machine cannot run everything.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Suite:
     """Returns the arguments for pytest in each environment."""
     options: Sequence[str]
     workers: int = 2
-    """Number of pytest processes; a third helps where tests wait for other processes, and start no engine."""
+    """Number of processes that run tests; more help where tests wait for other processes, and start no engine."""
     beside: Sequence[str] = ()
     """Command that runs at the same time as the tests, and must succeed as well."""
 
@@ -112,7 +112,7 @@ SUITES = {
             "check",
             lambda: {".venv": ["tests/unit", "tests/properties", "tests/contracts"]},
             ["-m", "not long and not slow"],
-            workers=3,
+            workers=4,
             beside=("make", "--no-print-directory", "lint"),
         ),
         Suite("test", _both, ["-m", "not long"]),
@@ -254,15 +254,11 @@ def _run(suite: Suite, venv: str, selection: Sequence[str]) -> Outcome:
         "PATH": f"{ROOT / venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        # another one in each run, but one for all processes of pytest: they must collect the tests in the same order
+        # another one in each run; it is passed on to programs that tests start
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED") or str(secrets.randbelow(1 << 32)),
     }
     command = [str(ROOT / venv / "bin" / "python"), "-m", "pytest", f"--junit-xml={report}"]
-    command += [
-        f"--numprocesses={os.environ.get('WORKERS') or suite.workers}",
-        "--dist=loadscope",
-        "--no-loadscope-reorder",
-    ]
+    command += ["-p", "tests.support.forked", f"--processes={os.environ.get('WORKERS') or suite.workers}"]
     command += ["--benchmark-disable"]  # no figures from processes that share a machine
     command += [*suite.options, *selection, *shlex.split(os.environ.get("PYTEST", ""))]
     with subprocess.Popen(command, cwd=ROOT, env=environment) as pytest:

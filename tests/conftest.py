@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.core import validated
 from tests.support.environments import FIRST_ENVIRONMENT
-from tests.support.sharing import group_of
+from tests.support.sharing import PIPELINES, group_of
 from vllm_omni_sched.logs import LOGGER
 
 LONG = "long"
@@ -33,18 +33,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep tests that share engines, or lie in one file, in one process."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByGroup(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid)
-
-    return ByGroup(config, log)
-
-
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--hypothesis-profile", None) == LONG:
@@ -52,8 +40,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker(NEWEST if FIRST_ENVIRONMENT else ONCE):
             item.add_marker(pytest.mark.long)
-    if hasattr(config, "workerinput"):  # several processes share the tests
-        items.sort(key=_starts_no_engine)
+    if config.getoption("--processes", 1) > 1:
+        items.sort(key=_turn)
 
 
 def _lengthen_properties(items: list[pytest.Item]) -> None:
@@ -74,9 +62,14 @@ def _lengthen_properties(items: list[pytest.Item]) -> None:
         setattr(owner, name, settings(usual, max_examples=TIMES_AS_MANY_EXAMPLES * usual.max_examples))
 
 
-def _starts_no_engine(item: pytest.Item) -> bool:
-    """Sort key: what takes longest goes first, so that no process is left alone with it in the end."""
-    return not any(item.get_closest_marker(name) for name in ("engine", "upstream", "slow"))
+def _turn(item: pytest.Item) -> int:
+    """Return a sort key: what takes longest goes first, so that no process is left alone with it in the end.
+
+    The pipelines of vLLM-Omni run one after the other in one process, longer than any other group.
+    """
+    if group_of(item.nodeid) == PIPELINES:
+        return 0
+    return 1 if any(item.get_closest_marker(name) for name in ("engine", "upstream", "slow")) else 2
 
 
 @pytest.fixture

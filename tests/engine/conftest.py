@@ -56,7 +56,7 @@ def _scenario(side: str, results: dict[str, Any], engine: str, scenario: str) ->
 
 @pytest.fixture(scope="session")
 def llava() -> Path:
-    """A LLaVA of which a picture takes four tokens."""
+    """Return the folder of a LLaVA of which a picture takes four tokens."""
     return write_model("llava", ROOT / ".models" / "llava-4-tokens", image_size=28)
 
 
@@ -76,26 +76,28 @@ def in_process(
 ) -> Results:
     """Run engines of `harness/engines.py` in one process for each side, with the same steps in every run.
 
-    All engines of stock are run, and of ours the long ones if long tests are selected, the others if others are.
+    Of ours the long ones are run if long tests are selected, the others if others are; of stock those that ours are
+    compared with.
     """
     tests = [test for test in request.session.items if "in_process" in getattr(test, "fixturenames", ())]
     wanted = {test.get_closest_marker("long") is not None for test in tests}
     environment = IN_PROCESS | NO_PLUGIN
-    engines = stock_engines(llava, voxtral)
+    variants = [variant for variant in VARIANTS if variant.runs_long in wanted]
+    engines = stock_engines(llava, voxtral, variants)
     stock, ours = run_side_by_side(
         tmp_path_factory.mktemp("in_process"),
         engines,
-        our_engines(llava, voxtral, [variant for variant in VARIANTS if variant.runs_long in wanted]),
+        our_engines(llava, voxtral, variants),
         stock_environment=environment,
         our_environment=IN_PROCESS | OUR_PLUGIN,
-        kept=file_of_stock("in_process", engines, environment),
+        kept=file_of_stock("in_process_long" if wanted == {True} else "in_process", engines, environment),
     )
     return Results(stock, ours)
 
 
 @pytest.fixture(scope="session")
 def in_processes(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """The engine as `vllm serve` starts it on a CPU: front end, engine core and worker in three processes."""
+    """Run the engine as `vllm serve` starts it on a CPU: front end, engine core and worker in three processes."""
     engines = [served_engine(llava)]
     stock, ours = run_side_by_side(
         tmp_path_factory.mktemp("in_processes"),

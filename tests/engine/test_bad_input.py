@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import pytest
 
 from tests.engine.conftest import Results
 from tests.engine.harness.compare import first_difference
-from tests.engine.harness.processes import ENVIRONMENT, OUR_PLUGIN, ROOT
+from tests.engine.harness.processes import OUR_PLUGIN, run_program
 from tests.engine.harness.refusals import ACCEPTED, REFUSED
 from tests.engine.harness.scenarios import SCENARIOS
 from tests.engine.harness.server import Server
@@ -25,14 +22,9 @@ ENGINES = ["bad-input", "bad-input-async", pytest.param("bad-input-no-prefix", m
 @pytest.fixture(scope="module")
 def outcomes(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
     """Return `{case: {"error": class, "message": text} or None}` for the cases of `harness/refusals.py`."""
-    answer = subprocess.run(
-        [sys.executable, "-m", "tests.engine.harness.refusals", str(llava), str(tmp_path_factory.mktemp("refusals"))],
-        cwd=ROOT,
-        env={**os.environ, **ENVIRONMENT, **OUR_PLUGIN},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    return json.loads(answer.stdout.splitlines()[-1])
+    folder = tmp_path_factory.mktemp("refusals")
+    log = tmp_path_factory.mktemp("log") / "refusals.log"
+    return run_program("tests.engine.harness.refusals", llava, folder, environment=OUR_PLUGIN, log=log)
 
 
 @pytest.mark.once

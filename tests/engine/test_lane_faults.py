@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.harness.processes import ENVIRONMENT, IN_PROCESS, OUR_PLUGIN, ROOT
+from tests.engine.harness.processes import IN_PROCESS, OUR_PLUGIN, run_program
 
 pytestmark = pytest.mark.once
 
@@ -20,17 +16,12 @@ DEATHS = ("dies", "dies without a successor")
 
 
 @pytest.fixture(scope="module")
-def rounds(llava: Path) -> dict[str, Any]:
+def rounds(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return `{fault: {"tokens", "reasons", …}}`, all from one engine, in the order of `harness/lane_faults.py`."""
-    answer = subprocess.run(
-        [sys.executable, "-m", "tests.engine.harness.lane_faults", str(llava)],
-        cwd=ROOT,
-        env={**os.environ, **ENVIRONMENT, **OUR_PLUGIN, **IN_PROCESS},
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=300,
+    log = tmp_path_factory.mktemp("lane_faults") / "log"
+    found: dict[str, Any] = run_program(
+        "tests.engine.harness.lane_faults", llava, environment=OUR_PLUGIN | IN_PROCESS, log=log
     )
-    found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
     return found
 
 

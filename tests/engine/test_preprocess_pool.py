@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +14,14 @@ from typing import Any
 import pytest
 
 from tests.engine.harness.preprocessing import KINDS, encoded
-from tests.engine.harness.processes import ENVIRONMENT, NO_PLUGIN, OUR_PLUGIN, ROOT, WORKER_IN_ENGINE_CORE, write_model
+from tests.engine.harness.processes import (
+    NO_PLUGIN,
+    OUR_PLUGIN,
+    ROOT,
+    WORKER_IN_ENGINE_CORE,
+    run_program,
+    write_model,
+)
 from tests.engine.harness.server import MODEL_NAME, Server
 
 pytestmark = pytest.mark.engine
@@ -28,17 +33,8 @@ def rendered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     name: str = request.param
     sizes = {"image_size": 28} if name.startswith("llava") else {}
     model = write_model(name.removesuffix("-4-tokens"), ROOT / ".models" / name, **sizes)
-    out = tmp_path_factory.mktemp("rendered") / "results.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.harness.preprocessing", str(model), str(out)],
-        cwd=ROOT,
-        env={**ENVIRONMENT, **OUR_PLUGIN},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(out.read_text())
+    log = tmp_path_factory.mktemp("rendered") / "log"
+    found: dict[str, Any] = run_program("tests.engine.harness.preprocessing", model, environment=OUR_PLUGIN, log=log)
     return found
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +11,11 @@ import pytest
 from tests.engine.conftest import Results
 from tests.engine.harness.compare import first_difference
 from tests.engine.harness.processes import (
-    ENVIRONMENT,
     IN_PROCESS,
     NO_PLUGIN,
     OUR_PLUGIN,
-    ROOT,
     file_of_stock,
+    run_program,
     run_side_by_side,
 )
 from tests.engine.harness.scenarios import SCENARIOS
@@ -72,17 +67,12 @@ def test_the_lanes_were_used(answers: Results) -> None:
 
 
 @pytest.fixture(scope="module", params=["weights", "data"])
-def rounds(request: pytest.FixtureRequest, llava: Path) -> dict[str, Any]:
+def rounds(request: pytest.FixtureRequest, llava: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """`{fault: {"tokens", "reasons", …}}`, all from one engine, in the order of `FAULTS`."""
-    answer = subprocess.run(
-        [sys.executable, "-m", "tests.engine.harness.tensor_parallel", str(llava), request.param],
-        cwd=ROOT,
-        env={**os.environ, **ENVIRONMENT, **OUR_PLUGIN, **IN_PROCESS},
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=900,
+    log = tmp_path_factory.mktemp("faults") / "log"
+    found: dict[str, Any] = run_program(
+        "tests.engine.harness.tensor_parallel", llava, request.param, environment=OUR_PLUGIN | IN_PROCESS, log=log
     )
-    found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
     return found
 
 

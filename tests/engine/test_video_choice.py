@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.harness.processes import ENVIRONMENT, OUR_PLUGIN, ROOT
+from tests.engine.harness.processes import OUR_PLUGIN, run_program
 from tests.engine.harness.video_choice import CASES
 
 pytestmark = pytest.mark.once
@@ -20,16 +16,12 @@ OURS = {"video_backend": "omni_flashcodec"}
 
 
 @pytest.fixture(scope="module")
-def outcomes(qwen2_vl: Path) -> dict[str, dict[str, Any]]:
+def outcomes(qwen2_vl: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Return the outcomes of the cases in `harness/video_choice.py`."""
-    answer = subprocess.run(
-        [sys.executable, "-m", "tests.engine.harness.video_choice", str(qwen2_vl)],
-        cwd=ROOT,
-        env={**os.environ, **ENVIRONMENT, **OUR_PLUGIN},
-        stdout=subprocess.PIPE,
-        check=True,
+    log = tmp_path_factory.mktemp("video_choice") / "log"
+    found: dict[str, dict[str, Any]] = run_program(
+        "tests.engine.harness.video_choice", qwen2_vl, environment=OUR_PLUGIN, log=log
     )
-    found: dict[str, dict[str, Any]] = json.loads(answer.stdout.splitlines()[-1])
     assert found.keys() == CASES.keys()
     return found
 

@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 
-from dev.omni_cpu.spec import Mode
+from dev.omni_cpu.spec import TEXT_TO_SOUND, Mode
 from tests.engine.harness.processes import ROOT, write_model
-from tests.omni.connectors import Connector
+from tests.omni.connectors import REFERENCE, Connector
 from tests.omni.harness.processes import Driver, Outcome
+from tests.omni.harness.scenarios import SCENARIOS
 from tests.omni.harness.spec import RunSpec
 
 HERE = Path(__file__).parent
+STOCK = (TEXT_TO_SOUND, "full_payload", REFERENCE)
+STOCK_SCENARIOS = (*SCENARIOS, "undisturbed")
+"""What vLLM-Omni alone is asked in one run, for the tests of connectors and for those of the stage scheduler."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,6 +41,8 @@ class Ran:
 
     def __call__(self, pipeline: str, mode: Mode, connector: Connector, **how: Any) -> Outcome:
         """Run a pipeline once and return its outcome. `how`: other fields of `RunSpec`."""
+        if not how and (pipeline, mode, connector) == STOCK:
+            how = {"scenarios": STOCK_SCENARIOS}
         name = "-".join([pipeline, mode, connector.name, *(f"{key}={value}" for key, value in how.items())])
         if name not in self._outcomes:
             folder = self._folder / f"{len(self._outcomes)}-{pipeline}"

@@ -18,7 +18,6 @@ from tests.omni.harness.stage_scenarios import CROWD, STAGE_SCENARIOS
 
 pytestmark = pytest.mark.slow
 
-STOCK = ("one_by_one", "undisturbed")
 REPLICAS = 2  # of the talker
 PATIENT = {
     # on a machine that is busy with other things batches would shrink until no replica had two requests to lose
@@ -35,8 +34,8 @@ in_both_modes = pytest.mark.parametrize("mode", MODES)
 
 
 def stock(ran: Ran, scenario: str) -> dict[str, Any]:
-    """What vLLM-Omni alone answers; the same in both modes (`test_chunks_say_what_whole_payloads_say`)."""
-    return ran(TEXT_TO_SOUND, "full_payload", REFERENCE, scenarios=STOCK).results["scenarios"][scenario]
+    """Return what vLLM-Omni alone answers; the same in both modes (`test_chunks_say_what_whole_payloads_say`)."""
+    return ran(TEXT_TO_SOUND, "full_payload", REFERENCE).results["scenarios"][scenario]
 
 
 def scheduled(ran: Ran, mode: Mode) -> dict[str, Any]:

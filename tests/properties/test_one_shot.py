@@ -6,6 +6,7 @@ Its items stay in vLLM's own list until something needs more than that, and are 
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
 
 import pytest
@@ -129,7 +130,10 @@ def left_of(scheduler: Any, request: Any, held: list[int], num_computed: int, nu
     return held_now, list(manager.freeable.items()), manager.num_freeable_slots, manager.cached
 
 
-SCHEDULERS: dict[type | None, Any] = {}
+@cache
+def scheduler_for_examples(cls: type | None) -> Any:
+    """Return the scheduler that all examples of a property use: making one takes longer than an example."""
+    return scheduler_of(cls)
 
 
 @settings(deadline=None, max_examples=200)
@@ -151,7 +155,7 @@ def test_what_is_given_up_and_in_which_order(
     held = data.draw(st.lists(st.integers(0, len(spans) - 1), unique=True))
     left = []
     for cls in (None, OmniScheduler):
-        scheduler = SCHEDULERS.setdefault(cls, scheduler_of(cls))
+        scheduler = scheduler_for_examples(cls)
         request = make_request("a", offset, features)
         if cls is not None and indexed:
             request.mm_features = FeatureList(request.mm_features)

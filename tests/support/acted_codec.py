@@ -1,4 +1,4 @@
-"""A codec whose decoders are those of `tests.support.video_actors`, who watches it, and what it should give."""
+"""Make a codec with the decoders of `tests.support.video_actors`, an observer, and checks of its results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def service(*kinds: DecoderKind, observer: Watching | None = None, **options: ob
 
 
 def until(true: Callable[[], bool]) -> None:
-    """What other threads finish after a load has returned."""
+    """Wait until something is true that other threads finish after a load has returned."""
     end = time.monotonic() + 20
     while not true():
         assert time.monotonic() < end

@@ -1,4 +1,4 @@
-"""What tests of the arena share: a place of its own, small options, clocks and payloads."""
+"""Provide what tests of the arena share: a folder of its own, small options, clocks and payloads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FakeClock:
 
 
 class Ahead:
-    """The clock of all processes, and some seconds more."""
+    """A clock that is some seconds ahead of that of all processes."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -64,5 +64,5 @@ class Ahead:
 
 
 def pixels(fill: int, nbytes: int) -> np.ndarray[Any, Any]:
-    """A payload that goes through the pool, unless it is as small as what goes through the ring."""
+    """Return a payload that goes through the pool, unless it is small enough for the ring."""
     return np.full((1, nbytes), fill, np.uint8)

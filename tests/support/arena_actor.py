@@ -1,4 +1,4 @@
-"""What a process does that sends or receives through an arena: a program for `tests.support.processes`."""
+"""Send and receive through an arena on request: a program for `tests.support.processes`."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Actor:
         arrivals.wait(arrivals.ticket(), seconds)
 
     def look(self, key: str) -> int:
-        """What a held payload is filled with; -1: with different things."""
+        """Return the value that a held payload is filled with; -1 if its values differ."""
         found = self.held[key]
         return int(found[0, 0]) if (found == found[0, 0]).all() else -1
 
@@ -223,7 +223,7 @@ class Actor:
         self.path.put(message)
 
     def fork(self) -> int:
-        """A child that does nothing until it is killed, once it is on its own."""
+        """Fork a child that waits until it is killed, and return its process id once it runs."""
         read, write = os.pipe()
         child = os.fork()
         if not child:
@@ -233,7 +233,7 @@ class Actor:
         return child
 
     def fork_and_use(self) -> list[str]:
-        """What a forked child is told when it uses the path; it drops what it holds and closes everything, too."""
+        """Return the errors that a forked child gets when it uses the path; it also drops and closes everything."""
         read, write = os.pipe()
         child = os.fork()
         if not child:

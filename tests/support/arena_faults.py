@@ -1,4 +1,4 @@
-"""What the tests of the arena's faults share."""
+"""Provide what the tests of the arena's faults share."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def audio_only() -> bytes:
 
 
 def sound_with_cover() -> bytes:
-    """An MP4 with three seconds of silence, and a picture that is its cover."""
+    """Return an MP4 with three seconds of silence, and a picture that is its cover."""
     picture = encode("mjpeg", "avi", frames=1, pixel_format="yuvj420p")
     out = io.BytesIO()
     with av.open(io.BytesIO(picture)) as source, av.open(out, "w", format="mp4") as file:
@@ -115,7 +115,7 @@ def sound_with_cover() -> bytes:
 
 
 def longer(data: bytes, seconds: float) -> bytes:
-    """A Matroska file that says it is longer than it is."""
+    """Return a Matroska file whose header says that it is longer than it is."""
     at = data.index(b"\x44\x89\x88") + 3  # Duration, a float of 8 bytes, in milliseconds
     return data[:at] + struct.pack(">d", 1e3 * seconds) + data[at + 8 :]
 
@@ -191,7 +191,7 @@ def retimed(data: bytes, order: Callable[[list[int]], list[int]]) -> bytes:
 
 
 def mixed_up(pts: list[int]) -> list[int]:
-    """Each frame that overtakes another in decoding has its pts, as libxvid's encoder in FFmpeg gives them."""
+    """Return timestamps with neighbours that are out of order exchanged, as libxvid's encoder in FFmpeg writes them."""
     found = list(pts)
     for n in range(1, len(found)):
         if pts[n] < pts[n - 1]:
@@ -200,7 +200,7 @@ def mixed_up(pts: list[int]) -> list[int]:
 
 
 def times_damaged(data: bytes) -> bytes:
-    """The same packets in Matroska, with one pts that another has too, and some that are far too late."""
+    """Return the same packets in Matroska, with one pts that another has too, and some that are far too late."""
     out = io.BytesIO()
     with av.open(io.BytesIO(data)) as source, av.open(out, "w", format="matroska") as file:
         stream = source.streams.video[0]
@@ -215,7 +215,7 @@ def times_damaged(data: bytes) -> bytes:
 
 
 def zero_frames() -> bytes:
-    """An MP4 whose video track has not one sample."""
+    """Return an MP4 whose video track has no sample."""
     out = io.BytesIO()
     with av.open(out, "w", format="mp4", options={"movflags": "empty_moov"}) as file:
         stream = file.add_stream("libx264", rate=30)

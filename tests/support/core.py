@@ -34,7 +34,7 @@ def validated() -> Iterator[None]:
 
 
 class Line:
-    """A line of stages; ``kinds`` by stage, with so many replicas each.
+    """Pipeline of stages in a line; ``kinds`` by stage, each with its number of replicas.
 
     ``options``: as under ``omni_sched`` in the deploy YAML.
     """

@@ -1,4 +1,4 @@
-"""A plain decoder to compare with: the whole file, in sequence, by one thread; and ours, in this process."""
+"""Decode with a plain decoder (the whole file, in sequence, in one thread), and with ours in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vllm_omni_sched.video.repair import Repair, repair
 
 @dataclass(frozen=True)
 class Video:
-    """An indexed clip, and the bytes of its packets."""
+    """Holds an indexed clip, and the bytes of its packets."""
 
     index: VideoIndex
     packets: bytes
@@ -58,7 +58,7 @@ def video(name: str) -> Video:
 
 @functools.cache
 def plain(name: str) -> tuple[tuple[int | None, np.ndarray], ...]:
-    """What a plain decoder makes of a clip: pts and picture of each frame, as they come out."""
+    """Return what a plain decoder makes of a clip: pts and picture of each frame, in its order."""
     size = output_size(video(name).index)
     converter = Converter(video(name).index.rotation)
     frames = []

@@ -1,4 +1,4 @@
-"""What this process has open, to tell whether something leaks it."""
+"""Count what this process has open, to find leaks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def nothing_left_open() -> Iterator[None]:
 
 
 def opened() -> Counter[str]:
-    """How many there are of each kind; without sockets of a network, which only those libraries open here."""
+    """Return the number of open descriptors by kind, without network sockets, which only other libraries open here."""
     gc.collect()  # what other tests have left
     local = {f"socket:[{line.split()[6]}]" for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
     names = [name for name in _names() if not name.startswith("socket:") or name in local]

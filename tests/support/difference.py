@@ -1,4 +1,4 @@
-"""The first place where two values differ, however deep, with both of its values."""
+"""Find the first place where two nested values differ, with both of its values."""
 
 from __future__ import annotations
 

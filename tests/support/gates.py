@@ -1,4 +1,4 @@
-"""A stage's gate that is turned by hand."""
+"""Define a gate of a stage that the test opens and closes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def told(made):
 
 
 class Asked(GateTerms):
-    """A gate, and the answers that it gets.
+    """Holds a gate, and the answers that it gets.
 
     ``none_for``: needs without credits; ``refused``: whose credits cannot be taken; ``asked``: whose were to be.
     """

@@ -37,7 +37,7 @@ class Event:
 
 
 class HostDriver(Driver):
-    """One device, on which all tensors of the host are.
+    """Driver with one device, on which all tensors of the host are.
 
     Args:
         names: of the devices that this process sees.
@@ -133,7 +133,7 @@ class HostDriver(Driver):
 def device_path(
     arena: ArenaOptions, driver: HostDriver | None = None, clock: Any = None, **options: Any
 ) -> CudaIpcTransport:
-    """A path whose device is the host's memory; by default every tensor is worth sharing."""
+    """Return a path whose device is the host's memory; by default every tensor is worth sharing."""
     made = driver or HostDriver()
     chosen = CudaIpcOptions.model_validate({"min_bytes": 1, **options})
     clocks = {} if clock is None else {"clock": clock}
@@ -141,7 +141,7 @@ def device_path(
 
 
 def device(root: str, **options: Any) -> Transport:
-    """What lies in memory that stands for a device is shared, as far as it goes; the rest goes through the arena."""
+    """Run with a device that is memory of the host: its tensors are shared if possible, others use the arena."""
     path = device_path(_arena(root, **options), max_held_bytes=32 * MIB)
     path.get(Edge("a", "b"), "nothing: it says that it is there")
     return path

@@ -17,7 +17,7 @@ BASE = torch.arange(2 * 6 * 8).reshape(2, 6, 8)
 
 
 class Pair:
-    """A sender and a receiver in one process, that has said that it is there."""
+    """A sender and a receiver in one process; the receiver has announced itself."""
 
     def __init__(self, arena: ArenaOptions, names: tuple[str, ...] = (), **options: Any) -> None:
         self.driver, self.clock = HostDriver(), FakeClock()

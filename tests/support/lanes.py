@@ -1,4 +1,4 @@
-"""What tests of lanes share: work that does as its payload says, and the reports of it."""
+"""Provide what tests of lanes share: work that does what its payload says, and its reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELD = mmap.mmap(-1, mmap.PAGESIZE)
 
 
 def work(payload: Any, pause: Callable[[], None]) -> Any:
-    """What the payload says: ``(verb, argument)``."""
+    """Do what the payload says: ``(verb, argument)``."""
     verb, argument = payload
     if verb == "double":
         return argument * 2
@@ -58,7 +58,7 @@ def wait_until_held() -> None:
 
 
 def collect(lane: Lane, count: int) -> list[Done]:
-    """The next ``count`` reports."""
+    """Return the next ``count`` reports."""
     found: list[Done] = []
     until = monotonic_seconds() + LONG
     while len(found) < count and monotonic_seconds() < until:

@@ -19,7 +19,7 @@ PATIENCE = 20.0  # of tests that expect something to come; those that do not fai
 
 
 class Sent(NamedTuple):
-    """A stream, and where in its bytes each GOP has been written whole."""
+    """Holds a stream, and the offset at which each GOP has been written completely."""
 
     data: bytes
     gop_ends: list[int]
@@ -72,7 +72,7 @@ def take(live: LiveVideo, count: int) -> list[LiveFrame]:
 
 
 def decode(live: LiveVideo, data: bytes) -> list[LiveFrame]:
-    """All frames of a stream that is there."""
+    """Feed a live video all of its bytes, and return its frames."""
     live.feed(data)
     live.end()
     return list(live)

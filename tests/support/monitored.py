@@ -1,4 +1,4 @@
-"""A stage of several servers under changing load, for what watches it: seeded, in simulated time.
+"""Simulate a stage of several servers under changing load for tests of monitoring: seeded, in simulated time.
 
 Loads per second: a step to fourfold and back, ramps, a day in an hour, bursts of tenfold. Service times are lognormal
 or gamma, and grow with how many are served at once.
@@ -44,8 +44,9 @@ def stage(
     hang_at: float = math.inf,
     stand_at: float = math.inf,
 ) -> Iterator[Happening]:
-    """What happens there, in order. ``slow_down``: of each for one more beside it, when it starts.
+    """Return the events of the stage, in order.
 
+    ``slow_down``: how much each running request slows one that starts.
     ``hang_at``: the first request to start after that never ends. ``stand_at``: after that nothing ends.
     """
     rate = LOADS[load]

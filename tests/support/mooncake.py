@@ -1,4 +1,4 @@
-"""A Mooncake master on loopback, and paths to it, in a network namespace where nobody else is.
+"""Run a Mooncake master on loopback in a network namespace of its own, and paths to it.
 
 Mooncake clients listen on all interfaces, so nothing of it runs outside such a namespace.
 """
@@ -89,7 +89,7 @@ class Master:
             self._process = None
 
     def pause(self, seconds: float) -> None:
-        """It answers nobody for so long, and goes on in the background."""
+        """Stop the master for so long, in the background: meanwhile it answers nobody."""
         process = self._process
         assert process is not None
         process.send_signal(signal.SIGSTOP)
@@ -119,7 +119,7 @@ class Deployment:
         return MooncakeOptions(**{**defaults, **options})
 
     def path(self, **options: Any) -> MooncakeTransport:
-        """A path of this process; it is closed in the end."""
+        """Return a path of this process, which is closed with the deployment."""
         with self.namespace.inside():
             path = MooncakeTransport(self.options(**options))
         self._stack.callback(self._close_path, path)
@@ -184,7 +184,7 @@ class Child:
         )
 
     def heard(self) -> str:
-        """The next thing that it says; anything else in its output is Mooncake's."""
+        """Return the next message of the process; the rest of its output is Mooncake's."""
         assert self.process.stdout is not None
         while line := self.process.stdout.readline():
             if line.startswith("# "):
@@ -212,7 +212,7 @@ class Child:
 
 
 def arrived(path: Any, edge: Any, key: str, seconds: float = 20.0) -> Any:
-    """The arrival, once it is there; None when it does not come in time."""
+    """Return the arrival once it is there; None if it does not come in time."""
     until = time.monotonic() + seconds
     while (arrival := path.get(edge, key)) is None:
         if time.monotonic() > until:
@@ -222,7 +222,7 @@ def arrived(path: Any, edge: Any, key: str, seconds: float = 20.0) -> Any:
 
 
 def received(path: Any, edge: Any, key: str, seconds: float = 20.0) -> Any:
-    """The payload, once it is there; None when it does not come in time."""
+    """Return the payload once it is there; None if it does not come in time."""
     arrival = arrived(path, edge, key, seconds)
     return None if arrival is None else arrival.open()
 

@@ -1,4 +1,4 @@
-"""What tests that break a Mooncake deployment share."""
+"""Provide what tests that break a Mooncake deployment share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def put(path: MooncakeTransport, key: str, payload: Any, deadline: float | None 
 
 
 def stop_asking(path: MooncakeTransport) -> None:
-    """It asks the master only when we say so."""
+    """Stop the thread that asks the master: it is then asked only when the test does so."""
     path._closed = True
     path._wake.set()
     path._keeper.join()

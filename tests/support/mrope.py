@@ -53,7 +53,7 @@ def _element(data: torch.Tensor, keep_on_cpu: bool) -> MultiModalFieldElem:
 
 
 def _grid(rng: random.Random, frames: int, side: int = 4) -> tuple[list[int], int]:
-    """A grid of patches, and how many tokens a frame of it takes."""
+    """Return a grid of patches, and the number of tokens of a frame of it."""
     height, width = rng.randint(1, side), rng.randint(1, side)
     return [frames, height * MERGE, width * MERGE], height * width
 
@@ -85,7 +85,7 @@ def halved_video(rng: random.Random) -> Piece:
 
 
 def framed_video(rng: random.Random) -> Piece:
-    """Each frame has a time stamp before it and marks around it, all within the item."""
+    """Return a video in which each frame has a time stamp before it and marks around it, all within the item."""
     grid, per_frame = _grid(rng, rng.randint(1, 4))
     tokens: list[int] = []
     for _ in range(grid[0]):
@@ -119,7 +119,7 @@ def model_class(name: str) -> type:
 
 
 def make_model(name: str) -> Any:
-    """The model with a configuration and nothing else, which is all its positions need."""
+    """Return the model with its configuration alone, which is all that its positions need."""
     model = object.__new__(model_class(name))
     torch.nn.Module.__init__(model)
     model.config = CONFIG
@@ -127,7 +127,7 @@ def make_model(name: str) -> Any:
 
 
 def updates(rng: random.Random, model: str, number: int) -> Iterator[list[Piece]]:
-    """What a session is told, update by update."""
+    """Return the updates of a session."""
     makers = MODELS[model]
     for _ in range(number):
         yield [rng.choice(makers)(rng) for _ in range(rng.randint(1, 4))]

@@ -1,4 +1,4 @@
-"""A session as a worker's mirror has it, and a runner that counts what vLLM is asked."""
+"""Keep a session as a worker's mirror has it, and a runner that counts the calls of vLLM."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Session:
         self.restart()
 
     def restart(self) -> None:
-        """All of it is sent anew."""
+        """Send the whole session again."""
         old = self.mirror
         self.mirror = SessionMirror(old.tokens, old.features, (), old.covered)
         self.state.prompt_token_ids, self.state.mm_features = self.mirror.tokens, self.mirror.features

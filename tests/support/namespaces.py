@@ -50,7 +50,7 @@ class Namespace:
             ip("link", "set", "link0", state)
 
     def close(self) -> None:
-        """It ends with the last process in it."""
+        """Close the descriptor of the namespace, which ends with the last process in it."""
         os.close(self._fd)
 
 

@@ -154,7 +154,7 @@ class HostDevice:
 
 
 def card(gpu: int) -> NvdecDecoder:
-    """What makes a decoder in a decoder process."""
+    """Make a decoder of a GPU in a decoder process."""
     return NvdecDecoder(gpu, library=Library(NvCodec()), device=HostDevice())
 
 

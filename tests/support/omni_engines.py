@@ -42,7 +42,7 @@ FINAL = StageSpec(final_output=True)
 
 
 def engine_output(stage_id: int, inputs: Sequence[int]) -> list[int]:
-    """The tokens that an engine of a stage makes of its input; the same always."""
+    """Return the tokens that an engine of a stage makes of its input; equal inputs give equal tokens."""
     return [stage_id * 1000 + 1 + token % 100 for token in inputs]
 
 
@@ -121,7 +121,7 @@ class Replica:
     # ---- what the engine does
 
     def input_of(self, name: str) -> list[int] | None:
-        """What the engine has of a request: its prompt, or the payload, if that has come."""
+        """Return the input of a request in the engine: its prompt, or the payload, if that has come."""
         if not self._fed:
             return list(self.requests[name].prompt_token_ids)
         if name not in self._inputs:

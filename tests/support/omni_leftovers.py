@@ -1,4 +1,4 @@
-"""What is left of requests in an orchestrator."""
+"""Find what is left of requests in an orchestrator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def left_over(omni: Any, driver: Any) -> dict[str, Any]:
-    """All that an orchestrator keeps of requests; empty, when all have left."""
+    """Return all that an orchestrator keeps of requests; empty when all have left."""
     kept = {
         "request_states": omni.request_states,
         "deduplicator": {**omni.deduplicator._emitted, **dict.fromkeys(omni.deduplicator._ended)},

@@ -76,7 +76,7 @@ class MovingRig(Rig):
         await super().tick(seconds)
 
     def live(self) -> list[list[int]]:
-        """By stage, the replicas that are there."""
+        """Return the live replicas of each stage."""
         return [pool.live_replica_ids() for pool in self.omni.stage_pools]
 
     def incidents(self, stage_id: int, replica_id: int) -> dict[str, int]:
@@ -97,7 +97,7 @@ def at(stage_id: int, index: int) -> Replica:
 
 
 def result(task: Any) -> MigrationOutcome:
-    """Of a move that is over."""
+    """Return the outcome of a move that is over."""
     assert isinstance(task, asyncio.Task)
     assert task.done()
     outcome: MigrationOutcome = task.result()

@@ -78,12 +78,12 @@ class _Turns:
 
 
 def params(**how: Any) -> SamplingParams:
-    """Of a request that says the same every time."""
+    """Return the sampling parameters of a request that gives the same answer every time."""
     return SamplingParams(**{"temperature": 0.0, "max_tokens": 16, "output_kind": CUMULATIVE} | how)
 
 
 def submission(request_id: str, tokens: Sequence[int], each: Sequence[Any], **request: Any) -> StageSubmissionMessage:
-    """What the engine's main thread sends for a request."""
+    """Return what the engine's main thread sends for a request."""
     prompt = {"prompt_token_ids": list(tokens)} | request.pop("prompt", {})
     return StageSubmissionMessage(
         type="add_request",
@@ -101,7 +101,7 @@ def submission(request_id: str, tokens: Sequence[int], each: Sequence[Any], **re
 
 
 def core_request(request_id: str, tokens: Sequence[int], sampling: Any, **more: Any) -> OmniEngineCoreRequest:
-    """What an engine is sent."""
+    """Return the request that an engine is sent."""
     given = {
         "mm_features": None,
         "pooling_params": None,
@@ -220,7 +220,7 @@ class Rig:
         return self.omni.stage_pools[stage_id].clients[replica_id]
 
     def at(self, stage_id: int) -> dict[str, Any]:
-        """The replica of each request that an engine of the stage has."""
+        """Return the replica of each request that an engine of the stage has."""
         clients = [client for client in self.omni.stage_pools[stage_id].clients if client is not None]
         return {name: client for client in clients for name in client.requests}
 
@@ -236,12 +236,12 @@ class Rig:
         await self.settle()
 
     async def finish_all(self) -> None:
-        """All that the engines have, stage by stage."""
+        """Finish all requests of the engines, stage by stage."""
         for stage_id in range(len(self.stages)):
             await self.finish(stage_id, *self.at(stage_id))
 
     def replica_id(self, stage_id: int, name: str) -> int:
-        """Where a request runs."""
+        """Return the replica that runs a request."""
         clients = self.omni.stage_pools[stage_id].clients
         return next(i for i, client in enumerate(clients) if client is not None and name in client.requests)
 
@@ -260,18 +260,18 @@ class Rig:
         ]
 
     def ends(self, request_id: str) -> list[Any]:
-        """Those that end it; one, if all is well."""
+        """Return the outputs and errors that end a request; there must be one."""
         return [one for one in self.told(request_id) if isinstance(one, ErrorMessage) or one.finished]
 
     def answer(self, request_id: str) -> list[int]:
-        """The tokens of a request that ended once and well, as its client has put them together."""
+        """Return the tokens in the last output of a request that ended once and without an error."""
         ends = self.ends(request_id)
         assert len(ends) == 1, f"{request_id} ended {len(ends)} times: {ends}"
         assert isinstance(ends[0], OutputMessage), ends[0]
         return list(ends[0].engine_outputs.outputs[0].token_ids)
 
     def heard(self, request_id: str) -> list[int]:
-        """As `answer`, of one that gets only what is new."""
+        """Return the tokens of all outputs of a request whose client gets only the new tokens in each."""
         self.answer(request_id)
         return [token for one in self.told(request_id) for token in one.engine_outputs.outputs[0].token_ids]
 
@@ -283,14 +283,14 @@ class Rig:
         return ends[0].error
 
     def expected(self, tokens: Sequence[int] = (1, 2, 3), stages: int | None = None) -> list[int]:
-        """What the stages make of a prompt."""
+        """Return the tokens that the stages make of a prompt."""
         found = list(tokens)
         for stage_id in range(len(self.stages) if stages is None else stages):
             found = engine_output(stage_id, found)
         return found
 
     def left_over(self) -> dict[str, Any]:
-        """All that is kept of requests; empty, when all have left."""
+        """Return all that is kept of requests; empty when all have left."""
         return left_over(self.omni, self.driver)
 
 

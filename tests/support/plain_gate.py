@@ -1,4 +1,4 @@
-"""The rules of `StageGate`, written down plainly: every decision looks at all who wait."""
+"""Implement the rules of `StageGate` plainly: every decision looks at all waiting requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from vllm_omni_sched.resource.pipeline.stage_gate import GatePlan, GateRoom, Gat
 
 
 class PlainGate:
-    """As `StageGate`, but for affinity of requests; O(n log n) for each release."""
+    """Gate with the rules of `StageGate` except affinity of requests; O(n log n) for each release."""
 
     def __init__(self, order, max_hold_seconds, min_share, max_passed, balancer=None):
         self.balancer = balancer or CostBalancer()

@@ -25,7 +25,7 @@ def one_second(sim):
 
 
 def run(requests, specs, paths=None, options=None, **how):
-    """The records of a pipeline whose replicas do one request at a time in a second, by number; and the pipeline."""
+    """Return the records of a pipeline by number, and the pipeline. Its replicas do one request a second, in turn."""
     sim, records = Simulator(), {}
     paths = paths or {"": tuple(range(len(specs)))}
     orchestration = None

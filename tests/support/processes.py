@@ -29,7 +29,7 @@ class Died(Exception):
 
 
 class Process:
-    """One that does what its actor can."""
+    """Handle of a process that runs the methods of its actor on request."""
 
     def __init__(self, pid: int, orders: Connection) -> None:
         self.pid, self._orders = pid, orders
@@ -145,7 +145,7 @@ class Processes:
         return process
 
     def end(self) -> None:
-        """All that were started."""
+        """End all processes that were started."""
         for process in self._started:
             if process._end is not None:
                 process.kill()

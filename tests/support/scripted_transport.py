@@ -1,4 +1,4 @@
-"""A path within this process that can be made to refuse, and to take its time."""
+"""Define a path within this process that a test can make refuse, or delay."""
 
 from __future__ import annotations
 

@@ -1,14 +1,11 @@
-"""Which tests of a session that several processes of pytest share must run in the same process.
-
-pytest-xdist 3.8 groups tests by a suffix that it appends to their ids, which pytest 9.2 does not let it change; so the
-groups are told from the ids here.
-"""
+"""Group the tests that must run in the same process when several processes share a session (`forked.py`)."""
 
 import re
 from functools import cache
 from pathlib import Path
 
-SESSION_ENGINES = ("in_process", "in_processes", "ran")
+PIPELINES = "ran"
+SESSION_ENGINES = ("in_process", "in_processes", PIPELINES)
 """Fixtures of the session that start engines."""
 
 _ROOT = Path(__file__).resolve().parents[2]

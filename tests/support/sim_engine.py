@@ -14,7 +14,7 @@ from vllm_omni_sched.sim.work import Request
 
 
 class PlainCosts:
-    """A step takes ``base``, and so much more for each of what it has."""
+    """Costs of which a step takes ``base``, and a constant more for each thing in it."""
 
     source = Source(SourceKind.ASSUMED, "round numbers")
     kv_tokens = 10**9
@@ -104,7 +104,7 @@ class Run:
 
     @property
     def lane_seconds(self) -> float:
-        """Of encodes in the lane."""
+        """Return the seconds that encodes take in the lane."""
         assert self.engine.ahead is not None
         return self.engine.ahead.lane.busy_seconds
 

@@ -12,7 +12,7 @@ from vllm_omni_sched.sim.scenario import Scenario
 
 
 def record(number: int = 0, **changes: Any) -> Record:
-    """A request that came at its number's second, and was served well."""
+    """Return the record of a request that arrived in the second of its number and was served well."""
     values = {
         "arrival": float(number),
         "modality": "image",
@@ -73,7 +73,7 @@ def synthetic(scenario: Scenario, capacity: float = 10.0) -> Result:
 
 
 def dies(scenario: Scenario, progress: Progress | None = None, spans: Any = None) -> Result:
-    """As a run that the kernel ends for want of memory."""
+    """Die as a run does that the kernel ends for want of memory."""
     os._exit(9)
 
 

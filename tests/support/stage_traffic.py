@@ -161,7 +161,7 @@ def served_traffic() -> Iterator[int]:
             traffic.advance(time.monotonic() - began)
 
     class Page(BaseHTTPRequestHandler):
-        """The text format whatever is asked for, as vLLM's own page: prometheus_client's OpenMetrics drops colons."""
+        """Serves the text format always, as vLLM's own page: prometheus_client's OpenMetrics drops colons."""
 
         def do_GET(self) -> None:
             page = generate_latest(registry)

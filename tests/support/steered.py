@@ -1,4 +1,4 @@
-"""A real scheduler with our options, and requests with promises."""
+"""Make a real scheduler with our options, and requests with deadlines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def request(id_: str, prompt: int = 8, items: Any = (), *, max_tokens: int = 4, 
 
 
 def first_steps(scheduler: Any, count: int) -> list[list[str]]:
-    """Who is new in each of the next steps."""
+    """Return the new requests of each of the next steps."""
     return [[new.req_id for new in run_step(scheduler).scheduled.scheduled_new_reqs] for _ in range(count)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class OutOfMemory(RuntimeError):
-    """What this device raises when it has no memory left."""
+    """Raised by this device when it has no memory left."""
 
 
 @dataclass(eq=False)
@@ -70,13 +70,13 @@ class HostDevice:
         self.note("empty_cache", None)
 
     def go_on(self) -> None:
-        """The device catches up, and is never behind again."""
+        """Let the device catch up, and never fall behind again."""
         with self._lock:
             self.held_up = False
             for point in self.marks:
                 point.reached.set()
 
     def asked(self, stream: str, *verbs: str) -> list[tuple[str, Any]]:
-        """What was asked from one stream, in order."""
+        """Return what was asked from one stream, in order."""
         with self._lock:
             return [(verb, argument) for where, verb, argument in self.log if where == stream and verb in verbs]

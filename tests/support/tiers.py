@@ -25,7 +25,7 @@ def files(root: str, **options: Any) -> DiskOptions:
 
 
 def messages(directory: FilePath) -> list[str]:
-    """What is in a directory of files: ``.msg`` waits, ``.got`` is being got."""
+    """Return the messages in a directory of files: ``.msg`` waits, ``.got`` is being got."""
     return sorted(path.suffix for path in directory.iterdir() if path.suffix != ".life")
 
 
@@ -42,7 +42,7 @@ def tiers(root: str) -> Transport:
 
 
 def small_tiers(root: str, clock: Clock = monotonic_seconds, **options: Any) -> TieredTransport:
-    """An arena that holds 100 messages of 4 KB in the pool of pixels, above 64 MB of files.
+    """Return an arena that holds 100 messages of 4 KB in the pool of pixels, above 64 MB of files.
 
     Args:
         options: of `DiskOptions` and `TierRules`; ``moves_itself``: in the background; ``checksum``: of the arena.

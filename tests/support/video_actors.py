@@ -1,4 +1,4 @@
-"""A decoder that does as its video says, to see what becomes of the others: no codec, real processes."""
+"""Define decoders that do what their video says, in real processes but without a codec, to test faults."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def kind(number: int = 2, name: str = CPU, decoder: str = "ActingDecoder") -> De
 
 
 def video(frames: int = 24, *, index: str = "", padding: int = 0, **acts: list[int]) -> bytes:
-    """A video that has its index do something, and its decoders at some frames; see `ActingDecoder`."""
+    """Return a video that tells its index what to do, and its decoders at which frames; see `ActingDecoder`."""
     return json.dumps({"frames": frames, "index": index, "acts": acts, "padding": "x" * padding}).encode()
 
 
@@ -55,7 +55,7 @@ def read_index(fd: int, limits: Limits) -> tuple[VideoIndex, None]:
 
 
 def say(message: bytes, *fds: int) -> None:
-    """Something to the owner that it has not asked for."""
+    """Send the owner a message that it has not asked for."""
     number = next(int(one.partition("=")[2]) for one in sys.argv if one.startswith("--socket="))
     with socket.socket(fileno=os.dup(number)) as end:
         socket.send_fds(end, [b"\0" + message], fds)
@@ -82,7 +82,7 @@ def act(what: str) -> None:
 
 
 def expected(frame: int) -> int:
-    """What each byte of a frame is."""
+    """Return the value of each byte of a frame."""
     return frame % 251 + 1
 
 
@@ -150,7 +150,7 @@ class DyingDecoder(ActingDecoder):
 
 
 class AbsentDecoder(ActingDecoder):
-    """Its library is not there."""
+    """Decoder whose library is missing."""
 
     def __init__(self) -> None:
         raise ImportError("no such library")

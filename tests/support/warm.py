@@ -45,7 +45,7 @@ MESSAGE_BYTES = 1 << 18
 
 
 class WarmPopen:
-    """The part of `subprocess.Popen` that `dev.child_process` needs, for a program that the server forks.
+    """Implements the part of `subprocess.Popen` that `dev.child_process` needs, for a program that the server forks.
 
     Args:
         command: an interpreter of this environment with ``-m`` and a module, or a script of it, and their arguments.

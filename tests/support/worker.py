@@ -1,4 +1,4 @@
-"""What a worker knows after each scheduler output, without a model: the bookkeeping of vLLM's two model runners.
+"""Track what a worker knows after each scheduler output, without a model: the bookkeeping of vLLM's two model runners.
 
 It executes nothing. It keeps each request's tokens, blocks and items as runner V1 (`_update_states`) and runner V2
 (`add_requests`, `update_requests`) keep them, and says where a real runner would have gone wrong.

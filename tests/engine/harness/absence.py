@@ -16,7 +16,7 @@ OURS = "vllm_omni_sched"
 
 
 def symbols(package: str = "vllm") -> Iterator[tuple[str, Any]]:
-    """Every attribute of every loaded module of the package, and of every class that is defined in one."""
+    """Return every attribute of every loaded module of the package, and of every class that is defined in one."""
     for name, module in sorted(sys.modules.items()):
         if name.split(".")[0] != package or not isinstance(module, types.ModuleType):
             continue

@@ -37,7 +37,7 @@ POISON, HUGE = 1001, 1002  # items that cannot be encoded
 
 
 class Model(torch.nn.Module):
-    """An encoder of three layers, and a language model that is not asked."""
+    """Model with an encoder of three layers, and a language model that is never run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Engine:
         self.runner.encoder_cache.encoder_outputs.update(zip(hashes, outputs, strict=True))
 
     def _gather(self, sent: Any) -> None:
-        """Each request of the step finds the embeddings of its items, and they are right."""
+        """Check that each request of the step finds the embeddings of its items, and that they are right."""
         computed = {new.req_id: new.num_computed_tokens for new in sent.scheduled_new_reqs}
         cached = sent.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))

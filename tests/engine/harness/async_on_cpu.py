@@ -14,7 +14,7 @@ from unittest import mock
 
 
 class _Done:
-    """An event of work that is over, and a stream without work."""
+    """Stands for an event of work that is over, and for a stream without work."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass

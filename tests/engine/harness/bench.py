@@ -1,4 +1,4 @@
-"""The real scheduler with encode-ahead, and a worker that only keeps books: what it holds, and what it was sent."""
+"""Run the real scheduler with encode-ahead, and a worker that only records what it holds and what it was sent."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Bench:
         self.scheduler.add_request(request)
 
     def step(self, finish: int = 0) -> Any:
-        """One step; the lane gets ``finish`` items done in it."""
+        """Run one step, in which the lane finishes ``finish`` items."""
         scheduled = self.scheduler.schedule()
         self._as_worker(scheduled)
         output = make_runner_output(self.scheduler, scheduled, sample_by_position)

@@ -111,7 +111,7 @@ VARIANTS = (
     Variant("sync-by-name", "sync", ("sessions", "aborts"), scheduler=OURS_SYNC, long=True),
     Variant("async", "async"),
     Variant("chunked", "chunked"),
-    Variant("prefix-caching-off", "prefix-caching-off"),
+    Variant("prefix-caching-off", "prefix-caching-off", newest=True),
     Variant("cache-manager-alone", "sync", SHORT, scheduler=None, encoder_cache_manager=OUR_ENCODER_CACHE),
     Variant("delta-off", "async", ("sessions", "aborts", "crowd"), omni_sched={"session_delta": "off"}),
     Variant(
@@ -121,8 +121,14 @@ VARIANTS = (
         scheduler="tests.engine.harness.subclass.CustomScheduler",
         long=True,
     ),
-    Variant("subclass", "async", ("sessions",), scheduler="tests.engine.harness.subclass.CustomScheduler"),
-    Variant("everything-off", "async", ("sessions", "aborts"), omni_sched=EVERYTHING_OFF),
+    Variant(
+        "subclass",
+        "async",
+        ("sessions",),
+        scheduler="tests.engine.harness.subclass.CustomScheduler",
+        newest=True,
+    ),
+    Variant("everything-off", "async", ("sessions", "aborts"), omni_sched=EVERYTHING_OFF, newest=True),
     Variant("bad-input", "sync", BAD_INPUT),
     Variant("bad-input-async", "async", BAD_INPUT),
     Variant("bad-input-no-prefix", "prefix-caching-off", BAD_INPUT, long=True),
@@ -131,12 +137,12 @@ VARIANTS = (
     Variant("scarce", "scarce", long=True),
     Variant("scarce-async", "scarce-async"),
     Variant("scarce-no-prefix", "scarce-no-prefix", long=True),
-    Variant("scarce-spill", "scarce-async-no-prefix", omni_sched={"release_batch_items": 1}),
+    Variant("scarce-spill", "scarce-async-no-prefix", omni_sched={"release_batch_items": 1}, newest=True),
     Variant("scarce-delta-off", "scarce-async-no-prefix", omni_sched={"session_delta": "off"}, long=True),
     # other decisions than stock's, the same tokens
     Variant("encode-ahead", "sync", omni_sched=AHEAD, long=True),
     Variant("encode-ahead-async", "async", omni_sched=AHEAD),
-    Variant("encode-ahead-chunked", "chunked", omni_sched=AHEAD, newest=True),
+    Variant("encode-ahead-chunked", "chunked", omni_sched=AHEAD, long=True),
     Variant("tight-encode-ahead", "tight", omni_sched=AHEAD, long=True),
     Variant("scarce-encode-ahead", "scarce-async", omni_sched=AHEAD),
     Variant("encode-ahead-host", "chunked", omni_sched=HOST, long=True),
@@ -147,7 +153,7 @@ VARIANTS = (
     Variant(
         "steered-encode-ahead-async", "async", ("images", "shared_images", "crowd"), omni_sched=STEERED, newest=True
     ),
-    Variant("scarce-steered-encode-ahead", "scarce-async", omni_sched=STEERED, newest=True),
+    Variant("scarce-steered-encode-ahead", "scarce-async", omni_sched=STEERED, long=True),
     Variant("encode-rounds", "sync", SHORT, omni_sched=ROUNDS, long=True),
     Variant("encode-rounds-async", "async", (*SHORT, "crowd"), omni_sched=ROUNDS, newest=True),
     Variant("encode-rounds-chunked", "chunked", SHORT, omni_sched=ROUNDS, long=True),
@@ -155,6 +161,9 @@ VARIANTS = (
     Variant("speech", "speech"),
     Variant("speech-async", "speech-async"),
 )
+
+COMPARED_WITH_OTHERS = {"sync", "async", "chunked", "speech"}
+"""Engines of stock whose answers tests compare with each other, or with an engine under another setting."""
 
 
 def settings(llava: Path, voxtral: Path) -> list[EngineSpec]:
@@ -182,12 +191,13 @@ def settings(llava: Path, voxtral: Path) -> list[EngineSpec]:
     ]
 
 
-def stock_engines(llava: Path, voxtral: Path) -> list[EngineSpec]:
-    """Return the engines of stock that ours are compared with.
+def stock_engines(llava: Path, voxtral: Path, variants: Sequence[Variant] = VARIANTS) -> list[EngineSpec]:
+    """Return the engines of stock that these variants are compared with, and those that tests compare with others.
 
     Stock does not survive the scarce settings (see `test_preemption.py`): there, ours has the answers of `sync`.
     """
-    return [spec for spec in settings(llava, voxtral) if not spec.name.startswith("scarce")]
+    wanted = {variant.stock for variant in variants} | COMPARED_WITH_OTHERS
+    return [spec for spec in settings(llava, voxtral) if spec.name in wanted and not spec.name.startswith("scarce")]
 
 
 def our_engines(llava: Path, voxtral: Path, variants: Sequence[Variant] = VARIANTS) -> list[EngineSpec]:

@@ -45,8 +45,11 @@ def outputs_of(items: list[Any]) -> dict[str, torch.Tensor]:
 
 
 def gathered(items: list[Any], outputs: dict[str, torch.Tensor], start: int, end: int) -> tuple[list[Any], list[bool]]:
-    """What a step over the tokens `[start, end)` must gather: the embeddings of each item that has one there, as lists,
-    by where the items start; and for each token whether it takes one. Every item is looked at, token by token."""
+    """Return what a step over the tokens `[start, end)` must gather.
+
+    That is the embeddings of each item that has one there, as lists, by where the items start; and for each token
+    whether it takes one. Every item is looked at, token by token.
+    """
     embeddings, mask = [], [False] * (end - start)
     for item in sorted(items, key=lambda item: item.mm_position.offset):
         position, rows = item.mm_position, []

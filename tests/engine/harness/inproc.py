@@ -124,7 +124,7 @@ class InProcessEngine:
         self.engine.engine_core.add_request(sent)
 
     def _as_sent(self, request: Any) -> Any:
-        """The request as it would arrive in another process: front end and core both extend a session's token list."""
+        """Return the request as another process would get it: front end and core both extend a session's token list."""
         from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
         return MsgpackDecoder(type(request)).decode(MsgpackEncoder().encode(request))
@@ -136,7 +136,7 @@ class InProcessEngine:
 
 
 class _Talk:
-    """How far a session is."""
+    """Records how far a session has come."""
 
     def __init__(self, session: Session | Speech, source: ChunkSource) -> None:
         self.session = session

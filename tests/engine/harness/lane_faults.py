@@ -1,4 +1,4 @@
-"""A real engine whose encoder process meets bad luck, one kind after the other: `python -m … MODEL`, JSON on stdout.
+"""Run a real engine whose encoder process meets one fault after the other: `python -m … MODEL`, JSON on stdout.
 
 Faults are injected where the lane's process calls the encoder; everything else is as served.
 """
@@ -90,14 +90,14 @@ def main() -> None:
 
 
 def warm_up(here: InProcessEngine) -> list[Any]:
-    """What came of the first job of the lane, which nobody waits for: its error, if any."""
+    """Return the errors of the warm-up job of the lane, which no request waits for; `[None]` if it succeeded."""
     lane = here.core.model_executor.driver_worker.worker.model_runner.omni.ahead._lane
     lane.wait(60.0)
     return [done.error and str(done.error) for done in lane.poll()]
 
 
 def round_of(here: InProcessEngine) -> dict[str, Any]:
-    """Text beside four requests with a picture each; what each of them got."""
+    """Run a text request beside four requests with a picture each, and return the results of each."""
     here._add("text", {"prompt_token_ids": list(range(5, 15))}, 60)
     for _ in range(3):
         here.engine.step()

@@ -1,4 +1,4 @@
-"""What a scheduler did: its decisions step by step, who left, and what the workers were sent."""
+"""Record what a scheduler does: its decisions by step, the requests that leave, and the messages to the workers."""
 
 from __future__ import annotations
 

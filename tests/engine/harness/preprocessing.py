@@ -1,6 +1,6 @@
-"""What vLLM's renderer makes of pictures and sounds, by itself and with the preprocessing pool: a program.
+"""Record what vLLM's renderer makes of pictures and sounds, by itself and with the preprocessing pool: a program.
 
-`python -m tests.engine.harness.preprocessing MODEL OUT` writes JSON: the digests of every request by both, what went
+`python -m tests.engine.harness.preprocessing MODEL` prints JSON: the digests of every request by both, what went
 wrong and how, and what the metrics of the pool say.
 """
 
@@ -83,7 +83,7 @@ def digest(value: Any) -> Any:
     return value if isinstance(value, (int, float, str, type(None))) else str(value)
 
 
-def main(model: str, out: str) -> None:
+def main(model: str) -> None:
     from vllm.multimodal.media.image import ImageMediaIO
     from vllm.renderers import renderer_from_config
 
@@ -130,7 +130,7 @@ def main(model: str, out: str) -> None:
     for renderer in sides.values():
         renderer.shutdown()
     results |= counted()
-    Path(out).write_text(json.dumps(results))
+    print(json.dumps(results))
 
 
 def config(model: str, ours: bool) -> Any:

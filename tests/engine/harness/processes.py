@@ -57,12 +57,29 @@ class Side:
         )
 
     def results(self) -> dict[str, Any]:
-        """What it has written; an engine that took the process down is missing from it."""
+        """Return what the process has written; an engine that ended the process is missing from it."""
         results: dict[str, Any] = json.loads(self._results.read_text())
         if self.process.exit_code != 0:
             tail = "\n".join(self.process.last_lines(40))
             results["process"] = f"{self.name}: exit code {self.process.exit_code}\n{tail}"
         return results
+
+
+def run_program(module: str, *arguments: object, environment: Mapping[str, str], log: Path) -> Any:
+    """Run `python -m module arguments` with vLLM imported already, and return the JSON in its last line that is any.
+
+    Args:
+        environment: what it gets beside `ENVIRONMENT`.
+        log: file for its output and its errors.
+
+    Raises:
+        AssertionError: it failed; the message has the end of its log.
+    """
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    with ChildProcess(command, log=log, env={**ENVIRONMENT, **environment}, start=WarmPopen) as process:
+        code = process.wait()
+    assert code == 0, f"{module}: exit code {code}\n" + "\n".join(process.last_lines(40))
+    return json.loads(next(line for line in reversed(log.read_text().splitlines()) if line.startswith(("{", "["))))
 
 
 def wait_for(sides: Sequence[Side]) -> None:

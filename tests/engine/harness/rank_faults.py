@@ -1,4 +1,4 @@
-"""What the encoder process of one of two workers can meet: a worker extension, whose import injects the faults."""
+"""Inject faults into the encoder process of one of two workers: a worker extension, whose import injects them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Case:
 
 
 class Hashable:
-    """An `additional_config` that is no mapping and satisfies vLLM all the same."""
+    """An `additional_config` that is no mapping, but that vLLM accepts."""
 
     def compute_hash(self) -> str:
         return "0"

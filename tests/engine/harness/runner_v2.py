@@ -26,7 +26,7 @@ MAX_TOKENS = 4096
 
 
 class States:
-    """What V2's `ModelState` is told, and the encoder runner that it owns."""
+    """Stands for V2's `ModelState`: keeps the tokens that it is told, and owns the encoder runner."""
 
     def __init__(self, encoder_runner: EncoderRunner) -> None:
         self.encoder_runner = encoder_runner
@@ -68,7 +68,7 @@ def make_runner(*, ours: bool) -> GPUModelRunner:
 
 
 def apply_write(tensor: StagedWriteTensor) -> None:
-    """What `_apply_write_kernel` does."""
+    """Write the staged rows into a tensor, as the GPU kernel `_apply_write_kernel` does."""
     first = 0
     rows = tensor.gpu if tensor.gpu.ndim == 2 else tensor.gpu.unsqueeze(1)
     for row, start, end in zip(
@@ -81,7 +81,7 @@ def apply_write(tensor: StagedWriteTensor) -> None:
 
 
 def take(runner: GPUModelRunner, scheduled: Any) -> None:
-    """What the runner does with a step before it runs the model, in its order."""
+    """Do what the runner does with a step before it runs the model, in the same order."""
     runner.finish_requests(scheduled)
     runner.free_states(scheduled)
     runner.add_requests(scheduled)

@@ -1,4 +1,4 @@
-"""The scripts, by name. Pictures are numbers: the same number is the same picture.
+"""Define the scenarios, by name. Pictures are numbers: the same number is the same picture.
 
 A picture costs four tokens here, a character of text one.
 """
@@ -34,7 +34,7 @@ def text() -> list[Ask]:
 
 @scenario
 def images() -> list[Ask]:
-    """One to eight images, beside text, arriving while others are served."""
+    """Ask for one to eight images and text; requests arrive while others are served."""
     with_images = [
         Ask(f"images-{count}", _each(count, "look: {}, "), range(10 * count, 11 * count), max_tokens=10, at_step=count)
         for count in range(1, 9)
@@ -64,14 +64,14 @@ def reversed_images() -> list[Ask]:
 
 @scenario
 def repeated_images() -> list[Ask]:
-    """One picture several times in a request, next to itself and apart."""
+    """Ask for one picture several times in a request, next to itself and apart."""
     numbers = {"twins": (1, 1), "apart": (1, 2, 1, 3, 1), "all": (4,) * 8, "pairs": (5, 6, 5, 6)}
     return [Ask(id_, _each(len(of), "{} and "), of, at_step=2 * i) for i, (id_, of) in enumerate(numbers.items())]
 
 
 @scenario
 def shared_images() -> list[Ask]:
-    """One picture in several requests: in the same step, while the first still runs, and when it is long gone."""
+    """Ask for one picture in several requests: in the same step, while the first runs, and long after it."""
     same_step = [Ask(f"same-step-{i}", _each(2, f"{i}: {{}} "), (21, 22), max_tokens=12) for i in range(3)]
     later = [Ask(f"later-{step}", _each(3, "{} or "), (22, 23, 21), at_step=step) for step in (4, 5, 40)]
     return same_step + later
@@ -169,7 +169,7 @@ def crowd() -> list[Ask | Session]:
 
 @scenario
 def straggler() -> list[Request]:
-    """An update comes for a session that has ended, beside a session that has not, and when nothing else is there."""
+    """Send an update for a session that has ended: beside a session that has not, and when nothing else runs."""
     return [
         _session("ended", chunks=3, images_per_chunk=2, first=50),
         _session("goes-on", chunks=24, images_per_chunk=1, first=50),

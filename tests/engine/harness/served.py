@@ -1,4 +1,4 @@
-"""An engine in processes of its own, as `vllm serve` has it: front end here, engine core and worker elsewhere.
+"""Drive an engine as `vllm serve` has it: front end in this process, engine core and worker in others.
 
 Steps depend on timing here, so what is compared are tokens, not decisions.
 """

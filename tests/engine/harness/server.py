@@ -56,7 +56,7 @@ class Server:
         raise RuntimeError("vllm serve did not start:\n" + "\n".join(self.process.last_lines(40)))
 
     def wait_until_it_ends(self) -> int:
-        """Its exit code, which it must come to by itself."""
+        """Return the exit code of the server once it has ended by itself."""
         deadline = time.monotonic() + START_SECONDS
         while self.process.exit_code is None and time.monotonic() < deadline:
             time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Where the chunks of a session come from."""
+"""Provide the chunks of sessions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PictureSource:
 
 
 class SpeechSource:
-    """The frames of a realtime transcription, cut and padded by the model's own code, as vLLM's endpoint does.
+    """Yields the frames of a realtime transcription, cut and padded by the model's own code, as vLLM's endpoint does.
 
     The token that answered a frame is part of the next prompt: a frame comes only after the answer to the one before.
     """

@@ -1,4 +1,4 @@
-"""A scheduler as an operator may write one on top of ours."""
+"""Define a scheduler that extends ours, as an operator may write one."""
 
 from vllm_omni_sched import OmniScheduler
 

@@ -1,4 +1,4 @@
-"""What a test may ask a worker process (`worker_extension_cls`, reached through `collective_rpc`)."""
+"""Answer what tests ask a worker process (`worker_extension_cls`, reached through `collective_rpc`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scenario asks of an engine: plain requests and streaming sessions, with their arrivals and aborts."""
+"""Describe what a scenario asks of an engine: plain requests and streaming sessions, with their arrivals and aborts."""
 
 from __future__ import annotations
 

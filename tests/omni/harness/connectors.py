@@ -47,7 +47,7 @@ class LoggingConnector(SharedMemoryConnector):
 
 
 class ChangingConnector(SharedMemoryConnector):
-    """One that tests must notice: all floats arrive as 0.5."""
+    """Connector that tests must notice: all floats arrive as 0.5."""
 
     def get(
         self, from_stage: str, to_stage: str, get_key: str, metadata: dict[str, Any] | None = None

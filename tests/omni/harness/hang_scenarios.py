@@ -1,4 +1,4 @@
-"""What is asked of a scheduled pipeline, a replica of which is stopped: its process lives, and nothing comes of it."""
+"""Ask a scheduled pipeline of which a replica is stopped: its process lives, but gives no output."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ async def moved(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
 
 
 async def _carried_out(migrator: Any, how: Any) -> MigrationOutcome:
-    """A move, begun on the loop of the orchestrator, which is that of another thread."""
+    """Begin a move on the event loop of the orchestrator, in another thread, and return its outcome."""
     begun: list[Any] = []
     tick = migrator.tick
 

@@ -1,4 +1,4 @@
-"""What is asked of a pipeline that ends in a diffusion stage.
+"""Ask a pipeline that ends in a diffusion stage for pictures.
 
 Each returns `{"answers": {request: {"pictures": [[width, height, sha256 of the pixels]], "ends": number}}, …}`.
 """
@@ -44,19 +44,19 @@ async def same_pictures(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
 
 
 async def one_prompt(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
-    """The same text, drawn with different seeds, steps and sizes; each twice."""
+    """Ask for pictures of the same text with different seeds, steps and sizes, each twice."""
     names = [name for name, draw in DRAWS.items() if draw.prompt == HOUSE.prompt]
     return await _counted_answers(omni, spec, prefix, {f"{name} {i}": DRAWS[name] for i in range(2) for name in names})
 
 
 async def no_seed(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
-    """Each gets a picture of its own."""
+    """Ask three times without a seed: each request must get a picture of its own."""
     draws = {f"house {number}": HOUSE._replace(seed=None) for number in range(3)}
     return await _counted_answers(omni, spec, prefix, draws)
 
 
 async def picture_costs(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
-    """What the scheduler knows about requests when it chooses a replica for them."""
+    """Return what the scheduler knows about requests when it chooses a replica for them."""
     stage = DIFFUSION[spec.pipeline]
     queue = omni.engine.stage_pools[stage].queue
     known: dict[str, Any] = {}

@@ -23,7 +23,7 @@ PLUGINS = {"omni_test_connectors": "tests.omni.harness.connectors:register"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `harness/main.py` wrote, and what `LoggingConnector` did, if that was the connector."""
+    """Holds what `harness/main.py` wrote, and the log of `LoggingConnector`, if that was the connector."""
 
     spec: RunSpec
     results: dict[str, Any]
@@ -31,7 +31,7 @@ class Outcome:
 
 
 class Driver:
-    """The process that runs pipelines, one after the other; a context manager that leaves nothing running.
+    """Runs pipelines one after the other in a process; a context manager that leaves nothing running.
 
     A pipeline that takes the process down, or hangs, costs the others nothing: the next one gets a new process.
     """

@@ -1,4 +1,4 @@
-"""What a client of a pipeline may not ask for, in Python and over HTTP."""
+"""Ask a pipeline for what it must refuse, in Python and over HTTP."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _ask(port: int, path: str, body: dict[str, Any]) -> tuple[int, str]:
 
 @asynccontextmanager
 async def _serving(omni: Any) -> AsyncIterator[int]:
-    """The HTTP server that `vllm serve --omni` runs, over a pipeline that runs already; its port."""
+    """Run the HTTP server of `vllm serve --omni` over a running pipeline, and yield its port."""
     stand_in_for_torchaudio()
     from vllm_omni.entrypoints.cli.serve import OmniServeCommand
     from vllm_omni.entrypoints.openai import api_server

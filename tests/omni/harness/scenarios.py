@@ -1,4 +1,4 @@
-"""What is asked of a pipeline. Each scenario returns `{request: {"text": {stage: token ids}, "sound": samples}}`."""
+"""Ask a pipeline. Each scenario returns `{request: {"text": {stage: token ids}, "sound": samples}}`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def together(omni: Any, spec: PipelineSpec, prefix: str) -> Answers:
 
 
 async def one_leaves(omni: Any, spec: PipelineSpec, prefix: str) -> Answers:
-    """As `together`, beside one whose client leaves early; then, all being over, one more."""
+    """Ask as in `together`, beside a request whose client leaves early; then, when all have ended, ask once more."""
     leaving = asyncio.create_task(_leave_early(omni, spec, f"{prefix}-leaving"))
     answers = await together(omni, spec, prefix)
     await leaving
@@ -41,7 +41,7 @@ async def one_leaves(omni: Any, spec: PipelineSpec, prefix: str) -> Answers:
 
 
 def blocking(omni: Any, spec: PipelineSpec) -> Answers:
-    """Of vLLM-Omni's `Omni`, which names requests itself: two at once of each kind, so that two replicas have work."""
+    """Ask vLLM-Omni's `Omni`, which names requests itself, twice for each kind, so that two replicas have work."""
     answers: Answers = {}
     for name, ask in ASKS.items():
         params, found = sampling_params(spec, ask), defaultdict[str, dict[str, Any]](lambda: {"text": {}})

@@ -1,4 +1,4 @@
-"""Which pipeline a run starts, and what it asks."""
+"""Describe which pipeline a run starts, and what it asks."""
 
 from __future__ import annotations
 

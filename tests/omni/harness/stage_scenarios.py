@@ -1,4 +1,4 @@
-"""What is asked of a pipeline whose stages are scheduled: the same thing by many, and deaths under load.
+"""Ask a pipeline whose stages are scheduled: many equal requests, and deaths of replicas under load.
 
 Each returns `{"answers": {request: answer}, …}`, an answer as `asking.answer_to` gives it and `ends`: how often each
 stage said that the request was done.
@@ -62,7 +62,7 @@ async def parting(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
 
 
 async def handed_over(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
-    """The first of three that ask the same leaves, when the two others have joined it."""
+    """Abort the first of three equal requests when the two others have joined it."""
     queue, ask = omni.engine.stage_pools[0].queue, STAGE_ASKS["handed over"]
     joined = asyncio.Event()
     with counted(omni) as submitted:
@@ -98,7 +98,7 @@ async def killed(omni: Any, spec: PipelineSpec, prefix: str, *, stage_id: int) -
 
 
 async def told(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
-    """What the metrics say, and what is left in the queues; one more request shows that the metrics go on."""
+    """Return the metrics and what is left in the queues, after one more request that the metrics must count."""
     before = _finished(spec)
     answers = await ask_all(omni, spec, prefix, {"other": STAGE_ASKS["other"]})
     await until(lambda: _finished(spec) > before)
@@ -181,7 +181,7 @@ def _outputs(omni: Any, spec: PipelineSpec, request_id: str, ask: Ask) -> AsyncI
 
 @contextmanager
 def counted(omni: Any) -> Iterator[dict[str, int]]:
-    """How many requests the engines of each stage are given meanwhile."""
+    """Count the requests that the engines of each stage are given meanwhile."""
     submitted = {str(pool.stage_id): 0 for pool in omni.engine.stage_pools}
 
     def counting(stage: str, theirs: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -223,7 +223,7 @@ def payloads_taken_back(omni: Any) -> Iterator[tuple[dict[int, list[str]], dict[
 
 
 def in_the_middle(pool: Any) -> bool:
-    """Of works of the first replica; of a stage that speaks as it goes, when one has spoken."""
+    """Return whether the first replica has several requests, and in the first stage one of them has output."""
     works = [work for work in list(pool.queue.running.values()) if work.replica_id == 0]
     return len(works) > 1 and (pool.stage_id > 0 or any(work.has_output for work in works))
 

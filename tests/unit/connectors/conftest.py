@@ -1,4 +1,4 @@
-"""A place, and processes, for paths of one host."""
+"""Provide a folder and processes for paths of one host."""
 
 from __future__ import annotations
 

@@ -57,11 +57,16 @@ COLOURS = {
     "narrow": {"size": (18, 34)},
 }
 
+ALL_COLOURS = {"wide_gamut": "slow", "pq": "long"}
+"""Marks of the kinds for which FFmpeg computes a table of all colours, three times three seconds of a processor."""
+
 
 @pytest.mark.parametrize(
     "name",
-    # like "wide_gamut", a table of all colours, which takes seconds to make
-    [pytest.param(name, marks=pytest.mark.long) if name == "pq" else name for name in COLOURS],
+    [
+        pytest.param(name, marks=[getattr(pytest.mark, mark)] if (mark := ALL_COLOURS.get(name)) else [])
+        for name in COLOURS
+    ],
 )
 def test_colours_and_sizes_as_opencv(name: str) -> None:
     data = clips.encode(frames=3, **COLOURS[name])

@@ -33,7 +33,7 @@ def arena(root: str) -> ArenaOptions:
 
 @pytest.fixture
 def start(all_processes: Processes, arena: ArenaOptions) -> Iterator[Callable[..., Process]]:
-    """A process; it says that it is there before anybody sends."""
+    """Start a process, which announces itself before anybody sends."""
 
     def start(*names: str, options: ArenaOptions = arena, silent: bool = False, **more: object) -> Process:
         process = all_processes.start()

@@ -14,7 +14,7 @@ def mooncake() -> None:
 
 @pytest.fixture(scope="module")
 def shared(mooncake: None) -> Iterator[Deployment]:
-    """One deployment for all tests of a module that leave it as it was."""
+    """Run one deployment for all tests of a module that leave it as it was."""
     with Deployment() as deployment:
         yield deployment
 
@@ -31,13 +31,13 @@ def receiver(shared: Deployment) -> MooncakeTransport:
 
 @pytest.fixture
 def inside(shared: Deployment) -> Iterator[None]:
-    """The test runs in the namespace of `shared`."""
+    """Run the test in the namespace of `shared`."""
     with shared.inside():
         yield
 
 
 @pytest.fixture
 def own(mooncake: None) -> Iterator[Deployment]:
-    """A deployment that the test may break; the test runs in its namespace."""
+    """Run a deployment that the test may break, and the test in its namespace."""
     with Deployment(client_ttl=2) as deployment, deployment.inside():
         yield deployment

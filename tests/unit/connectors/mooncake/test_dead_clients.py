@@ -148,6 +148,7 @@ def test_a_forked_child_leaves_its_parents_path_alone(own: Deployment) -> None:
     assert child.heard() == "1 2"
 
 
+@pytest.mark.slow  # the master and the library must notice that a host is gone
 def test_two_hosts_and_a_cut_cable(mooncake: None) -> None:
     """The master and the sender are on one host, the receiver on the other. The library alone hangs for 30 s."""
     here, there = Namespace(), Namespace()

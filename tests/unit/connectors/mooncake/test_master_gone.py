@@ -164,6 +164,7 @@ def test_what_an_outage_refused_ends_with_it(own: Deployment) -> None:
     assert sender.health().reason == "1 refused"
 
 
+@pytest.mark.slow  # the master is stopped for six seconds
 def test_a_master_that_hangs_holds_nobody_up(own: Deployment) -> None:
     sender, receiver = own.path(call_timeout_seconds=0.5), own.path(call_timeout_seconds=0.5)
     put(sender, "before", 1)

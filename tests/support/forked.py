@@ -1,0 +1,270 @@
+"""Run tests in several processes, which pytest forks when it has collected the tests (option ``--processes``).
+
+The imports and the collection take 20 seconds of a processor; here they are done once, and not once in each process as
+with pytest-xdist. A process takes one group of tests after the other (see `tests/support/sharing.py`) and runs its
+tests in their order. Fixtures of the session survive from group to group, others do not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from types import FrameType
+from typing import Any, NoReturn
+
+import pytest
+from _pytest.tmpdir import TempPathFactory
+
+from tests.support.sharing import group_of
+
+NUMBER_BYTES = 4
+PIPE_BYTES = 1 << 16
+INTERRUPTED = int(pytest.ExitCode.INTERRUPTED)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--processes", type=int, default=1, metavar="N", help="run the tests in N forked processes")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    number = session.config.option.processes
+    if number < 2 or session.testsfailed or session.config.option.collectonly:
+        return None
+    _run(session, number)
+    return True
+
+
+class GroupQueue:
+    """Holds the groups that no process has taken yet, as numbers in a pipe that all processes read.
+
+    Args:
+        count: number of groups; a process takes the numbers from 0 to ``count - 1``.
+    """
+
+    def __init__(self, count: int) -> None:
+        numbers = b"".join(number.to_bytes(NUMBER_BYTES, "little") for number in range(count))
+        if len(numbers) > PIPE_BYTES:
+            raise ValueError(f"a pipe does not hold the numbers of {count} groups of tests")
+        self._reader, writer = os.pipe()
+        os.write(writer, numbers)
+        os.close(writer)
+
+    def take(self) -> int | None:
+        """Return the number of the next group, None if all are taken."""
+        taken = os.read(self._reader, NUMBER_BYTES)
+        return int.from_bytes(taken, "little") if taken else None
+
+    def clear(self) -> int:
+        """Take all groups that are left, and return how many these were."""
+        return sum(1 for _ in iter(self.take, None))
+
+    def close(self) -> None:
+        os.close(self._reader)
+
+
+def groups_of(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
+    """Return the groups of tests, in the order of their first tests."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(group_of(item.nodeid), []).append(item)
+    return list(groups.values())
+
+
+class _Child:
+    """Handle of the parent for a process that runs tests."""
+
+    def __init__(
+        self,
+        session: pytest.Session,
+        folder: str,
+        groups: Sequence[Sequence[pytest.Item]],
+        queue: GroupQueue,
+        siblings: Sequence[_Child],
+    ) -> None:
+        self.exit_code: int | None = None
+        self.running: tuple[str, Any] | None = None
+        """Id and location of the test that it runs now."""
+        self.connection, told = Pipe(duplex=False)
+        self.connected = True
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            for one in (self, *siblings):
+                one.connection.close()  # a process ends with the error "broken pipe" when its parent is gone
+            _become(session, folder, groups, queue, told)
+        told.close()
+        self.ended = os.pidfd_open(self.pid)
+
+    def sources(self) -> list[Any]:
+        """Return what becomes readable when it has reported something, or has ended."""
+        return [self.ended, self.connection] if self.connected else [self.ended]
+
+    def received(self) -> Iterator[tuple[Any, ...]]:
+        """Yield what it has reported. Sets `exit_code` if it has ended, and yields its last words then."""
+        if self.exit_code is None and select.select([self.ended], [], [], 0)[0]:
+            self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        try:
+            while self.connected and self.connection.poll():
+                yield self.connection.recv()
+        except (EOFError, OSError):
+            self.connected = False
+
+    def interrupt(self) -> None:
+        if self.exit_code is None:
+            os.kill(self.pid, signal.SIGINT)
+
+    def close(self) -> None:
+        if self.exit_code is None:
+            self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        os.close(self.ended)
+        self.connection.close()
+
+
+def _run(session: pytest.Session, number: int) -> None:
+    """Run all tests of the session in a number of processes, and report the results in this one."""
+    terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
+        terminal.showfspath = False  # results of several files come in turn
+    base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    groups = groups_of(session.items)
+    queue = GroupQueue(len(groups))
+    children: list[_Child] = []
+    try:
+        for one in range(min(number, len(groups))):
+            children.append(_Child(session, str(base / f"process{one}"), groups, queue, children))
+        _report(session, children)
+        if left := queue.clear():
+            raise session.Interrupted(f"every process has died; groups of tests that did not run: {left}")
+    except BaseException:
+        queue.clear()
+        for child in children:
+            child.interrupt()
+        raise
+    finally:
+        for child in children:
+            child.close()
+        queue.close()
+
+
+def _report(session: pytest.Session, children: Sequence[_Child]) -> None:
+    """Pass on what the processes report until the last one has ended."""
+    while running := [child for child in children if child.exit_code is None]:
+        wait([source for child in running for source in child.sources()])
+        for child in running:
+            for message in child.received():
+                _pass_on(session, child, *message)
+            if child.exit_code and child.running is not None:
+                session.config.hook.pytest_runtest_logreport(report=_crashed(child, *child.running))
+            elif child.exit_code:
+                raise session.Interrupted(f"a process ended with exit code {child.exit_code} while it ran no test")
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
+
+
+def _pass_on(session: pytest.Session, child: _Child, kind: str, *what: Any) -> None:
+    """Call the hook of pytest that a process has reported."""
+    config = session.config
+    if kind == "report":
+        report = config.hook.pytest_report_from_serializable(config=config, data=what[0])
+        config.hook.pytest_runtest_logreport(report=report)
+        return
+    nodeid, location = what
+    child.running = (nodeid, location) if kind == "start" else None
+    hook = config.hook.pytest_runtest_logstart if kind == "start" else config.hook.pytest_runtest_logfinish
+    hook(nodeid=nodeid, location=location)
+
+
+def _crashed(child: _Child, nodeid: str, location: Any) -> pytest.TestReport:
+    """Return the report of a test whose process has ended in the middle of it."""
+    code = child.exit_code or 0
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    message = f"the process of this test ended with {how}; the tests after it in its group did not run"
+    return pytest.TestReport(nodeid, location, {}, "failed", message, "call")
+
+
+class _Reporter:
+    """Plugin of a process that reports its tests to its parent, in place of a terminal."""
+
+    def __init__(self, config: pytest.Config, told: Connection) -> None:
+        self._config = config
+        self._told = told
+
+    def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
+        self._told.send(("start", nodeid, location))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._told.send(("report", data))
+
+    def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
+        self._told.send(("finish", nodeid, location))
+
+
+def _become(
+    session: pytest.Session, folder: str, groups: Sequence[Sequence[pytest.Item]], queue: GroupQueue, told: Connection
+) -> NoReturn:
+    """Run groups of tests until none is left, in a process that was just forked, and end the process."""
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, _interrupt_once)
+        _leave_parent(session.config, folder)
+        session.config.pluginmanager.register(_Reporter(session.config, told))
+        _run_groups(session, groups, queue)
+        code = 0
+    except KeyboardInterrupt:
+        session._setupstate.teardown_exact(None)
+        code = INTERRUPTED
+    except BaseException:  # noqa: BLE001 - told on stderr and by the exit code
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        try:
+            atexit._run_exitfuncs()
+        finally:
+            os._exit(code)
+
+
+def _interrupt_once(number: int, frame: FrameType | None) -> NoReturn:
+    """Handle SIGINT: both a terminal and the parent send it, and the second one must not interrupt the clean-up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _leave_parent(config: pytest.Config, folder: str) -> None:
+    """Give a forked process its own folder for temporary files and its own captured output, and no terminal."""
+    config.option.basetemp = folder
+    config._tmp_path_factory = TempPathFactory.from_config(config, _ispytest=True)  # type: ignore[attr-defined]
+    config.pluginmanager.unregister(name="terminalreporter")
+    capture: Any = config.pluginmanager.get_plugin("capturemanager")
+    capture.stop_global_capturing()
+    capture.start_global_capturing()
+    capture.suspend_global_capture()
+
+
+class _BetweenGroups(pytest.Item):
+    """Stands for the test that follows a group: it shares the fixtures of the session with it, and no others."""
+
+    def runtest(self) -> NoReturn:
+        raise NotImplementedError("it is never run")
+
+
+def _run_groups(session: pytest.Session, groups: Sequence[Sequence[pytest.Item]], queue: GroupQueue) -> None:
+    between = _BetweenGroups.from_parent(session, name="between two groups")
+    for number in iter(queue.take, None):
+        for item, following in pairwise([*groups[number], between]):
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.shouldfail or session.shouldstop:
+                return
+    session._setupstate.teardown_exact(None)
