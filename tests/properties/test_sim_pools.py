@@ -21,7 +21,7 @@ from vllm_omni_sched.sim.pools.links import Links, LinkSpec
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.pool import Pool
-from vllm_omni_sched.sim.pools.spec import StageSpec
+from vllm_omni_sched.sim.pools.replicas import StageSpec
 from vllm_omni_sched.sim.servers.queue import QueueServer
 from vllm_omni_sched.sim.servers.shared import SharedServer
 from vllm_omni_sched.sim.work import Item, Request

@@ -148,7 +148,7 @@ def _written(
 
 def _overrides(given: Sequence[str], seed: int | None) -> dict[str, Any]:
     """Parse dotted keys with TOML values; text that is not TOML is taken as a string."""
-    from vllm_omni_sched.sim.scenario.overrides import value_of
+    from vllm_omni_sched.sim.scenario.loader import value_of
 
     overrides: dict[str, Any] = {}
     for word in given:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from vllm_omni_sched.sim.measure import Histogram, Outcome, Record
-from vllm_omni_sched.sim.scenario.cluster import ClassTargets, Slo
+from vllm_omni_sched.sim.scenario.scenario import ClassTargets, Slo
 from vllm_omni_sched.sim.server import busy_in_all
 
 if TYPE_CHECKING:

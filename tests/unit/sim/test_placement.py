@@ -25,7 +25,8 @@ from vllm_omni_sched.sim.result import Result
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario import Scenario
 from vllm_omni_sched.sim.server import Job, Server
-from vllm_omni_sched.sim.servers.placed import PlacedEncoder, PlacedQueue
+from vllm_omni_sched.sim.servers.encoder import PlacedEncoder
+from vllm_omni_sched.sim.servers.queue import PlacedQueue
 from vllm_omni_sched.sim.work import Item, Request
 
 pytestmark = pytest.mark.usefixtures("validated_core")

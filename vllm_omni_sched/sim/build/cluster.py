@@ -35,9 +35,8 @@ from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.placement import StageMover
 from vllm_omni_sched.sim.pools.pool import Pool
-from vllm_omni_sched.sim.pools.replicas import Make
+from vllm_omni_sched.sim.pools.replicas import Make, StageSpec
 from vllm_omni_sched.sim.pools.request_run import StageRun
-from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.scenario import (
     DeviceStage,
     EncoderStage,

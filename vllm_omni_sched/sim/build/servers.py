@@ -29,9 +29,8 @@ from vllm_omni_sched.sim.scenario.stages import (
     VideoStage,
 )
 from vllm_omni_sched.sim.server import Done, Job, Server
-from vllm_omni_sched.sim.servers.encoder import EncoderServer
-from vllm_omni_sched.sim.servers.placed import PlacedEncoder, PlacedQueue
-from vllm_omni_sched.sim.servers.queue import QueueServer, Service
+from vllm_omni_sched.sim.servers.encoder import EncoderServer, PlacedEncoder
+from vllm_omni_sched.sim.servers.queue import PlacedQueue, QueueServer, Service
 from vllm_omni_sched.sim.servers.video import VideoServer, stock_decoding
 from vllm_omni_sched.sim.work import Clip
 

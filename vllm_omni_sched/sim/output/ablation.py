@@ -7,7 +7,7 @@ from typing import Any
 from vllm_omni_sched.sim.output import style
 from vllm_omni_sched.sim.study import Finding
 from vllm_omni_sched.sim.study.options import ALL, ALL_BUT, NONE, ONLY
-from vllm_omni_sched.sim.study.spread import groups, measure
+from vllm_omni_sched.sim.study.spread import groups, values_of
 
 _SHOWN = {
     "goodput_per_second": "goodput, requests/s",
@@ -45,11 +45,11 @@ def draw(name: str, findings: Sequence[Finding], searched: bool, path: Path) -> 
     figure.subplots_adjust(wspace=0.08)
     for axes, (measured, label) in zip(parts, shown.items(), strict=True):
         for variant, dashes in ((NONE, (0, (2, 3))), (ALL, "solid")):
-            if values := _values(found[variant], measured):
+            if values := values_of(found[variant], measured):
                 axes.axvline(values[len(values) // 2], color=style.MUTED, linewidth=1.2, linestyle=dashes)
         for at, row in enumerate(rows):
-            _dot(axes, at - 0.14, _values(found[ONLY + row], measured), _ALONE, filled=True)
-            _dot(axes, at + 0.14, _values(found[ALL_BUT + row], measured), _LEFT_OUT, filled=False)
+            _dot(axes, at - 0.14, values_of(found[ONLY + row], measured), _ALONE, filled=True)
+            _dot(axes, at + 0.14, values_of(found[ALL_BUT + row], measured), _LEFT_OUT, filled=False)
         axes.set_title(label, fontsize=10, color=style.INK, loc="left")
         axes.set_xlim(0, 1.06 * axes.dataLim.x1)  # half a dot of space
         axes.tick_params(axis="y", length=0, labelcolor=style.INK)
@@ -58,10 +58,6 @@ def draw(name: str, findings: Sequence[Finding], searched: bool, path: Path) -> 
     _key(figure)
     style.headline(figure, "Each mechanism alone, and left out", name)
     return style.save(figure, path)
-
-
-def _values(group: Sequence[Finding], measured: str) -> list[float]:
-    return sorted(value for one in group if (value := measure(one, measured)) is not None)
 
 
 def _dot(axes: Any, at: float, values: Sequence[float], colour: str, filled: bool) -> None:

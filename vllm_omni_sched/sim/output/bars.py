@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm_omni_sched.sim.output import style
 from vllm_omni_sched.sim.study import Finding, interval
-from vllm_omni_sched.sim.study.spread import groups, measure
+from vllm_omni_sched.sim.study.spread import groups, values_of
 
 _PANEL = 3.2  # inches, the width of a panel
 Bar = tuple[str, float, float]
@@ -66,7 +66,7 @@ def split_name(variant: str, systems: Sequence[str]) -> tuple[str, str]:
 
 
 def _bar(name: str, group: Sequence[Finding], measured: str) -> Bar | None:
-    values = [value for one in group if (value := measure(one, measured)) is not None]
+    values = values_of(group, measured)
     return (name, *interval(values)) if values else None
 
 

@@ -1,16 +1,16 @@
 """Plot the results of studies."""
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from vllm_omni_sched.sim.output import ablation, bars, style
-from vllm_omni_sched.sim.output.bins import bins as over_bins
 from vllm_omni_sched.sim.study import Finding, Study
 from vllm_omni_sched.sim.study.evaluate import PARTS
 from vllm_omni_sched.sim.study.options import Search
-from vllm_omni_sched.sim.study.spread import groups, measure
+from vllm_omni_sched.sim.study.spread import groups, values_of
 
 _LEFT = PARTS.index(0.01)  # where the axis of a distribution begins
 _FEW = 2  # values of a swept key: a line through so few would suggest more than is known
@@ -50,7 +50,7 @@ def draw(study: Study, findings: Sequence[Finding], folder: Path, stem: str) -> 
     if study.single and well and well[0].timeline:
         drawn.append(_timeline(study, well[0], folder / f"{stem}-timeline.png"))
     if study.changes and len(well) > 1 and all(one.over_time for one in well):
-        drawn.append(over_bins(study, well, folder / f"{stem}-over-time.png"))
+        drawn.append(_over_time(study, well, folder / f"{stem}-over-time.png"))
     swept = [key for key in (well[0].values if well else {}) if len({repr(one.values[key]) for one in well}) > 1]
     numbers = [key for key in swept if all(isinstance(one.values[key], (int, float)) for one in well)]
     if numbers and (study.search is None or len({one.values[numbers[0]] for one in well}) > _FEW):
@@ -157,7 +157,7 @@ def _sweep(study: Study, findings: Sequence[Finding], key: str, wanted: dict[str
         ends = []
         for (line, points), colour in zip(lines.items(), cycle(style.COLOURS), strict=False):
             points = sorted(points, key=lambda group: group[0].values[key])
-            band = [(group[0].values[key], _values(group, name)) for group in points if _values(group, name)]
+            band = [(group[0].values[key], values) for group in points if (values := values_of(group, name))]
             if not band:
                 continue
             x = [at for at, _ in band]
@@ -177,10 +177,6 @@ def _sweep(study: Study, findings: Sequence[Finding], key: str, wanted: dict[str
     return style.save(figure, path)
 
 
-def _values(group: Sequence[Finding], name: str) -> list[float]:
-    return sorted(value for one in group if (value := measure(one, name)) is not None)
-
-
 def _name(finding: Finding, but: str = "") -> str:
     """Return a label that distinguishes a point from others; keys are shortened to their last part."""
     parts = [finding.variant] if finding.variant else []
@@ -194,3 +190,55 @@ def _plain(axis: Any) -> None:
 
     plain: Callable[[float, int], str] = lambda value, _: f"{value:g}"  # noqa: E731 - matplotlib wants two arguments
     axis.set_major_formatter(FuncFormatter(plain))
+
+
+def _over_time(study: Study, findings: Sequence[Finding], path: Path) -> Path:
+    """Draw a row for arrivals, one for the replicas of each stage that differ, and one for the fraction within the SLO.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    shown = findings[: style.MOST_LINES]
+    stages = [key for key in shown[0].over_time if key.startswith("serving ") and _differ(shown, key)]
+    rows = ["requests", *stages, "within_slo"]
+    figure, parts = style.new_figure(9.0, 2.0 + 1.9 * len(rows), nrows=len(rows), sharex=True)
+    names = [one.variant or one.label for one in shown]
+    style.layout(figure, right=style.room_for(figure, names))
+    figure.subplots_adjust(hspace=0.2)
+    for axes, key in zip(parts, rows, strict=True):
+        lines = [(one, name) for one, name in zip(shown, names, strict=True)]
+        if key == "requests" and not _differ(shown, key):
+            lines = [(shown[0], "")]
+        ends = []
+        for (one, name), colour in zip(lines, style.COLOURS, strict=False):
+            x, y = _binned(one.over_time, key)
+            axes.plot(x, y, color=colour, linewidth=1.5)
+            ends.append((name, x[-1], _last(y), colour))
+        axes.set_ylim(0, 1.05 if key == "within_slo" else None)
+        axes.set_ylabel(_row_label(key))
+        axes.margins(x=0.01)
+        style.label_ends(axes, ends)
+    parts[-1].axhline(study.base.slo.attainment, color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    parts[-1].set_xlabel("simulated seconds")
+    figure.align_ylabels(parts)
+    style.headline(figure, "Load, replicas and the part within the SLO over time", study.base.name)
+    return style.save(figure, path)
+
+
+def _row_label(key: str) -> str:
+    return {"requests": "requests / s", "within_slo": "part within SLO"}.get(key, f"{key.split()[-1]} at work")
+
+
+def _differ(findings: Sequence[Finding], key: str) -> bool:
+    return any(one.over_time[key] != findings[0].over_time[key] for one in findings)
+
+
+def _binned(columns: dict[str, list[Any]], key: str) -> tuple[list[float], list[float]]:
+    seconds = columns["seconds"]
+    width = seconds[1] - seconds[0]
+    scale = 1 / width if key == "requests" else 1.0
+    return [one + width / 2 for one in seconds], [math.nan if y is None else y * scale for y in columns[key]]
+
+
+def _last(values: Sequence[float]) -> float:
+    return next((one for one in reversed(values) if not math.isnan(one)), 0.0)

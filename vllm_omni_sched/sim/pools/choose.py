@@ -6,7 +6,7 @@ from random import Random  # noqa: TID251 (the type of an argument)
 from typing import Protocol
 
 from vllm_omni_sched.resource.pipeline.balance import Balancer, LazyReplicas, ReplicaState
-from vllm_omni_sched.sim.pools.replica import Replica
+from vllm_omni_sched.sim.pools.replicas import Replica, index_of
 
 
 class Chooser(Protocol):
@@ -32,11 +32,6 @@ class RoundRobinChooser:
         chosen = live[at]
         self._last = chosen.index
         return chosen
-
-
-def index_of(replica: Replica) -> int:
-    """Return the index, to sort and to search by."""
-    return replica.index
 
 
 class BalancerChooser:

@@ -8,13 +8,10 @@ from vllm_omni_sched.core.pipeline.requests import StageWork
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.choose import Chooser, RoundRobinChooser
-from vllm_omni_sched.sim.pools.features import work_of
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pool import Pool
-from vllm_omni_sched.sim.pools.replica import Replica
-from vllm_omni_sched.sim.pools.replicas import Make
-from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun
-from vllm_omni_sched.sim.pools.spec import StageSpec
+from vllm_omni_sched.sim.pools.replicas import Make, Replica, StageSpec
+from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun, work_of
 from vllm_omni_sched.sim.server import Job
 
 

@@ -13,9 +13,8 @@ from vllm_omni_sched.core.pipeline.requests import PipelineRequest
 from vllm_omni_sched.graph.stages import Stage, StageGraph
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.features import bytes_of, features_of, keys_of
-from vllm_omni_sched.sim.pools.request_run import RequestRun
-from vllm_omni_sched.sim.pools.spec import StageSpec
+from vllm_omni_sched.sim.pools.replicas import StageSpec
+from vllm_omni_sched.sim.pools.request_run import RequestRun, bytes_of, features_of, keys_of
 
 
 def graph_of(specs: Sequence[StageSpec], paths: Sequence[tuple[int, ...]]) -> StageGraph:

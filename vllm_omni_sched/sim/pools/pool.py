@@ -4,11 +4,8 @@ from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
 from vllm_omni_sched.resource.pipeline.work_left import WorkLeft
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.choose import Chooser
-from vllm_omni_sched.sim.pools.features import features_of
-from vllm_omni_sched.sim.pools.replica import Replica
-from vllm_omni_sched.sim.pools.replicas import Make, Replicas
-from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun
-from vllm_omni_sched.sim.pools.spec import StageSpec
+from vllm_omni_sched.sim.pools.replicas import Make, Replica, Replicas, StageSpec
+from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun, features_of
 from vllm_omni_sched.sim.server import Job
 
 SMOOTHING = 0.1  # weight of the last request

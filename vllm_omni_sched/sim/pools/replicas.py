@@ -4,15 +4,69 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.pipeline.work_left import WorkLeft
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.choose import index_of
-from vllm_omni_sched.sim.pools.replica import Replica
 from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun
-from vllm_omni_sched.sim.pools.spec import StageSpec
 from vllm_omni_sched.sim.server import Done, Job, Server
+from vllm_omni_sched.sim.work import Request
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """Defines a stage and its replicas.
+
+    ``at_once``: requests that a replica can run at a time. ``startup_seconds``: of a replica that is added.
+    ``devices``: of each replica. ``work``: adapts a request to the stage; None: it is used as it is.
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
+
+    name: str
+    kind: StageKind = StageKind.GENERATION
+    replicas: int = 1
+    at_once: int = 256
+    startup_seconds: float = 0.0
+    devices: int = 1
+    work: Callable[[Request], Request] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "at_once", "devices"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"stage {self.name}: {name} must be 1 or more, got {getattr(self, name)}")
+        if not 0 <= self.startup_seconds < float("inf"):
+            raise ConfigError(f"stage {self.name}: startup_seconds must be 0 or more, got {self.startup_seconds}")
+
+
+class Replica:
+    """Represents a replica of a stage.
+
+    ``server``: None while it is dead or starts. ``stranded``: requests that it had when it died, or got since; it gets
+    more until the death is noticed. ``pending_seconds``: sum of the estimates of its requests. ``load``: None if it is
+    not needed, or the pipeline core has it.
+    """
+
+    __slots__ = ("draining", "in_flight", "index", "load", "pending_seconds", "server", "stranded")
+
+    def __init__(self, index: int, server: Server | None, load: WorkLeft[StageRun] | None = None) -> None:
+        self.index = index
+        self.server = server
+        self.load = load
+        self.in_flight = 0
+        self.pending_seconds = 0.0
+        self.stranded: list[StageRun] = []
+        self.draining = False
+
+
+def index_of(replica: Replica) -> int:
+    """Return the index, to sort and to search by."""
+    return replica.index
+
 
 Make = Callable[[int, Done], Server]
 """Makes a server for the replica of that index; the server calls ``done`` for each finished job."""

@@ -1,9 +1,17 @@
 """Define a scenario: a TOML file, typed, and checked before anything runs."""
 
-from vllm_omni_sched.sim.scenario.cluster import Autoscale, ClassTargets, Cluster, Failures, Slo
-from vllm_omni_sched.sim.scenario.loader import KnownNames, Source, build, installed, load, read_source, read_toml
-from vllm_omni_sched.sim.scenario.overrides import apply, flatten
-from vllm_omni_sched.sim.scenario.scenario import Scenario, Workload
+from vllm_omni_sched.sim.scenario.loader import (
+    KnownNames,
+    Source,
+    apply,
+    build,
+    flatten,
+    installed,
+    load,
+    read_source,
+    read_toml,
+)
+from vllm_omni_sched.sim.scenario.scenario import Autoscale, ClassTargets, Cluster, Failures, Scenario, Slo, Workload
 from vllm_omni_sched.sim.scenario.stages import (
     Deterministic,
     DeviceStage,

@@ -1,9 +1,11 @@
 """Simulate an encoder on a device of its own."""
 
+import math
 from collections import deque
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import EngineCosts
+from vllm_omni_sched.sim.device import DeviceShare
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.server import Done, Job
 from vllm_omni_sched.sim.work import Item
@@ -103,3 +105,28 @@ class EncoderServer:
 
     def busy_seconds(self) -> dict[str, float]:
         return {"encode": self._busy_seconds()}
+
+
+class PlacedEncoder(EncoderServer):
+    """An `EncoderServer` whose batches take their time on a shared device."""
+
+    __slots__ = ("_share",)
+
+    def __init__(self, sim: Simulator, done: Done, costs: EngineCosts, batch_items: int, share: DeviceShare) -> None:
+        super().__init__(sim, done, costs, batch_items)
+        self._share = share
+
+    def _run(self, seconds: float) -> None:
+        self._ends = math.inf  # not known: it depends on the other stages
+        self._share.run(seconds / self._share.speed, self._ended, None)
+
+    def _ended(self, nothing: None) -> None:
+        self._ends = self._sim.now
+        self._end(nothing)
+
+    def kill(self) -> list[Job]:
+        self._share.stop()
+        return super().kill()
+
+    def busy_seconds(self) -> dict[str, float]:
+        return {"encode": self._share.busy_seconds()}

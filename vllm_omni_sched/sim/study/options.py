@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from vllm_omni_sched.config.stage_options.base import Options
-from vllm_omni_sched.sim.scenario.overrides import flatten
+from vllm_omni_sched.sim.scenario.loader import flatten
 
 FOLLOWS = {
     "policy.itl_target_ms": "itl_seconds",
@@ -98,13 +98,10 @@ class Search(Options):
     )
     rounds: int = Field(6, ge=1, le=100, description="Most runs of `tightest_slo`, if options follow.")
     follow: tuple[str, ...] = Field(
-        (), description="Options that `tightest_slo` sets to the corresponding target: " + ", ".join(FOLLOWS) + "."
+        (),
+        strict=False,
+        description="Options that `tightest_slo` sets to the corresponding target: " + ", ".join(FOLLOWS) + ".",
     )
-
-    @field_validator("follow", mode="before")
-    @classmethod
-    def _sequence(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _may_follow(self) -> "Search":
@@ -117,8 +114,10 @@ class Search(Options):
 class StudyOptions(Options):
     """Options of a study, besides those of the scenario."""
 
-    variants: tuple[Variant, ...] = Field((), description="Variants of the scenario; absent: the scenario itself.")
-    cases: tuple[Case, ...] = Field((), description="Situations; each variant runs in each of them.")
+    variants: tuple[Variant, ...] = Field(
+        (), strict=False, description="Variants of the scenario; absent: the scenario itself."
+    )
+    cases: tuple[Case, ...] = Field((), strict=False, description="Situations; each variant runs in each of them.")
     tune: Tune = Field(Tune.model_construct(), description="How the best of `choices` is found.")
     ablation: Ablation | None = Field(None, description="Mechanisms one by one, instead of `variants`.")
     sweep: dict[str, list[Any]] = Field(
@@ -131,11 +130,6 @@ class StudyOptions(Options):
     @classmethod
     def _dotted(cls, value: Any) -> Any:
         return flatten(value) if isinstance(value, dict) else value
-
-    @field_validator("variants", "cases", mode="before")
-    @classmethod
-    def _sequence(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
     @model_validator(mode="after")
     def _different(self) -> "StudyOptions":

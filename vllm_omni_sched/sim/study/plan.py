@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.scenario import KnownNames, Scenario, Source, flatten, read_source
 from vllm_omni_sched.sim.scenario.explain import explain_problem
-from vllm_omni_sched.sim.scenario.loader import STUDY_KEYS
-from vllm_omni_sched.sim.scenario.overrides import apply, merged, within
+from vllm_omni_sched.sim.scenario.loader import STUDY_KEYS, apply, merged, within
 from vllm_omni_sched.sim.study.options import Search, StudyOptions, Tune
 
 

@@ -59,6 +59,11 @@ def ratio_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[float
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
+def values_of(group: Iterable[Finding], name: str) -> list[float]:
+    """Return one of `MEASURES` of all findings that have it, in rising order."""
+    return sorted(value for one in group if (value := measure(one, name)) is not None)
+
+
 def groups(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Group findings that differ by their seed alone, in the order of the first of each; failed ones are left out."""
     together: dict[tuple[str, str], list[Finding]] = {}
@@ -81,9 +86,8 @@ def spread(findings: Sequence[Finding]) -> list[dict[str, Any]]:
             "seeds": sorted(one.seed for one in group),
         }
         for name in MEASURES:
-            values = [value for one in group if (value := measure(one, name)) is not None]
-            if values:
-                row[name] = {"median": statistics.median(values), "least": min(values), "most": max(values)}
+            if values := values_of(group, name):
+                row[name] = {"median": statistics.median(values), "least": values[0], "most": values[-1]}
                 mean, half = interval(values)
                 row[name] |= {"mean": mean, "low": mean - half, "high": mean + half}
         rows.append(row)

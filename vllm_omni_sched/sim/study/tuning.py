@@ -8,7 +8,7 @@ from zlib import crc32
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.extras import how_to_install
-from vllm_omni_sched.sim.scenario.overrides import merged
+from vllm_omni_sched.sim.scenario.loader import merged
 from vllm_omni_sched.sim.study.options import Search, Tune
 from vllm_omni_sched.sim.study.plan import Point
 

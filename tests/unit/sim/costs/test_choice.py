@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.costs.choice import decoder_costs, engine_costs
-from vllm_omni_sched.sim.costs.decoders import CoreDecoder, NvdecDecoder
+from vllm_omni_sched.sim.costs.choice import CoreDecoder, NvdecDecoder, decoder_costs, engine_costs
 from vllm_omni_sched.sim.costs.roofline import RooflineCosts
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import SourceKind
-from vllm_omni_sched.sim.costs.decoders import CoreDecoder, NvdecDecoder
+from vllm_omni_sched.sim.costs.choice import CoreDecoder, NvdecDecoder
 from vllm_omni_sched.sim.costs.hardware import device
 from vllm_omni_sched.sim.work import Clip
 

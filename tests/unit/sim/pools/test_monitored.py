@@ -14,7 +14,7 @@ from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
-from vllm_omni_sched.sim.pools.spec import StageSpec
+from vllm_omni_sched.sim.pools.replicas import StageSpec
 from vllm_omni_sched.sim.servers.queue import QueueServer
 
 pytestmark = pytest.mark.usefixtures("validated_core")

@@ -41,8 +41,7 @@ from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.links import LinkSpec
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
-from vllm_omni_sched.sim.pools.replica import Replica
-from vllm_omni_sched.sim.pools.spec import StageSpec
+from vllm_omni_sched.sim.pools.replicas import Replica, StageSpec
 
 pytestmark = pytest.mark.usefixtures("validated_core")
 

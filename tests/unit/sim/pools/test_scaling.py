@@ -12,7 +12,7 @@ from vllm_omni_sched.sim.pools.choose import RoundRobinChooser
 from vllm_omni_sched.sim.pools.links import Links, LinkSpec
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.pool import Pool
-from vllm_omni_sched.sim.pools.spec import StageSpec
+from vllm_omni_sched.sim.pools.replicas import StageSpec
 
 
 def test_links_take_time_one_message_after_the_other():

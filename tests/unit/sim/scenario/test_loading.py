@@ -12,7 +12,7 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.options import OmniSchedConfig, OrderMode
 from vllm_omni_sched.config.stage_options import BalancePolicy
 from vllm_omni_sched.sim.scenario import Deterministic, Scenario, Steps, flatten, load
-from vllm_omni_sched.sim.scenario.overrides import apply
+from vllm_omni_sched.sim.scenario.loader import apply
 
 
 def read(tmp_path: Path, text: str = GOOD, **overrides: Any) -> Scenario:

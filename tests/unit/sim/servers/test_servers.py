@@ -12,10 +12,9 @@ from vllm_omni_sched.sim.costs.base import Source, SourceKind
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.server import Job
 from vllm_omni_sched.sim.servers.encoder import EncoderServer
-from vllm_omni_sched.sim.servers.pieces import frames_of, pieces_of, spans_of, wanted_of
 from vllm_omni_sched.sim.servers.queue import QueueServer
 from vllm_omni_sched.sim.servers.shared import SharedServer
-from vllm_omni_sched.sim.servers.video import VideoServer, stock_decoding
+from vllm_omni_sched.sim.servers.video import VideoServer, frames_of, pieces_of, spans_of, stock_decoding, wanted_of
 from vllm_omni_sched.sim.work import Clip, Item, Request
 from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, VideoIndex
 from vllm_omni_sched.video.plan import Rates, plan
