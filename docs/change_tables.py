@@ -6,7 +6,7 @@ from typing import Any
 
 from result_tables import NOTHING, table
 
-from vllm_omni_sched.sim.study import interval
+from vllm_omni_sched.sim.study.spread import interval
 
 Record = Mapping[str, Any]
 Cell = tuple[float | None, str]

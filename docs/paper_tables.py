@@ -16,8 +16,10 @@ from result_tables import NOTHING, table
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.costs.choice import engine_costs
 from vllm_omni_sched.sim.costs.roofline import Efficiency
-from vllm_omni_sched.sim.scenario import EngineStage, Scenario
-from vllm_omni_sched.sim.study import interval, load_study, ratio_interval
+from vllm_omni_sched.sim.scenario.scenario import Scenario
+from vllm_omni_sched.sim.scenario.stages import EngineStage
+from vllm_omni_sched.sim.study.plan import load_study
+from vllm_omni_sched.sim.study.spread import interval, ratio_interval
 from vllm_omni_sched.sim.work import Request
 from vllm_omni_sched.sim.workloads import base, registry
 

@@ -13,7 +13,7 @@ from result_tables import plain_table
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.sim.scenario.scenario import Scenario, Workload
-from vllm_omni_sched.sim.study import StudyOptions
+from vllm_omni_sched.sim.study.options import StudyOptions
 
 _ELSEWHERE = (OmniSchedConfig, StageSchedConfig)  # tables of their own, on other pages
 

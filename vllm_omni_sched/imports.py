@@ -1,4 +1,4 @@
-"""Does something once a module of somebody else is imported, and imports nothing for it."""
+"""Hooks into modules of others: something to do once one is imported, and functions that are wrapped once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
+
+_MARK = "__omni_sched__"
 
 
 def when_imported(module: str, then: Callable[[], object]) -> None:
@@ -69,3 +71,12 @@ class _Watcher(MetaPathFinder):
 
 
 _watcher = _Watcher()
+
+
+def wrap_once(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace a method of a class, or a function of a module, by a wrapper, unless it is wrapped by us already."""
+    method = getattr(owner, name)
+    if not hasattr(method, _MARK):
+        wrapper = functools.wraps(method)(wrap(method))
+        setattr(wrapper, _MARK, True)
+        setattr(owner, name, wrapper)

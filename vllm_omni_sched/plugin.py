@@ -5,7 +5,6 @@ It hooks two methods, which do nothing unless this engine was started with our s
 registers our video loader. If vLLM-Omni is loaded, or once its engine is, our connectors are registered there, too.
 """
 
-import functools
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,12 +16,10 @@ from vllm_omni_sched.engine.named import uses_our_scheduler
 from vllm_omni_sched.engine.video import choice, service
 from vllm_omni_sched.engine.video.loader import FlashCodecLoader
 from vllm_omni_sched.engine.video.rules import NAME
-from vllm_omni_sched.imports import when_imported
+from vllm_omni_sched.imports import when_imported, wrap_once
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
-
-_MARK = "__omni_sched__"
 
 
 def register() -> None:
@@ -38,16 +35,14 @@ def register() -> None:
     ]
     try:
         found = [(getattr(import_module(module), cls), name, wrap) for module, cls, name, wrap in hooks]
-        methods = [getattr(cls, name) for cls, name, _ in found]
+        for cls, name, _ in found:
+            getattr(cls, name)
         loaders = import_module(compat.VIDEO).VIDEO_LOADER_REGISTRY
     except (ImportError, AttributeError) as error:
         logger.warning("vllm-omni-sched is not active, because this vLLM lacks an extension point: %s", error)
         return
-    for (cls, name, wrap), method in zip(found, methods, strict=True):
-        if not hasattr(method, _MARK):
-            wrapper = functools.wraps(method)(wrap(method))
-            setattr(wrapper, _MARK, True)
-            setattr(cls, name, wrapper)
+    for cls, name, wrap in found:
+        wrap_once(cls, name, wrap)
     loaders.register(NAME)(FlashCodecLoader)  # only a name, until an operator chooses it
 
     if "vllm_omni" in sys.modules:

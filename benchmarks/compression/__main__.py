@@ -24,8 +24,9 @@ from benchmarks.harness.child import Child, interrupt_on_terminate
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
-from vllm_omni_sched.connectors.compression import RAW as NO_CODEC
-from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
+from vllm_omni_sched.connectors.compression.compressor import RAW as NO_CODEC
+from vllm_omni_sched.connectors.compression.compressor import Compressor
+from vllm_omni_sched.connectors.compression.options import CompressionOptions
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.packing import buffer_of, pack

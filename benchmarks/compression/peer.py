@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.compression.link import LENGTH, receive
 from benchmarks.harness.child import emit
-from vllm_omni_sched.connectors.compression import Compressor
+from vllm_omni_sched.connectors.compression.compressor import Compressor
 from vllm_omni_sched.connectors.framing import Arrival
 
 

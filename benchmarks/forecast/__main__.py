@@ -15,7 +15,7 @@ from benchmarks.forecast.online import follow
 from benchmarks.forecast.patterns import PATTERNS, counts
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
-from vllm_omni_sched.monitor.forecast import ForecastOptions
+from vllm_omni_sched.monitor.forecast.load import ForecastOptions
 
 DAY_SECONDS = 86400
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.forecast.patterns import Series
-from vllm_omni_sched.monitor.forecast import Forecast, ForecastOptions, LoadForecast
+from vllm_omni_sched.monitor.forecast.load import Forecast, ForecastOptions, LoadForecast
 
 QUANTILES = (0.1, 0.5, 0.9)
 

@@ -8,8 +8,8 @@ from itertools import takewhile
 from benchmarks.learning.settings import Setting
 from benchmarks.learning.train import INTERVAL_SECONDS, TARGET_SECONDS
 from vllm_omni_sched.config.options import ControlMode, OmniSchedConfig
-from vllm_omni_sched.monitor.forecast import ForecastOptions, LoadForecast, PoolState, ReplicaPlanner
-from vllm_omni_sched.monitor.forecast.plan import PlanOptions
+from vllm_omni_sched.monitor.forecast.load import ForecastOptions, LoadForecast
+from vllm_omni_sched.monitor.forecast.plan import PlanOptions, PoolState, ReplicaPlanner
 from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.sim.episode import EpisodeResult, run_episode
 from vllm_omni_sched.sim.work import Request

@@ -12,7 +12,7 @@ from benchmarks.sim_fidelity.pipeline_loads import SAYS_EACH
 from vllm_omni_sched.sim.costs.calibration import write_calibration
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.run import simulate
-from vllm_omni_sched.sim.scenario import build, installed
+from vllm_omni_sched.sim.scenario.loader import build, installed
 from vllm_omni_sched.sim.workloads.trace import Exact, Header, write_trace
 
 REPLICAS, MAX_NUM_SEQS, BATCHED_TOKENS, KV_TOKENS = 2, 8, 1024, 32_768

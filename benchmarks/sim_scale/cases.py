@@ -21,7 +21,7 @@ from vllm_omni_sched.resource.engine.lane import EncodeShare
 from vllm_omni_sched.resource.pipeline.stage_gate import StageGate
 from vllm_omni_sched.sim.pools.choose import BalancerChooser, RoundRobinChooser
 from vllm_omni_sched.sim.run import simulate
-from vllm_omni_sched.sim.scenario import load
+from vllm_omni_sched.sim.scenario.loader import load
 
 _SCENARIO = """
 name = "sim_scale"

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.compression import KINDS, OURS, RAW, __main__, link
 from benchmarks.compression.peer import checksum
-from vllm_omni_sched.connectors.compression import Compressor
+from vllm_omni_sched.connectors.compression.compressor import Compressor
 from vllm_omni_sched.connectors.framing import Arrival
 
 

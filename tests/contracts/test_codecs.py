@@ -10,8 +10,10 @@ import pytest
 
 from tests.support.buffers import buffer, flat, large_samples, numbers, samples
 from vllm_omni_sched.config.errors import CorruptDataError
-from vllm_omni_sched.connectors.compression import CODECS, Buffer, Codec
+from vllm_omni_sched.connectors.compression.codec import Codec
+from vllm_omni_sched.connectors.compression.compressor import Buffer
 from vllm_omni_sched.connectors.compression.dtypes import ITEM_BYTES, num_bytes
+from vllm_omni_sched.connectors.compression.registry import CODECS
 
 SAMPLES = samples()
 SHRINK = {  # at least so much, of what the codec is for

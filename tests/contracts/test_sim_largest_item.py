@@ -10,7 +10,7 @@ from vllm.v1.core.encoder_cache_manager import compute_mm_encoder_budget
 
 from vllm_omni_sched.sim.build.servers import engine_limits
 from vllm_omni_sched.sim.costs.models import MODELS
-from vllm_omni_sched.sim.scenario import EngineStage
+from vllm_omni_sched.sim.scenario.stages import EngineStage
 
 LENGTHS = [4096, 16_384, 32_767, 32_768, 65_536, 114_687, 114_688, 128_000]
 

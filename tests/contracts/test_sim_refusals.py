@@ -10,8 +10,8 @@ from vllm.config import SchedulerConfig
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.engine.start import attach_encode_ahead
-from vllm_omni_sched.sim.scenario import load
-from vllm_omni_sched.sim.study import load_study
+from vllm_omni_sched.sim.scenario.loader import load
+from vllm_omni_sched.sim.study.plan import load_study
 
 STUDIES = sorted((Path(__file__).parents[2] / "benchmarks/studies").glob("*.toml"))
 

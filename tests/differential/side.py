@@ -15,7 +15,7 @@ from vllm.v1.request import RequestStatus
 from tests.differential.settings import Settings
 from tests.support.worker import Worker
 from vllm_omni_sched import compat
-from vllm_omni_sched.engine.sessions.stranded import StrandedSessions
+from vllm_omni_sched.engine.sessions.registry import StrandedSessions
 from vllm_omni_sched.testing import END_TOKEN, make_runner_output, make_scheduler
 from vllm_omni_sched.testing.steps import sample_by_position
 

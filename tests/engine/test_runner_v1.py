@@ -10,7 +10,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from tests.engine.harness.gather import ARRANGEMENTS, gathered, items_of, outputs_of, windows
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.engine.runners.mixing import mix_in
+from vllm_omni_sched.engine.runners.extension import mix_in
 from vllm_omni_sched.engine.runners.v1 import RunnerV1Mixin
 
 

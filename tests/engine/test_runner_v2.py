@@ -28,7 +28,7 @@ from tests.engine.harness.gather import ARRANGEMENTS, gathered, items_of, output
 from tests.engine.harness.runner_v2 import BLOCK_SIZE, CPU, MAX_TOKENS, make_runner, take, without_gpu
 from vllm_omni_sched import OmniScheduler
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.engine.runners.mixing import mix_in
+from vllm_omni_sched.engine.runners.extension import mix_in
 from vllm_omni_sched.engine.runners.v2 import EncoderRunnerMixin
 from vllm_omni_sched.engine.sessions.messages import SessionDelta
 from vllm_omni_sched.testing import make_item, make_request, make_scheduler, make_session_update, run_step

@@ -12,20 +12,12 @@ from hypothesis.extra import numpy as arrays
 
 from tests.support.buffers import buffer, flat, numbers
 from vllm_omni_sched.config.errors import CorruptDataError
-from vllm_omni_sched.connectors.compression import (
-    CODECS,
-    Candidate,
-    Measured,
-    Mode,
-    Reason,
-    Snapshot,
-    decide,
-)
-from vllm_omni_sched.connectors.compression.decide import sample
+from vllm_omni_sched.connectors.compression.audio import MuLawCodec
+from vllm_omni_sched.connectors.compression.decide import Candidate, Measured, Reason, Snapshot, decide, sample
 from vllm_omni_sched.connectors.compression.dtypes import FLOATS, ITEM_BYTES, bfloat16_bits, num_bytes, to_float32
-from vllm_omni_sched.connectors.compression.fp8 import NUMBERS, Fp8Codec
-from vllm_omni_sched.connectors.compression.int8 import Int8Codec
-from vllm_omni_sched.connectors.compression.mulaw import MuLawCodec
+from vllm_omni_sched.connectors.compression.options import Mode
+from vllm_omni_sched.connectors.compression.quantised import NUMBERS, Fp8Codec, Int8Codec
+from vllm_omni_sched.connectors.compression.registry import CODECS
 
 checked = settings(deadline=None, max_examples=60)
 

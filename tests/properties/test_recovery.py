@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.monitor.recovery import (
+from vllm_omni_sched.monitor.recovery.events import (
     Aborted,
     Cleared,
     Deliver,
@@ -16,10 +16,7 @@ from vllm_omni_sched.monitor.recovery import (
     Fail,
     Finished,
     OutputLost,
-    Phase,
     Recalled,
-    Recovery,
-    RecoveryOptions,
     Redispatch,
     Replica,
     Restart,
@@ -28,6 +25,9 @@ from vllm_omni_sched.monitor.recovery import (
     Suspected,
     Tick,
 )
+from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
+from vllm_omni_sched.monitor.recovery.policy import Recovery
+from vllm_omni_sched.monitor.recovery.state import Phase
 
 STAGES = 3
 SOURCES = {0: (), 1: (0,), 2: (1,)}

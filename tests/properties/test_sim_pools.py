@@ -17,11 +17,11 @@ from vllm_omni_sched.sim.measure import Outcome
 from vllm_omni_sched.sim.pools.choose import BalancerChooser, RoundRobinChooser
 from vllm_omni_sched.sim.pools.failures import FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
-from vllm_omni_sched.sim.pools.links import Links, LinkSpec
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
-from vllm_omni_sched.sim.pools.pipeline import Pipeline
+from vllm_omni_sched.sim.pools.pipeline import Links, Pipeline
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.replicas import StageSpec
+from vllm_omni_sched.sim.scenario.stages import Link
 from vllm_omni_sched.sim.servers.queue import QueueServer
 from vllm_omni_sched.sim.servers.shared import SharedServer
 from vllm_omni_sched.sim.work import Item, Request
@@ -157,11 +157,8 @@ OPTIONS = st.fixed_dictionaries(
 @given(st.integers(0, 2**32), OPTIONS, st.integers(0, 8), st.booleans())
 def test_orchestrated(seed, options, aborts, linked):
     sim, records = Simulator(), []
-    links = (
-        {(0, 1): Links(sim, LinkSpec("bus", 1e6, 0.01), lambda one: 2048 * sum(item.embeds for item in one.items))}
-        if linked
-        else {}
-    )
+    link = Link(bytes_per_second=1e6, latency_seconds=0.01, bytes_per_embed=2048.0)
+    links = {(0, 1): Links(sim, link)} if linked else {}
     pipeline = orchestrated(sim, seed, records, options, links=links)
     break_it(pipeline, random.Random(seed), aborts)
     sim.run(until=LONG)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm_omni_sched.connectors.compression import Buffer
+from vllm_omni_sched.connectors.compression.compressor import Buffer
 from vllm_omni_sched.connectors.compression.dtypes import FLOATS, bfloat16_bits, to_float32
 
 RNG = np.random.default_rng(5)

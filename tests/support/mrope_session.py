@@ -12,7 +12,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from tests.support.mrope import Piece
 from vllm_omni_sched import compat
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.engine.runners.mixing import mix_in
+from vllm_omni_sched.engine.runners.extension import mix_in
 from vllm_omni_sched.engine.runners.v1 import RunnerV1Mixin
 from vllm_omni_sched.items import SessionMirror
 from vllm_omni_sched.items.session import SessionUpdate

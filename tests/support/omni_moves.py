@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support.omni_stages import Rig, Runtime, StageSpec
-from vllm_omni_sched.monitor.recovery import Replica
+from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.omni.stages.placement.replica_migrator import MigrationOutcome
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.scenario import KnownNames
+from vllm_omni_sched.sim.scenario.loader import KnownNames
 
 
 class Images(BaseModel):

@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_omni_sched.sim.measure import Histogram, Outcome, Record
 from vllm_omni_sched.sim.result import Progress, Result, Sample
-from vllm_omni_sched.sim.scenario import Scenario
+from vllm_omni_sched.sim.scenario.scenario import Scenario
 
 
 def record(number: int = 0, **changes: Any) -> Record:

@@ -21,7 +21,8 @@ from vllm_omni_sched.config.extras import how_to_install
 if TYPE_CHECKING:
     from vllm_omni_sched.sim.output.spans import Spans
     from vllm_omni_sched.sim.result import Run
-    from vllm_omni_sched.sim.study import Finding, Study
+    from vllm_omni_sched.sim.study.evaluate import Finding
+    from vllm_omni_sched.sim.study.plan import Study
 
 _PROBLEM, _USAGE, _INTERRUPTED = 1, 2, 130
 
@@ -63,7 +64,7 @@ def simulate(
         _leave(_USAGE, f"--trace-seconds must be positive, got {trace_seconds:g}")
     # imported late: these modules need numpy
     from vllm_omni_sched.sim.output.spans import Spans
-    from vllm_omni_sched.sim.study import load_study
+    from vllm_omni_sched.sim.study.plan import load_study
 
     try:
         study = load_study(scenario, _overrides(set_ or [], seed))
@@ -102,7 +103,7 @@ def runner() -> Run:
 
 def _findings(study: Study, jobs: int, spans: Spans | None, quiet: bool) -> tuple[list[Finding], bool]:
     """Return the findings in the order of the points, and whether Ctrl-C ended the study."""
-    from vllm_omni_sched.sim.study import run_study
+    from vllm_omni_sched.sim.study.running import run_study
 
     with simulate_view.Bar(study, quiet) as bar:
         found, interrupted = [], False

@@ -14,8 +14,9 @@ from rich.text import Text
 from vllm_omni_sched.clock import monotonic_seconds
 
 if TYPE_CHECKING:
-    from vllm_omni_sched.sim.study import Finding, Point, Study
+    from vllm_omni_sched.sim.study.evaluate import Finding
     from vllm_omni_sched.sim.study.options import Search
+    from vllm_omni_sched.sim.study.plan import Point, Study
 
 _FOUND = {
     "max_rate": "largest rate in SLO, req/s",
@@ -168,7 +169,7 @@ def _rows(study: Study, findings: Sequence[Finding]) -> Table:
 
 def _spread(study: Study, findings: Sequence[Finding]) -> Table:
     """Return a table with one row for all seeds of a point."""
-    from vllm_omni_sched.sim.study import spread
+    from vllm_omni_sched.sim.study.spread import spread
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     named = any(point.variant for point in study.points)

@@ -137,7 +137,7 @@ def _trace(
     from vllm_omni_sched.sim.costs.models import MODELS
     from vllm_omni_sched.sim.costs.roofline import RooflineCosts
     from vllm_omni_sched.sim.engine.limits import EngineLimits
-    from vllm_omni_sched.sim.tune.replay import on_trace
+    from vllm_omni_sched.sim.tune.evaluate import on_trace
     from vllm_omni_sched.sim.tune.space import space
     from vllm_omni_sched.sim.workloads.replay import TraceOptions
     from vllm_omni_sched.sim.workloads.trace import read_trace
@@ -167,8 +167,8 @@ def _trace(
 
 
 def _scenario(source: Path, ttft: float | None, itl: float | None) -> _Job:
-    from vllm_omni_sched.sim.scenario import load
-    from vllm_omni_sched.sim.tune.scenario import has_lane, on_scenario, own_options, tunable, with_options
+    from vllm_omni_sched.sim.scenario.loader import load
+    from vllm_omni_sched.sim.tune.evaluate import has_lane, on_scenario, own_options, tunable, with_options
     from vllm_omni_sched.sim.tune.space import space
 
     given = {"slo.ttft_seconds": ttft, "slo.itl_seconds": itl}
@@ -214,8 +214,8 @@ def _compare(job: _Job, best: list[Tried], seeds: int, held_out: int, seed: int,
     """Compare the best option sets with the baselines on held-out seeds; None if it was interrupted."""
     import numpy as np
 
+    from vllm_omni_sched.sim.tune.evaluate import HELD_OUT
     from vllm_omni_sched.sim.tune.gain import compare
-    from vllm_omni_sched.sim.tune.replay import HELD_OUT
 
     wholes = [job.whole(one.options) for one in best]
     candidates = list(

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.bounds import Seconds
-from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
+from vllm_omni_sched.connectors.compression.compressor import Compressor
+from vllm_omni_sched.connectors.compression.options import CompressionOptions
 from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcTransport
 from vllm_omni_sched.connectors.disk import DiskOptions, DiskTransport
 from vllm_omni_sched.connectors.modality import Modality

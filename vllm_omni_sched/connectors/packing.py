@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from vllm_omni_sched.connectors.compression import RAW, Buffer, Compressor
+from vllm_omni_sched.connectors.compression.compressor import RAW, Buffer, Compressor
 from vllm_omni_sched.connectors.compression.dtypes import ITEM_BYTES
 from vllm_omni_sched.connectors.framing import PACKED, Message
 

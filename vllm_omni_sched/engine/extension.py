@@ -5,50 +5,30 @@ made of parts that can be used, and tested, alone, and neither it nor they impor
 objects. See docs/scheduler.md for the life of a step.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.engine.encoder.inputs import DecidesInputs, EncoderInputs
 from vllm_omni_sched.engine.encoder.pending import PendingInputs
 from vllm_omni_sched.engine.protocols import Request, Scheduler
 from vllm_omni_sched.engine.refusals import Refusals
-from vllm_omni_sched.engine.sessions.registry import Sessions
-from vllm_omni_sched.engine.sessions.stranded import StrandedSessions
+from vllm_omni_sched.engine.sessions.registry import Sessions, StrandedSessions
 from vllm_omni_sched.items import FeatureList, is_in_line
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.engine.metrics.bridge import MetricsPublisher
+    from vllm_omni_sched.engine.steered import SteeredSteps
 
 logger = get_logger(__name__)
 
 STEPS_PER_SAMPLE = 16
 """Steps per sample of ``schedule_seconds``: reading the clock costs a tenth of a decode step."""
-
-
-class StepPolicies(DecidesInputs, Protocol):
-    """The policies that change which requests run, with how many tokens, and what is encoded; off by default.
-
-    With them, a step is: observe, plan, ``super().schedule()``, apply, record.
-    """
-
-    def schedule(self, schedule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Plan a step, let vLLM schedule it within the plan, and return its output."""
-
-    def observe(self, scheduler_output: Any, outputs: dict[int, Any]) -> None:
-        """Take the results of a step, by client."""
-
-    def enter(self, request: Any) -> None:
-        """Take a new request, or an update of a session, before vLLM does."""
-
-    def leave(self, request: Any) -> None:
-        """Drop the state of a request that has ended."""
-
-
-class Publisher(Protocol):
-    """Publishes the metrics until it is closed."""
-
-    def close(self) -> None: ...
 
 
 class SchedulerExtension:
@@ -102,10 +82,10 @@ class SchedulerExtension:
         sort_update: Callable[[Any], bool],
         *,
         pending: PendingInputs | None = None,
-        policies: StepPolicies | None = None,
+        policies: SteeredSteps | None = None,
         index_all: bool = False,
         gives_back: bool = False,
-        publisher: Publisher | None = None,
+        publisher: MetricsPublisher | None = None,
     ) -> None:
         self.metrics = metrics
         self.inputs = inputs

@@ -21,12 +21,11 @@ from vllm_omni_sched.config.errors import RequestError
 from vllm_omni_sched.engine.fitted import engine_options
 from vllm_omni_sched.engine.named import uses_our_scheduler
 from vllm_omni_sched.graph.promises import Promises, promises_of
-from vllm_omni_sched.imports import when_imported
+from vllm_omni_sched.imports import when_imported, wrap_once
 from vllm_omni_sched.logs import logger_name
 
 logger = init_logger(logger_name(__name__))
 
-_MARK = "__omni_sched__"
 PROMISES = "omni_promises"
 """Name of the attribute that holds the promises: on vLLM's input processor, and on vLLM-Omni's engine."""
 
@@ -64,15 +63,6 @@ def _check_responses() -> None:
     serving = compat.find(compat.RESPONSES, "OpenAIServingResponses")
     if hasattr(serving, "create_responses"):
         wrap_once(serving, "create_responses", _checks_responses)
-
-
-def wrap_once(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace a method by a wrapper, unless it is wrapped by us already."""
-    method = getattr(owner, name)
-    if not hasattr(method, _MARK):
-        wrapper = functools.wraps(method)(wrap(method))
-        setattr(wrapper, _MARK, True)
-        setattr(owner, name, wrapper)
 
 
 def _reads_options(init: Callable[..., None]) -> Callable[..., None]:

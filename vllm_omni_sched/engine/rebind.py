@@ -7,22 +7,13 @@ vLLM leaves no other way: its scheduler, its KV cache utilities and its block po
 in their own modules, not through an object that could be replaced.
 """
 
-import functools
 from collections.abc import Callable, Collection
 from importlib import import_module
 from typing import Any
 
 from vllm_omni_sched import compat
+from vllm_omni_sched.imports import wrap_once
 from vllm_omni_sched.items import FeatureList
-
-
-def _bind(module_name: str, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    module = import_module(module_name)
-    function = getattr(module, name)
-    if not hasattr(function, "__omni_sched__"):
-        wrapper = functools.wraps(function)(wrap(function))
-        wrapper.__omni_sched__ = True  # type: ignore[attr-defined]
-        setattr(module, name, wrapper)
 
 
 def bind(active: Collection[str]) -> None:
@@ -51,7 +42,7 @@ def bind_strip_frontier() -> None:
 
         return strip_covered_mm_data
 
-    _bind(compat.OUTPUT, "strip_covered_mm_data", wrap)
+    wrap_once(import_module(compat.OUTPUT), "strip_covered_mm_data", wrap)
 
 
 def bind_windows() -> None:
@@ -68,7 +59,7 @@ def bind_windows() -> None:
 
     for module in (compat.SCHEDULER, compat.KV_CACHE_UTILS):
         if compat.native_windows(module):
-            _bind(module, "get_mm_features_in_window", wrap)
+            wrap_once(import_module(module), "get_mm_features_in_window", wrap)
 
 
 def bind_kv_event_window() -> None:
@@ -88,4 +79,4 @@ def bind_kv_event_window() -> None:
 
         return generate_block_hash_extra_keys
 
-    _bind(compat.BLOCK_POOL, "generate_block_hash_extra_keys", wrap)
+    wrap_once(import_module(compat.BLOCK_POOL), "generate_block_hash_extra_keys", wrap)

@@ -45,9 +45,10 @@ def refuse_rounds(config: OmniSchedConfig, model_config: Any) -> None:
 
 
 class SteeredSteps:
-    """Steps under our policies (`StepPolicies`): observe, plan, ``super().schedule()``, apply, record.
+    """Steps under the policies that decide which requests run, with how many tokens, and what is encoded.
 
-    One exists only with an option that asks for a policy; without any, a step is vLLM's own. vLLM reads its limits in
+    One exists only with an option that asks for a policy; without any, a step is vLLM's own. With one, a step is:
+    observe, plan, ``super().schedule()``, apply, record. vLLM reads its limits in
     each step: they are set before ``super().schedule()``, never above what the engine was profiled for, and restored
     after it. The time of an encode is the time of its step minus the expected time of the step's tokens; a step begins
     when it is scheduled, or when the tokens of the previous one are out, whichever is later.
@@ -109,6 +110,7 @@ class SteeredSteps:
     # -- a step ------------------------------------------------------------
 
     def schedule(self, schedule: Callable[..., SchedulerOutput], *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Plan a step, let vLLM schedule it within the plan, and return its output."""
         now = self._scheduler._omni_step_time = monotonic_seconds()
         self.view.changed()
         if self._plans:
@@ -263,6 +265,7 @@ class SteeredSteps:
     # -- a request's life --------------------------------------------------
 
     def enter(self, request: Request) -> None:
+        """Take a new request, or an update of a session, before vLLM does."""
         now = monotonic_seconds()
         if request.request_id in self._scheduler.requests:
             if self.slo is not None:
@@ -282,6 +285,7 @@ class SteeredSteps:
             self.slo.begin(request.request_id, sla, now)
 
     def leave(self, request: Request) -> None:
+        """Drop the state of a request that has ended."""
         request_id, status = request.request_id, request.status
         counts = status is not RequestStatus.FINISHED_ABORTED
         self.core.leave(request_id, request.num_output_tokens if counts else 0, monotonic_seconds())

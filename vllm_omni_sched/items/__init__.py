@@ -3,12 +3,10 @@
 Pure: no vLLM, no torch, no clock. An item is any object with an ``mm_position``.
 """
 
-from vllm_omni_sched.items.feature_list import FeatureList
-from vllm_omni_sched.items.in_line import ends_after, in_order, is_in_line, num_covered
-from vllm_omni_sched.items.index import ItemIndex
+from vllm_omni_sched.items.feature_list import FeatureList, ends_after, in_order, is_in_line, num_covered
+from vllm_omni_sched.items.index import FeatureWindows, ItemIndex
 from vllm_omni_sched.items.session import SessionMirror, SessionTracker
 from vllm_omni_sched.items.spill import SpillFile
-from vllm_omni_sched.items.windows import FeatureWindows
 
 __all__ = [
     "FeatureList",

@@ -1,6 +1,6 @@
 """Render `SchedulerMetrics` as Prometheus text, and merge several such texts into the families of one scrape."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from vllm_omni_sched.monitor.counts import Histogram, SchedulerMetrics
-from vllm_omni_sched.monitor.metrics import EACH, METRICS, PREFIX, Metric
+from vllm_omni_sched.monitor.metrics import EACH, METRICS, PREFIX, Kind, Metric
 
 
 def render(metrics: SchedulerMetrics) -> bytes:
@@ -64,18 +64,25 @@ class _SchedulerCollector(Collector):
             yield _family(spec, self._metrics)
 
 
-def _family(spec: Metric, metrics: SchedulerMetrics) -> Family:
-    label_names = [spec.label] if spec.label else []
-    if spec.kind == "histogram":
-        histograms = HistogramMetricFamily(spec.full_name, spec.help, labels=label_names)
-        for label_value, histogram in values_of(spec, metrics):
-            histograms.add_metric([label_value] if spec.label else [], cumulative(histogram), histogram.total)
-        return histograms
-    kind = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
-    numbers: CounterMetricFamily | GaugeMetricFamily = kind(spec.full_name, spec.help, labels=label_names)
-    for label_value, number in values_of(spec, metrics):
-        numbers.add_metric([label_value] if spec.label else [], number)
-    return numbers
+def _family(spec: Metric, metrics: SchedulerMetrics) -> Any:
+    family = empty_family(spec.kind, spec.full_name, spec.help, [spec.label] if spec.label else [])
+    for label_value, value in values_of(spec, metrics):
+        add_value(family, [label_value] if spec.label else [], value)
+    return family
+
+
+def empty_family(kind: Kind, name: str, help: str, labels: Sequence[str]) -> Any:
+    """Return a family of that kind without samples."""
+    kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
+    return kinds[kind](name, help, labels=labels)
+
+
+def add_value(family: Any, labels: Sequence[str], value: Any) -> None:
+    """Add a number or a `Histogram` to its family."""
+    if isinstance(value, Histogram):
+        family.add_metric(labels, cumulative(value), value.total)
+    else:
+        family.add_metric(labels, value)
 
 
 def cumulative(histogram: Histogram) -> list[tuple[str, float]]:

@@ -72,12 +72,7 @@ METRICS: tuple[Metric, ...] = (
         "Raw item data now moved out of memory, kept in case a preempted session must be encoded again.",
         {"": "spilled_bytes"},
     ),
-    Metric(
-        "spilled_items_total",
-        "counter",
-        "Items whose raw data was moved out of memory.",
-        {"": "spilled_items"},
-    ),
+    Metric("spilled_items_total", "counter", "Items whose raw data was moved out of memory.", {"": "spilled_items"}),
     Metric(
         "restored_items_total",
         "counter",
@@ -159,10 +154,7 @@ METRICS: tuple[Metric, ...] = (
         {"": "lane_share"},
     ),
     Metric(
-        "encode_lane_restarts_total",
-        "counter",
-        "Restarts of the encoder process after it died.",
-        {"": "lane_restarts"},
+        "encode_lane_restarts_total", "counter", "Restarts of the encoder process after it died.", {"": "lane_restarts"}
     ),
     Metric(
         "encode_ahead_wait_seconds",

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from vllm_omni_sched.monitor.counts import Histogram
-from vllm_omni_sched.monitor.exposition import cumulative
+from vllm_omni_sched.monitor.exposition import add_value, empty_family
 from vllm_omni_sched.monitor.metrics import PREFIX, Kind
 from vllm_omni_sched.monitor.stage_board import Lookup, Outcome, Side, StageBoard
 
@@ -218,10 +216,7 @@ class StageCollector(Collector):
         for metric in STAGE_METRICS:
             family = _family(metric)
             for labels, value in samples(metric, self._board):
-                if isinstance(value, Histogram):
-                    family.add_metric(labels, cumulative(value), value.total)
-                else:
-                    family.add_metric(labels, value)
+                add_value(family, labels, value)
             yield family
 
 
@@ -246,7 +241,4 @@ def _facts(scope: Scope, board: StageBoard) -> Mapping[Any, Any]:
 
 
 def _family(metric: StageMetric) -> Any:
-    if metric.kind == "histogram":
-        return HistogramMetricFamily(metric.full_name, metric.help, labels=metric.labels)
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    return kind(metric.full_name, metric.help, labels=metric.labels)
+    return empty_family(metric.kind, metric.full_name, metric.help, metric.labels)

@@ -13,7 +13,7 @@ from vllm_omni_sched.sim.server import busy_in_all
 if TYPE_CHECKING:
     from vllm_omni_sched.sim.output.spans import Spans
     from vllm_omni_sched.sim.pools.placement import MoveRecord
-    from vllm_omni_sched.sim.scenario import Scenario
+    from vllm_omni_sched.sim.scenario.scenario import Scenario
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 

@@ -13,7 +13,8 @@ from vllm_omni_sched.sim.measure import Record
 from vllm_omni_sched.sim.output.spans import Spans
 from vllm_omni_sched.sim.pools.autoscale import ForecastScaler
 from vllm_omni_sched.sim.result import Progress, Result, Sample
-from vllm_omni_sched.sim.scenario import EncoderStage, Scenario, Stage
+from vllm_omni_sched.sim.scenario.scenario import Scenario
+from vllm_omni_sched.sim.scenario.stages import EncoderStage, Stage
 from vllm_omni_sched.sim.server import busy_in_all
 
 _EVENTS = 20_000  # between two calls of `progress`

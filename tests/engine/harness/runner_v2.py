@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.engine.runners.mixing import mix_in
+from vllm_omni_sched.engine.runners.extension import mix_in
 from vllm_omni_sched.engine.runners.v2 import RunnerV2Mixin, promote_encoder_runner
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from vllm.v1.worker.gpu.mm.rope import RopeState
 from tests.support.mrope import MODELS, make_model, updates
 from tests.support.mrope_session import QWEN2, Session
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.engine.runners.mixing import mix_in
+from vllm_omni_sched.engine.runners.extension import mix_in
 from vllm_omni_sched.engine.runners.v2 import RopeStateMixin
 
 

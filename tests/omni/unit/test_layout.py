@@ -15,7 +15,7 @@ from vllm_omni_sched.core.pipeline.placement import CHECK_SECONDS
 from vllm_omni_sched.graph.partition import PartitionReason, Plan
 from vllm_omni_sched.sim.build.cluster import Cluster
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.scenario import Scenario
+from vllm_omni_sched.sim.scenario.scenario import Scenario
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 

@@ -16,8 +16,10 @@ from tests.support.scenarios import GOOD, KNOWN
 from vllm_omni_sched.cli import app, simulate
 from vllm_omni_sched.cli.simulate_view import screen
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.scenario import Scenario, loader
-from vllm_omni_sched.sim.study import load_study, run_study
+from vllm_omni_sched.sim.scenario import loader
+from vllm_omni_sched.sim.scenario.scenario import Scenario
+from vllm_omni_sched.sim.study.plan import load_study
+from vllm_omni_sched.sim.study.running import run_study
 
 SWEEP = '[sweep]\n"workload.rate" = [1, 2]\n'
 

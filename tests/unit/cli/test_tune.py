@@ -11,8 +11,8 @@ from vllm_omni_sched.cli import app
 from vllm_omni_sched.config.load import load_config, read_options
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.sim.run import simulate
-from vllm_omni_sched.sim.scenario import load
-from vllm_omni_sched.sim.tune import replay
+from vllm_omni_sched.sim.scenario.loader import load
+from vllm_omni_sched.sim.tune import evaluate as evaluations
 from vllm_omni_sched.sim.tune.search import Measured
 from vllm_omni_sched.sim.workloads.trace import FORMAT, VERSION, Exact, Header, write_trace
 
@@ -46,7 +46,7 @@ QUICK = ("--trials", 3, "--seeds", 1, "--held-out", 3, "--quiet")
 
 
 def stub(monkeypatch, evaluate):
-    monkeypatch.setattr(replay, "on_trace", lambda *_: evaluate)
+    monkeypatch.setattr(evaluate, "on_trace", lambda *_: evaluate)
 
 
 def test_a_quiet_server_is_told_that_nothing_helps(trace, tmp_path):
@@ -89,7 +89,7 @@ def test_an_interrupted_search_says_so_and_keeps_the_best(trace, tmp_path, monke
 
 def test_interrupted_while_comparing_it_says_that_the_gain_is_not_known(trace, tmp_path, monkeypatch):
     def evaluate(options, seed):
-        if seed >= replay.HELD_OUT:
+        if seed >= evaluations.HELD_OUT:
             raise KeyboardInterrupt
         return Measured(0.8 if options.get("pieces") else 0.3, 1.0)
 

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from vllm_omni_sched.connectors.arena.options import ArenaOptions, AudioPool, ImagePool, PoolOptions, TextPool
 from vllm_omni_sched.connectors.auto import AutoOptions, ForeignOptions
-from vllm_omni_sched.connectors.compression import CompressionOptions
-from vllm_omni_sched.connectors.compression.options import EdgeOptions
+from vllm_omni_sched.connectors.compression.options import CompressionOptions, EdgeOptions
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions
 from vllm_omni_sched.connectors.disk import DiskOptions
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions

@@ -14,8 +14,7 @@ from vllm_omni_sched.engine.encoder.inputs import EncoderInputs, Inputs
 from vllm_omni_sched.engine.encoder.pending import HeldInputs, PendingInputs
 from vllm_omni_sched.engine.extension import STEPS_PER_SAMPLE, SchedulerExtension
 from vllm_omni_sched.engine.refusals import Refusals
-from vllm_omni_sched.engine.sessions.registry import Sessions
-from vllm_omni_sched.engine.sessions.stranded import StrandedSessions
+from vllm_omni_sched.engine.sessions.registry import Sessions, StrandedSessions
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 

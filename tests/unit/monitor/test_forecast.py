@@ -8,20 +8,11 @@ import numpy as np
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.monitor.forecast import (
-    ForecastOptions,
-    ForecastReason,
-    Guard,
-    GuardReason,
-    LoadForecast,
-    ModelChoice,
-    Move,
-    MoveReason,
-    PlanOptions,
-    PoolState,
-    ReplicaPlanner,
-    rolling_origin,
-)
+from vllm_omni_sched.monitor.forecast.backtest import rolling_origin
+from vllm_omni_sched.monitor.forecast.guard import Guard, GuardReason
+from vllm_omni_sched.monitor.forecast.load import ForecastOptions, ForecastReason, LoadForecast
+from vllm_omni_sched.monitor.forecast.models import ModelChoice
+from vllm_omni_sched.monitor.forecast.plan import Move, MoveReason, PlanOptions, PoolState, ReplicaPlanner
 
 installed = pytest.mark.skipif(importlib.util.find_spec("statsmodels") is None, reason="the extra forecast")
 SEASON = 24

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.monitor.recovery import (
+from vllm_omni_sched.monitor.recovery.events import (
     Aborted,
     Cleared,
     Deliver,
@@ -21,13 +21,9 @@ from vllm_omni_sched.monitor.recovery import (
     Joined,
     Left,
     OutputLost,
-    Phase,
     Record,
-    Recovery,
-    RecoveryOptions,
     Redispatch,
     Replica,
-    Rerun,
     Restart,
     Restarted,
     RestartFailed,
@@ -35,8 +31,11 @@ from vllm_omni_sched.monitor.recovery import (
     Suspected,
     Tick,
     Wait,
-    plan_rerun,
 )
+from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
+from vllm_omni_sched.monitor.recovery.placement import Rerun, plan_rerun
+from vllm_omni_sched.monitor.recovery.policy import Recovery
+from vllm_omni_sched.monitor.recovery.state import Phase
 
 A, B, C, D = Replica(0, 0), Replica(0, 1), Replica(1, 0), Replica(1, 1)
 LINE = {0: (), 1: (0,), 2: (1,)}

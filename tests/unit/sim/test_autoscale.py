@@ -4,7 +4,7 @@ from vllm_omni_sched.sim.build.cluster import Cluster
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveScaler
 from vllm_omni_sched.sim.run import simulate
-from vllm_omni_sched.sim.scenario import Scenario
+from vllm_omni_sched.sim.scenario.scenario import Scenario
 
 SERVERS = {"name": "llm", "kind": "servers", "per_replica": 4, "devices": 1, "replicas": 2}
 

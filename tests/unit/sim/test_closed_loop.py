@@ -6,7 +6,8 @@ import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.run import simulate
-from vllm_omni_sched.sim.scenario import Scenario, load
+from vllm_omni_sched.sim.scenario.loader import load
+from vllm_omni_sched.sim.scenario.scenario import Scenario
 
 CLOSED = """
 name = "closed"

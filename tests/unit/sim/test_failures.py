@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from vllm_omni_sched.sim.run import simulate
-from vllm_omni_sched.sim.scenario import Scenario, load
+from vllm_omni_sched.sim.scenario.loader import load
+from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.study.evaluate import over_time
 
 STAGES = """

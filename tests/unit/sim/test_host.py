@@ -10,7 +10,7 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.host import Cores, Host
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.run import simulate
-from vllm_omni_sched.sim.scenario import build, installed
+from vllm_omni_sched.sim.scenario.loader import build, installed
 from vllm_omni_sched.sim.workloads.trace import Exact, Header, write_trace
 
 FRONT, ANSWER, PER_STEP, PER_OUTPUT, STEP = 2e-3, 1e-3, 4e-4, 1e-4, 5e-3

@@ -23,7 +23,7 @@ from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.pools.placement import MoveRecord
 from vllm_omni_sched.sim.result import Result
 from vllm_omni_sched.sim.run import simulate
-from vllm_omni_sched.sim.scenario import Scenario
+from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.server import Job, Server
 from vllm_omni_sched.sim.servers.encoder import PlacedEncoder
 from vllm_omni_sched.sim.servers.queue import PlacedQueue

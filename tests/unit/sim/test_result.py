@@ -11,7 +11,7 @@ import pytest
 from tests.support.sim_results import record
 from vllm_omni_sched.sim.measure import Histogram, Outcome, Record
 from vllm_omni_sched.sim.result import Result, percentiles
-from vllm_omni_sched.sim.scenario import ClassTargets, Slo
+from vllm_omni_sched.sim.scenario.scenario import ClassTargets, Slo
 
 SLO = Slo(ttft_seconds=1.0, itl_seconds=0.1, attainment=0.9)
 FAILED = {"outcome": Outcome.FAILED, "first": math.inf, "end": math.inf}

@@ -16,7 +16,8 @@ from vllm_omni_sched.sim.engine.waiting import BySla
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.output.spans import Spans
 from vllm_omni_sched.sim.run import simulate
-from vllm_omni_sched.sim.scenario import Scenario, load
+from vllm_omni_sched.sim.scenario.loader import load
+from vllm_omni_sched.sim.scenario.scenario import Scenario
 
 PICTURES = """
 name = "pictures"

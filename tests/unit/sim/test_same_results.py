@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vllm_omni_sched.sim.run import simulate
-from vllm_omni_sched.sim.scenario import load
+from vllm_omni_sched.sim.scenario.loader import load
 
 SCENARIO = """
 name = "same"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.sim_engine import PlainCosts, Run
 from vllm_omni_sched.sim.run import simulate
-from vllm_omni_sched.sim.scenario import load
+from vllm_omni_sched.sim.scenario.loader import load
 from vllm_omni_sched.sim.work import Item, Request
 
 SCENARIO = """

@@ -6,12 +6,10 @@ from types import MappingProxyType
 
 from vllm_omni_sched.config.errors import CodecMissingError
 from vllm_omni_sched.config.extras import how_to_install
+from vllm_omni_sched.connectors.compression.audio import FlacCodec, MuLawCodec
 from vllm_omni_sched.connectors.compression.codec import Codec, Kind
-from vllm_omni_sched.connectors.compression.flac import FlacCodec
-from vllm_omni_sched.connectors.compression.fp8 import Fp8Codec
 from vllm_omni_sched.connectors.compression.ids import IdsCodec
-from vllm_omni_sched.connectors.compression.int8 import Int8Codec
-from vllm_omni_sched.connectors.compression.mulaw import MuLawCodec
+from vllm_omni_sched.connectors.compression.quantised import Fp8Codec, Int8Codec
 from vllm_omni_sched.connectors.compression.shuffle import Lz4Codec, ZstdCodec
 
 CODECS: tuple[type[Codec], ...] = (IdsCodec, Lz4Codec, ZstdCodec, FlacCodec, MuLawCodec, Int8Codec, Fp8Codec)

@@ -5,12 +5,10 @@ message carries a *handle* of that block instead. The receiver's stream waits fo
 not wait for each other. The receiver's lease on the message is also the lease on the block: whichever process dies, the
 block is freed or given back together with the message.
 
-`DeviceShare` makes handles of blocks and opens them, here by CUDA IPC. A transport by NIXL, UCX or NCCL would be
-another `DeviceShare`.
+`CudaShare` makes handles of blocks and opens them, by CUDA IPC. A transport by NIXL, UCX or NCCL would take its place.
 """
 
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
-from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
 from vllm_omni_sched.connectors.cuda_ipc.transport import CudaIpcTransport
 
-__all__ = ["CudaIpcOptions", "CudaIpcTransport", "DeviceShare"]
+__all__ = ["CudaIpcOptions", "CudaIpcTransport"]

@@ -12,7 +12,7 @@ import msgspec
 
 from vllm_omni_sched.config.errors import CorruptMessageError, DeviceLostError
 from vllm_omni_sched.connectors.cuda_ipc.driver import Driver, Exported, Mapping, TorchCuda
-from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare, ShareReason
+from vllm_omni_sched.connectors.cuda_ipc.share import ShareReason
 
 if TYPE_CHECKING:
     import torch
@@ -71,8 +71,13 @@ _inherited: list[Any] = []
 """Objects that a forked child must not free."""
 
 
-class CudaShare(DeviceShare):
-    """`DeviceShare` by CUDA IPC: blocks are mapped by the receiver, in the order of streams.
+class CudaShare:
+    """Makes a block of device memory available in another process, by CUDA IPC; a handle goes with the message.
+
+    1. A block that was shared is what it was when `share` was called, for work that comes later on the stream that is
+       current in `open`. Neither call waits for the device.
+    2. It stays so until `release`, which is called once, by the process that shared it.
+    3. An opened block is good as long as ``keep`` is held, and nothing of it is used once ``keep`` is let go.
 
     The sender records an event behind the copy into a block; the receiver's stream waits for it. A copy that the
     receiver makes is followed by an event, too: only when the device has passed it does the sender get its block back.
@@ -95,18 +100,22 @@ class CudaShare(DeviceShare):
         self._lock = threading.Lock()  # of `_copying`; never held while mappings are released
 
     def devices(self) -> frozenset[str]:
+        """Return the devices whose memory this process can open, as far as known, by names common to the host."""
         if not self._openable:
             self._openable = frozenset(self._names()) - self._unopenable
         return self._openable
 
     def device_of(self, tensor: torch.Tensor) -> str | None:
+        """Return the name of a tensor's device; None for tensors that it does not share."""
         index = self._driver.index_of(tensor)
         return self._names()[index] if index is not None else None
 
     def obstacle(self) -> ShareReason | None:
+        """Return why nothing can be shared from here, as far as known; None if it can."""
         return self._driver.obstacle()
 
     def allocate(self, like: torch.Tensor, nbytes: int) -> torch.Tensor | ShareReason:
+        """Allocate a block, shape (nbytes,), uint8, on the device of ``like``; return a reason if that fails."""
         index = self._driver.index_of(like)
         try:
             return self._driver.allocate(index, nbytes) if index is not None else ShareReason.NO_DEVICE
@@ -114,6 +123,7 @@ class CudaShare(DeviceShare):
             return ShareReason.NO_MEMORY
 
     def share(self, block: torch.Tensor) -> bytes | ShareReason:
+        """Return a handle of a block from `allocate`, with all work on it that is queued on the current stream."""
         device, index = self.device_of(block), self._driver.index_of(block)
         if device is None or index is None:
             return ShareReason.NO_DEVICE
@@ -129,6 +139,16 @@ class CudaShare(DeviceShare):
         return packed(Handle(*name, device, exported.memory, exported.nbytes, exported.offset, exported.event))
 
     def open(self, handle: bytes, keep: Any, copy: bool) -> torch.Tensor:
+        """Open the block of a handle, shape (nbytes,), uint8, in order with the current stream.
+
+        Args:
+            keep: held until nothing looks at the sender's memory any more: by the block itself, or by `collect`.
+            copy: the block is a copy on the device.
+
+        Raises:
+            CorruptMessageError: it is no handle.
+            DeviceLostError: its sender is dead, or it cannot be opened here.
+        """
         said = unpacked(handle)
         own = _here.get((said.token, said.number))
         if own is not None:
@@ -145,6 +165,7 @@ class CudaShare(DeviceShare):
         return copied
 
     def release(self, handle: bytes) -> None:
+        """Free a block that no receiver uses, or will use."""
         said = unpacked(handle)
         name = (said.token, said.number)
         exported = self._exported.pop(name, None)
@@ -154,12 +175,14 @@ class CudaShare(DeviceShare):
             del _here[name]
 
     def collect(self) -> int:
+        """Release what the device has finished with, at little cost; return how many blocks."""
         if self._released:
             self._released = False
             self._driver.collect()
         return self._let_go()
 
     def abandon(self) -> None:
+        """Forget everything without freeing it, in a forked child, to which none of it belongs."""
         _inherited.extend((dict(_here), list(self._copying)))
         _here.clear()
         self._exported.clear()

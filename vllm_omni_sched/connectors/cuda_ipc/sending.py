@@ -13,13 +13,15 @@ import msgspec
 import numpy as np
 
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
-from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare, Load, ShareReason, plan
+from vllm_omni_sched.connectors.cuda_ipc.share import Load, ShareReason, plan
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import ALIGNMENT, ON_DEVICE, PACKED, Message
 from vllm_omni_sched.logs import get_logger
 
 if TYPE_CHECKING:
     import torch
+
+    from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare
 
 logger = get_logger(__name__)
 
@@ -122,7 +124,7 @@ class BlockSender:
     def __init__(
         self,
         options: CudaIpcOptions,
-        share: DeviceShare,
+        share: CudaShare,
         receivers: Callable[[Edge], Sequence[frozenset[str]]],
         make_room: Callable[[], object],
     ) -> None:

@@ -16,7 +16,6 @@ from vllm_omni_sched.connectors.cuda_ipc.board import Board
 from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
 from vllm_omni_sched.connectors.cuda_ipc.sending import BlockSender
-from vllm_omni_sched.connectors.cuda_ipc.share import DeviceShare
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message, message_of
 from vllm_omni_sched.connectors.transport import Health, Lease
@@ -25,7 +24,7 @@ from vllm_omni_sched.logs import get_logger
 logger = get_logger(__name__)
 
 NO_DEVICE = "no CUDA device in this process: all tensors go through host memory"
-MakeShare = Callable[[Callable[[], str], Callable[[str], bool]], DeviceShare]
+MakeShare = Callable[[Callable[[], str], Callable[[str], bool]], CudaShare]
 
 _outlived: list[Any] = []
 """Blocks that receivers still have when their transport closes, and those of the parent of a fork."""
@@ -71,7 +70,7 @@ class CudaIpcTransport(ArenaTransport):
 
     Args:
         arena: options of the arena that messages go through.
-        share: makes the `DeviceShare`, of what names this process and of what tells whether another lives; default:
+        share: makes the `CudaShare`, of what names this process and of what tells whether another lives; default:
             CUDA IPC where there is a device; elsewhere it warns, and this is an arena.
     """
 
@@ -85,7 +84,7 @@ class CudaIpcTransport(ArenaTransport):
         clock: Clock = monotonic_seconds,
         sleep: Callable[[float], None] = sleep_seconds,
     ) -> None:
-        self._share: DeviceShare | None = None
+        self._share: CudaShare | None = None
         self._sender_of_blocks: BlockSender | None = None
         super().__init__(arena, clock, sleep)
         self._device_options = options
@@ -227,7 +226,7 @@ class CudaIpcTransport(ArenaTransport):
         with _as_device_lost("copied to the host"):
             return self._opener().open(handle, keep, copy=False).cpu().numpy()
 
-    def _opener(self) -> DeviceShare:
+    def _opener(self) -> CudaShare:
         if self._share is None:  # it was put before this process had said so
             raise DeviceLostError("a tensor is on a device, and this process has none")
         return self._share

@@ -19,7 +19,7 @@ from vllm_omni_sched.config.errors import (
     TransportClosedError,
 )
 from vllm_omni_sched.connectors.arrivals import Arrivals
-from vllm_omni_sched.connectors.compression import Compressor
+from vllm_omni_sched.connectors.compression.compressor import Compressor
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.packing import pack

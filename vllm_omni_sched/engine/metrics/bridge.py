@@ -8,7 +8,6 @@ statistics back on for all servers with ``--disable-log-stats``, whether they us
 loaded by vLLM-Omni. This module imports vLLM only when needed, and unpickles nothing.
 """
 
-import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +19,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from vllm_omni_sched.engine.metrics.files import EngineDirectory, live_pages
+from vllm_omni_sched.imports import wrap_once
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.exposition import merge, render
@@ -202,17 +202,8 @@ def attach() -> None:
         REGISTRY.register(_collector)
         setattr(REGISTRY, _ATTACHED, True)
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        _extend(multiprocess.MultiProcessCollector)
-
-
-def _extend(cls: Any) -> None:
-    stock = cls.collect
-    if hasattr(stock, _ATTACHED):
-        return
-
-    @functools.wraps(stock)
-    def collect(self: Any) -> Iterable[Family]:
-        return [*stock(self), *_collector.collect()]
-
-    setattr(collect, _ATTACHED, True)
-    cls.collect = collect
+        wrap_once(
+            multiprocess.MultiProcessCollector,
+            "collect",
+            lambda stock: lambda self: [*stock(self), *_collector.collect()],
+        )

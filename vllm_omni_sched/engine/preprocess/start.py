@@ -12,14 +12,13 @@ from vllm_omni_sched.config.errors import ConfigError, RequestError
 from vllm_omni_sched.config.load import read_options
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.fitted import engine_options
-from vllm_omni_sched.engine.front_end import wrap_once
 from vllm_omni_sched.engine.named import uses_our_scheduler
 from vllm_omni_sched.engine.preprocess.metrics import PreprocessMetrics
 from vllm_omni_sched.engine.preprocess.pictures import leaves_undecoded, undecoded_loading
 from vllm_omni_sched.engine.preprocess.processor import PooledProcessor, PoolWork, decoding_threads
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
 from vllm_omni_sched.graph.promises import Promises, promises_of
-from vllm_omni_sched.imports import when_imported
+from vllm_omni_sched.imports import when_imported, wrap_once
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.preprocess.options import PreprocessOptions
 from vllm_omni_sched.preprocess.pool import PreprocessPool

@@ -1,4 +1,9 @@
-"""Extend a model runner, V1 or V2, by one object, to which the methods of the mixins delegate."""
+"""Extend a model runner, V1 or V2, by one object, to which the methods of the mixins delegate.
+
+vLLM's workers construct their model runner, and a runner its parts, inline: no factory of all platforms and versions
+can be replaced. So the class is exchanged after construction (`mix_in`), which works for every runner. Schedulers need
+none of this, because vLLM lets their class be named.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -65,3 +70,18 @@ class RunnerV1Extension(RunnerExtension):
         super().__init__(config, uses_mrope=uses_mrope)
         self.windows = GatherWindows(config, compat.RUNNER_V1)
         self.positions: SessionPositions | None = None
+
+
+def mix_in(instance: Any, mixin: type, config: OmniSchedConfig) -> bool:
+    """Make ``instance`` an instance of its class *and* ``mixin``; return False if it is one already.
+
+    The mixin has no ``__init__``; its ``omni_prepare`` is called once on the instance.
+    """
+    cls = type(instance)
+    if issubclass(cls, mixin):
+        return False
+    instance.__class__ = type(
+        f"Omni{cls.__name__}", (mixin, cls), {"__module__": mixin.__module__, "__doc__": mixin.__doc__}
+    )
+    instance.omni_prepare(config)
+    return True

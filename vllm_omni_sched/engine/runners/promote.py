@@ -6,7 +6,7 @@ from vllm_omni_sched import compat
 from vllm_omni_sched.config.errors import MissingSymbolError
 from vllm_omni_sched.config.options import Toggle
 from vllm_omni_sched.engine.fitted import engine_options
-from vllm_omni_sched.engine.runners.mixing import mix_in
+from vllm_omni_sched.engine.runners.extension import mix_in
 from vllm_omni_sched.engine.runners.v1 import RunnerV1Mixin
 from vllm_omni_sched.engine.runners.v2 import RunnerV2Mixin
 

@@ -11,8 +11,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm_omni_sched import compat
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead.runner_hooks import keep_what_is_freed, start_lane, wait_when_idle
-from vllm_omni_sched.engine.runners.extension import GatherWindows, RunnerExtension
-from vllm_omni_sched.engine.runners.mixing import mix_in
+from vllm_omni_sched.engine.runners.extension import GatherWindows, RunnerExtension, mix_in
 from vllm_omni_sched.engine.runners.mrope import RowPositions, continues, refuse_if_on
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from vllm_omni_sched.engine.video.rules import StockReason, reads_itself, wanted
 from vllm_omni_sched.engine.video.source import Source, frame_size, source_of
 
 if TYPE_CHECKING:
-    from vllm_omni_sched.engine.video.service import VideoService
     from vllm_omni_sched.graph.order import SlaClass
     from vllm_omni_sched.video.facts import VideoIndex
+    from vllm_omni_sched.video.service import FlashCodec
 
 _WIDTH, _HEIGHT, _FPS, _FRAME_COUNT = 3, 4, 5, 7  # OpenCV's CAP_PROP_…
 
@@ -46,7 +46,7 @@ class _FramesNeverNamed(Exception):
 
 
 def load_by_capture(
-    rule: Any, data: bytes, service: VideoService, sla: SlaClass, kwargs: dict[str, Any]
+    rule: Any, data: bytes, service: FlashCodec, sla: SlaClass, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """Load a video by a rule of vLLM 0.22; otherwise as `FlashCodecLoader.load_bytes`."""
     found: tuple[Any, dict[str, Any]]

@@ -28,15 +28,15 @@ from vllm_omni_sched.engine.video.rules import (
 )
 from vllm_omni_sched.engine.video.source import frame_size, source_of
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
+from vllm_omni_sched.imports import wrap_once
 from vllm_omni_sched.logs import get_logger
 
 if TYPE_CHECKING:
-    from vllm_omni_sched.engine.video.service import VideoService
     from vllm_omni_sched.video.facts import VideoIndex
+    from vllm_omni_sched.video.service import FlashCodec
 
 logger = get_logger(__name__)
 
-_MARK = "__omni_sched__"
 
 Decode = Callable[..., Any]
 """The signature of vLLM's ``decode_opencv``: (rule, data, target, sampling_kwargs, frame_recovery=) to
@@ -52,7 +52,7 @@ class FlashCodecLoader:
         service: decodes the videos; None for the service of this process.
     """
 
-    def __init__(self, service: VideoService | None = None) -> None:
+    def __init__(self, service: FlashCodec | None = None) -> None:
         self._service = service
 
     def load_bytes(
@@ -116,7 +116,7 @@ def _class(name: str) -> SlaClass:
 
 
 def _decode(
-    service: VideoService,
+    service: FlashCodec,
     sla: SlaClass,
     stock_reasons: list[StockReason | None],
     rule: Any,
@@ -165,17 +165,15 @@ def replace_decoding() -> bool:
         module = import_module(compat.VIDEO_OPENCV)
     except ImportError:
         return False
-    stock = module.decode_opencv
-    if hasattr(stock, _MARK):
-        return True
+    wrap_once(module, "decode_opencv", _replaceable)
+    return True
 
-    @functools.wraps(stock)
+
+def _replaceable(stock: Callable[..., Any]) -> Callable[..., Any]:
     def decode_opencv(*args: Any, **kwargs: Any) -> Any:
         decode = getattr(_thread, "decode", None)
         if decode is not None and (decoded := decode(*args, **kwargs)) is not NotImplemented:
             return decoded
         return stock(*args, **kwargs)
 
-    setattr(decode_opencv, _MARK, True)
-    module.decode_opencv = decode_opencv  # type: ignore[attr-defined]
-    return True
+    return decode_opencv

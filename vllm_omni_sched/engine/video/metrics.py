@@ -33,19 +33,8 @@ VIDEO_METRICS = (
         "counter",
         "Bytes of videos and frames that were copied, beyond the single write of each.",
     ),
-    FrontEndMetric(
-        "videos_total",
-        "counter",
-        "Videos by outcome: decoded, or the kind of error.",
-        "outcome",
-        OUTCOMES,
-    ),
-    FrontEndMetric(
-        "video_fallbacks_total",
-        "counter",
-        "Videos decoded in a slower way, by reason.",
-        "reason",
-    ),
+    FrontEndMetric("videos_total", "counter", "Videos by outcome: decoded, or the kind of error.", "outcome", OUTCOMES),
+    FrontEndMetric("video_fallbacks_total", "counter", "Videos decoded in a slower way, by reason.", "reason"),
     FrontEndMetric("video_worker_restarts_total", "counter", "Decoder processes that died and were replaced."),
     FrontEndMetric(
         "video_service_restarts_total",
@@ -99,11 +88,7 @@ class VideoMetrics(FrontEndMetrics):
 
 
 def _outcome(error: VideoError) -> str:
-    for kind, outcome in (
-        (VideoLimitError, "limit"),
-        (VideoInputError, "bad_input"),
-        (VideoDeadlineError, "deadline"),
-    ):
+    for kind, outcome in ((VideoLimitError, "limit"), (VideoInputError, "bad_input"), (VideoDeadlineError, "deadline")):
         if isinstance(error, kind):
             return outcome
     return "no_decoder"

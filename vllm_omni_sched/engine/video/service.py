@@ -5,19 +5,16 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from vllm_omni_sched.config.errors import RequestError
 from vllm_omni_sched.engine.video.rules import NAME, StockReason
-from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
+from vllm_omni_sched.graph.order import INTERACTIVE
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.video.options import VideoOptions
 
 if TYPE_CHECKING:
     from vllm_omni_sched.engine.video.metrics import VideoMetrics
-    from vllm_omni_sched.video.facts import VideoIndex
-    from vllm_omni_sched.video.results import DecodedVideo
     from vllm_omni_sched.video.service import FlashCodec
 
 logger = get_logger(__name__)
@@ -29,21 +26,6 @@ _most_urgent_class = INTERACTIVE.name
 _service: FlashCodec | None = None
 _metrics: VideoMetrics | None = None
 _logged: set[StockReason] = set()
-
-
-class VideoService(Protocol):
-    """The part of `vllm_omni_sched.video.service.FlashCodec` that the loader needs."""
-
-    options: VideoOptions
-
-    def load(
-        self,
-        data: bytes,
-        choose: Callable[[VideoIndex], Sequence[int]],
-        *,
-        sla: SlaClass = INTERACTIVE,
-        recovery: bool = False,
-    ) -> DecodedVideo: ...
 
 
 def configure(options: VideoOptions, most_urgent: str = INTERACTIVE.name) -> None:

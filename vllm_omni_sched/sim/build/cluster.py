@@ -26,26 +26,18 @@ from vllm_omni_sched.sim.host import Host
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram, Record
 from vllm_omni_sched.sim.output.spans import Spans
-from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveOptions, ReactiveScaler, ReplicaBounds
+from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveScaler, ReplicaBounds
 from vllm_omni_sched.sim.pools.choose import BalancerChooser, Chooser, RoundRobinChooser
 from vllm_omni_sched.sim.pools.failures import FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
-from vllm_omni_sched.sim.pools.links import Links, LinkSpec
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
-from vllm_omni_sched.sim.pools.pipeline import Pipeline
+from vllm_omni_sched.sim.pools.pipeline import Links, Pipeline
 from vllm_omni_sched.sim.pools.placement import StageMover
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.replicas import Make, StageSpec
 from vllm_omni_sched.sim.pools.request_run import StageRun
-from vllm_omni_sched.sim.scenario import (
-    DeviceStage,
-    EncoderStage,
-    EngineStage,
-    Scenario,
-    ServersStage,
-    Stage,
-    VideoStage,
-)
+from vllm_omni_sched.sim.scenario.scenario import Scenario
+from vllm_omni_sched.sim.scenario.stages import DeviceStage, EncoderStage, EngineStage, ServersStage, Stage, VideoStage
 from vllm_omni_sched.sim.work import Request
 from vllm_omni_sched.sim.workloads import base, registry
 
@@ -227,19 +219,12 @@ class Cluster:
                 return RoundRobinChooser()
 
     def _links(self) -> dict[tuple[int, int], Links]:
-        found = {}
-        for at, stage in enumerate(self._scenario.stages[:-1]):
-            link = stage.link
-            if not link.latency_seconds and link.bytes_per_second is None:
-                continue
-            spec = LinkSpec(f"{stage.name} link", link.bytes_per_second or float("inf"), link.latency_seconds)
-            each = link.bytes_per_embed
-
-            def nbytes(request: Request, each: float = each) -> int:
-                return int(each * sum(item.embeds for item in request.items))
-
-            found[at, at + 1] = Links(self.sim, spec, nbytes)
-        return found
+        links = [stage.link for stage in self._scenario.stages[:-1]]
+        return {
+            (at, at + 1): Links(self.sim, link)
+            for at, link in enumerate(links)
+            if link.latency_seconds or link.bytes_per_second is not None
+        }
 
     def _scaler(self) -> ReactiveScaler | ForecastScaler | None:
         options = self._scenario.autoscale
@@ -247,16 +232,7 @@ class Cluster:
             return None
         at = self._index(options.stage)
         if options.mode == "reactive":
-            spec = self.pipeline.pools[at].spec
-            rule = ReactiveOptions(
-                options.at_once or spec.at_once,
-                options.utilisation,
-                options.minimum,
-                options.maximum,
-                options.every_seconds,
-                options.stabilisation_seconds,
-            )
-            return ReactiveScaler(self.pipeline, at, rule)
+            return ReactiveScaler(self.pipeline, at, options)
         forecast = ForecastOptions(
             bin_seconds=options.every_seconds,
             season_bins=max(1, round(options.season_seconds / options.every_seconds)),

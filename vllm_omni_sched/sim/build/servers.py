@@ -18,7 +18,7 @@ from vllm_omni_sched.sim.host import Host
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.pools.replicas import Make
-from vllm_omni_sched.sim.scenario import Scenario
+from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.stages import (
     EncoderStage,
     EngineStage,

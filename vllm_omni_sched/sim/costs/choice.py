@@ -1,4 +1,4 @@
-"""Choose the cost model that a scenario names."""
+"""Choose the cost model that a scenario names, and cost the decoding of frames on a core or an engine of a GPU."""
 
 from collections.abc import Callable
 from pathlib import Path

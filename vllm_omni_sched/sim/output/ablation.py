@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_omni_sched.sim.output import style
-from vllm_omni_sched.sim.study import Finding
+from vllm_omni_sched.sim.study.evaluate import Finding
 from vllm_omni_sched.sim.study.options import ALL, ALL_BUT, NONE, ONLY
 from vllm_omni_sched.sim.study.spread import groups, values_of
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_omni_sched.sim.output import style
-from vllm_omni_sched.sim.study import Finding, interval
-from vllm_omni_sched.sim.study.spread import groups, values_of
+from vllm_omni_sched.sim.study.evaluate import Finding
+from vllm_omni_sched.sim.study.spread import groups, interval, values_of
 
 _PANEL = 3.2  # inches, the width of a panel
 Bar = tuple[str, float, float]

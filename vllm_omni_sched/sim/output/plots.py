@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm_omni_sched.sim.output import ablation, bars, style
-from vllm_omni_sched.sim.study import Finding, Study
-from vllm_omni_sched.sim.study.evaluate import PARTS
+from vllm_omni_sched.sim.study.evaluate import PARTS, Finding
 from vllm_omni_sched.sim.study.options import Search
+from vllm_omni_sched.sim.study.plan import Study
 from vllm_omni_sched.sim.study.spread import groups, values_of
 
 _LEFT = PARTS.index(0.01)  # where the axis of a distribution begins

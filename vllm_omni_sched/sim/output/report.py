@@ -8,7 +8,9 @@ from typing import Any
 
 from vllm_omni_sched.sim.output.files import replacing
 from vllm_omni_sched.sim.output.provenance import provenance
-from vllm_omni_sched.sim.study import Finding, Study, spread
+from vllm_omni_sched.sim.study.evaluate import Finding
+from vllm_omni_sched.sim.study.plan import Study
+from vllm_omni_sched.sim.study.spread import spread
 
 
 def report(

@@ -5,69 +5,38 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.forecast.load import Forecast, ForecastOptions, ForecastReason, LoadForecast
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions, PoolState, ReplicaPlanner
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.request_run import RequestRun
+from vllm_omni_sched.sim.scenario.scenario import Autoscale
 
-
-@dataclass(frozen=True)
-class ReactiveOptions:
-    """Options of reactive scaling. ``target``: load of a replica as a fraction of ``at_once``, the requests that it
-    serves well together.
-
-    ``stabilisation_seconds``: replicas are given up only after they were not needed for so long. ``tolerance``: nothing
-    happens while the load is off its target by less than that fraction.
-
-    Raises:
-        ConfigError: a number is out of its range.
-    """
-
-    at_once: int
-    target: float = 0.7
-    minimum: int = 1
-    maximum: int = 64
-    interval_seconds: float = 15.0
-    stabilisation_seconds: float = 300.0
-    tolerance: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.at_once < 1 or not 1 <= self.minimum <= self.maximum:
-            raise ConfigError(
-                f"autoscale: at_once must be 1 or more, and 1 <= minimum <= maximum; got {self.at_once}, "
-                f"{self.minimum} and {self.maximum}"
-            )
-        if not 0 < self.target <= 1 or not 0 <= self.tolerance < 1:
-            raise ConfigError(f"autoscale: target must be in (0, 1] and tolerance in [0, 1), got {self}")
-        if not self.interval_seconds > 0 or not self.stabilisation_seconds >= 0:
-            raise ConfigError(
-                f"autoscale: interval_seconds must be above 0, stabilisation_seconds 0 or more, got {self}"
-            )
+_TOLERANCE = 0.1  # nothing happens while the load is off its target by less than that fraction
 
 
 class ReactiveScaler:
     """Scales replicas by the present load: the rule of Kubernetes' Horizontal Pod Autoscaler.
 
-    1. Desired = ceil(replicas x load / target), the load being requests in the stage over what its replicas serve well
-       together; unchanged while load / target is within ``tolerance`` of 1.
+    1. Desired = ceil(replicas x load / ``utilisation``), the load being requests in the stage over ``at_once``, what
+       its replicas serve well together; unchanged while load / utilisation is within a tenth of 1.
     2. Replicas are given up only down to the largest value desired within ``stabilisation_seconds``.
     3. Bounds are applied last.
 
     (kubernetes.io, "Horizontal Pod Autoscaling", algorithm details.)
     """
 
-    def __init__(self, pipeline: Pipeline, stage: int, options: ReactiveOptions) -> None:
+    def __init__(self, pipeline: Pipeline, stage: int, options: Autoscale) -> None:
         self._pipeline, self._pool, self.options = pipeline, pipeline.pools[stage], options
+        self._at_once = options.at_once or self._pool.spec.at_once
         self._desired: deque[tuple[float, int]] = deque()
-        pipeline.sim.after(options.interval_seconds, self._look)
+        pipeline.sim.after(options.every_seconds, self._look)
 
     def desired(self, present: int, replicas: int) -> int:
         """Return the desired replicas by rule 1, for so many requests and replicas."""
-        over = present / (replicas * self.options.at_once) / self.options.target
-        return replicas if abs(over - 1) <= self.options.tolerance else math.ceil(replicas * over - 1e-9)
+        over = present / (replicas * self._at_once) / self.options.utilisation
+        return replicas if abs(over - 1) <= _TOLERANCE else math.ceil(replicas * over - 1e-9)
 
     def _look(self, _: None) -> None:
         pipeline, pool, options = self._pipeline, self._pool, self.options
@@ -82,7 +51,7 @@ class ReactiveScaler:
         if desired < have:
             desired = min(max(one for _, one in recent), have)
         pipeline.scale(pool, min(max(desired, options.minimum), options.maximum))
-        pipeline.sim.after(options.interval_seconds, self._look)
+        pipeline.sim.after(options.every_seconds, self._look)
 
 
 class StageShares:

@@ -87,6 +87,7 @@ class GatedPool(Pool):
         self.shared.tell(e.Tick(self.stage))
 
     def do(self, action: e.Action) -> None:
+        """Carry out an action of the core."""
         match action:
             case e.Start(SimulatedWork() as work):
                 self._start(work)

@@ -1,9 +1,11 @@
 """Connect a simulated pipeline to the core that also schedules the stages of vLLM-Omni."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from random import Random  # noqa: TID251 (the type of an argument)
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.core.pipeline import events as e
@@ -15,6 +17,10 @@ from vllm_omni_sched.monitor.anomaly.finding import Anomaly
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.replicas import StageSpec
 from vllm_omni_sched.sim.pools.request_run import RequestRun, bytes_of, features_of, keys_of
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.sim.pools.gated import GatedPool
+    from vllm_omni_sched.sim.pools.pipeline import Pipeline
 
 
 def graph_of(specs: Sequence[StageSpec], paths: Sequence[tuple[int, ...]]) -> StageGraph:
@@ -33,23 +39,6 @@ def graph_of(specs: Sequence[StageSpec], paths: Sequence[tuple[int, ...]]) -> St
         for number, spec in enumerate(specs)
     ]
     return StageGraph.of(stages, {path[0] for path in paths})
-
-
-class Acts(Protocol):
-    """Carries out the actions of the core in one stage; a pool implements it."""
-
-    def do(self, action: e.Action) -> None:
-        """Carry out an action."""
-
-
-class RecoveryActs(Protocol):
-    """Carries out what recovery decides; the pipeline implements it."""
-
-    def give_up(self, request_ids: Sequence[str]) -> None:
-        """Fail requests."""
-
-    def restart_replica(self, stage: int, index: int) -> None:
-        """Restart a replica."""
 
 
 class Orchestration:
@@ -78,8 +67,8 @@ class Orchestration:
         self.monitored = monitored
         self.anomalies: list[tuple[float, Anomaly]] = []  # with the time when each was found
         self.moves_of_shares = 0
-        self.pools: dict[int, Acts] = {}
-        self.pipeline: RecoveryActs
+        self.pools: dict[int, GatedPool] = {}
+        self.pipeline: Pipeline
 
     @property
     def recovers(self) -> bool:

@@ -10,13 +10,31 @@ from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Outcome, Record
 from vllm_omni_sched.sim.pools.failures import Failures, FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
-from vllm_omni_sched.sim.pools.links import Links
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun
+from vllm_omni_sched.sim.scenario.stages import Link
 from vllm_omni_sched.sim.work import Request
 
 INF = float("inf")
+
+
+class Links:
+    """The links of one edge: each replica of the source has its own, which sends first come first served.
+
+    Each message takes ``bytes / bandwidth``, and arrives a latency later.
+    """
+
+    def __init__(self, sim: Simulator, link: Link) -> None:
+        self._sim, self._link = sim, link
+        self._free_at: dict[int, float] = {}  # by replica
+
+    def send(self, run: RequestRun, source: int, arrived: Callable[[RequestRun], None]) -> None:
+        """Send what a replica has made for a request."""
+        nbytes = int(self._link.bytes_per_embed * sum(item.embeds for item in run.request.items))
+        begins = max(self._free_at.get(source, 0.0), self._sim.now)
+        self._free_at[source] = ends = begins + nbytes / (self._link.bytes_per_second or INF)
+        self._sim.at(ends + self._link.latency_seconds, arrived, run)
 
 
 class Pipeline:
@@ -133,6 +151,10 @@ class Pipeline:
         self.pools[run.path[0]].submit(run)
 
     def finished(self, run: RequestRun, stage_run: StageRun) -> None:
+        """Send a request on, with which a stage is done.
+
+        ``stage_run``: the work whose output it gets, which is its own or identical to it.
+        """
         position, path = run.position + 1, run.path
         final = position == len(path)
         if self._left is not None:
@@ -275,6 +297,7 @@ class Pipeline:
                 self.fail_request(run)
 
     def joined(self, stage: int) -> None:
+        """Release requests for a new replica that can take some."""
         self._release(self.pools[stage])
 
     def drain(self, pool: Pool) -> bool:

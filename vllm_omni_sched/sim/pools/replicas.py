@@ -1,11 +1,13 @@
 """Track the replicas of a stage: they start, die, come back, and leave."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.stages import StageKind
@@ -14,6 +16,9 @@ from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun
 from vllm_omni_sched.sim.server import Done, Job, Server
 from vllm_omni_sched.sim.work import Request
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.sim.pools.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -72,25 +77,6 @@ Make = Callable[[int, Done], Server]
 """Makes a server for the replica of that index; the server calls ``done`` for each finished job."""
 
 
-class PoolEvents(Protocol):
-    """Receives the events of a pool; the pipeline implements it."""
-
-    def finished(self, run: RequestRun, stage_run: StageRun) -> None:
-        """Record that a stage is done with a request.
-
-        ``stage_run``: the work whose output it gets, which is its own or identical to it.
-        """
-
-    def fail_request(self, run: RequestRun) -> None:
-        """Fail a request for which there is no replica and will be none."""
-
-    def expects_replica(self, stage: int) -> bool:
-        """Return whether a replica of a stage exists or will."""
-
-    def joined(self, stage: int) -> None:
-        """Record that a new replica can take requests."""
-
-
 class Replicas(ABC):
     """Tracks the replicas of a stage, by index; a subclass passes on the finished jobs of their servers.
 
@@ -103,7 +89,7 @@ class Replicas(ABC):
 
     def __init__(self, sim: Simulator, stage: int, spec: StageSpec, make: Make) -> None:
         self.sim, self.stage, self.spec = sim, stage, spec
-        self.events: PoolEvents
+        self.events: Pipeline
         self.live: list[Replica] = []  # those that may get requests, by index
         self.replicas: dict[int, Replica] = {}
         self._make = make

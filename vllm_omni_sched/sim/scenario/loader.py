@@ -1,4 +1,4 @@
-"""Load a scenario from TOML: typed, with names that exist, and checked."""
+"""Load a scenario from TOML: typed, with names that exist, values overridden by dotted keys, and checked."""
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

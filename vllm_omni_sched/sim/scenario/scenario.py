@@ -1,4 +1,4 @@
-"""Define the scenario of one run."""
+"""Define the scenario of one run: workload, cluster, targets, failures and scaling."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Simulate the video decoders of one node."""
+"""Simulate the video decoders of one node, which decode a clip in pieces as `vllm_omni_sched.video.plan` does."""
 
 from random import Random  # noqa: TID251 (the type of an argument)
 

@@ -9,9 +9,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.scenario import KnownNames, Scenario, Source, flatten, read_source
 from vllm_omni_sched.sim.scenario.explain import explain_problem
-from vllm_omni_sched.sim.scenario.loader import STUDY_KEYS, apply, merged, within
+from vllm_omni_sched.sim.scenario.loader import (
+    STUDY_KEYS,
+    KnownNames,
+    Source,
+    apply,
+    flatten,
+    merged,
+    read_source,
+    within,
+)
+from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.study.options import Search, StudyOptions, Tune
 
 

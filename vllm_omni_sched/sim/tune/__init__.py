@@ -3,5 +3,5 @@
 space.py     the options, and their bounds
 search.py    trials: the best options under the training seeds
 gain.py      the gain of the best few under seeds that the search has not seen
-replay.py    a trace as the load of an engine, different under each seed
+evaluate.py  the load under which options are measured: a trace, or a scenario
 """

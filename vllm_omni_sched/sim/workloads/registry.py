@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import read_options
 from vllm_omni_sched.sim.workloads.base import Workload
-from vllm_omni_sched.sim.workloads.clips import ClipsOptions, VideoClips
 from vllm_omni_sched.sim.workloads.composite import DayNight, DayNightOptions, Mix, MixOptions
 from vllm_omni_sched.sim.workloads.production import (
     AzureImages,
@@ -21,12 +20,14 @@ from vllm_omni_sched.sim.workloads.production import (
 )
 from vllm_omni_sched.sim.workloads.replay import Replay, TraceOptions
 from vllm_omni_sched.sim.workloads.synthetic import (
+    ClipsOptions,
     MixedLoad,
     MixedOptions,
     Poisson,
     PoissonOptions,
     Realtime,
     RealtimeOptions,
+    VideoClips,
 )
 from vllm_omni_sched.sim.workloads.trace import read_trace
 

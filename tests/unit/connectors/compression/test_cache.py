@@ -5,8 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from vllm_omni_sched.connectors.compression import CacheCounts, CompressionCache
-from vllm_omni_sched.connectors.compression.compressor import content_digest
+from vllm_omni_sched.connectors.compression.compressor import CacheCounts, CompressionCache, content_digest
 
 
 def key(name):

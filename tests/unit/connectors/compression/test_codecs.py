@@ -10,14 +10,13 @@ import pytest
 
 from tests.support.buffers import bfloat16, buffer, flat, hidden_states, tone
 from vllm_omni_sched.config.errors import CodecMissingError, CorruptDataError
-from vllm_omni_sched.connectors.compression import CODECS, Kind, kind_of, load_codecs
-from vllm_omni_sched.connectors.compression import flac as flac_module
+from vllm_omni_sched.connectors.compression import audio
 from vllm_omni_sched.connectors.compression import shuffle as shuffle_module
-from vllm_omni_sched.connectors.compression.flac import FlacCodec
-from vllm_omni_sched.connectors.compression.fp8 import Fp8Codec
+from vllm_omni_sched.connectors.compression.audio import FlacCodec, MuLawCodec
+from vllm_omni_sched.connectors.compression.codec import Kind, kind_of
 from vllm_omni_sched.connectors.compression.ids import HEADER, IdsCodec
-from vllm_omni_sched.connectors.compression.int8 import Int8Codec
-from vllm_omni_sched.connectors.compression.mulaw import MuLawCodec
+from vllm_omni_sched.connectors.compression.quantised import Fp8Codec, Int8Codec
+from vllm_omni_sched.connectors.compression.registry import CODECS, load_codecs
 from vllm_omni_sched.connectors.compression.shuffle import Lz4Codec, blosc
 
 
@@ -158,7 +157,7 @@ def test_without_the_libraries_their_codecs_are_absent_and_the_reason_is_said(mo
     for module in ("numcodecs", "soundfile"):
         monkeypatch.setitem(sys.modules, module, None)
     shuffle_module.blosc.cache_clear()
-    flac_module.soundfile.cache_clear()
+    audio.soundfile.cache_clear()
     codecs = load_codecs()
     assert set(codecs.absent) == {"shuffle_lz4", "shuffle_zstd", "flac"}
     assert {*codecs.present, *codecs.absent} == {codec.name for codec in CODECS}

@@ -10,16 +10,11 @@ import pytest
 
 from tests.support.buffers import bfloat16, buffer, flat, hidden_states, samples, tone
 from vllm_omni_sched.config.errors import CodecMissingError, CorruptDataError
-from vllm_omni_sched.connectors.compression import (
-    RAW,
-    Buffer,
-    Codec,
-    Codecs,
-    Compressor,
-    Kind,
-    Reason,
-    load_options,
-)
+from vllm_omni_sched.connectors.compression.codec import Codec, Kind
+from vllm_omni_sched.connectors.compression.compressor import RAW, Buffer, Compressor
+from vllm_omni_sched.connectors.compression.decide import Reason
+from vllm_omni_sched.connectors.compression.options import load_options
+from vllm_omni_sched.connectors.compression.registry import Codecs
 
 SLOW_LINK, FAST_LINK = 1e6, 1e15  # bytes/s
 IDS = buffer(np.arange(20_000) % 999)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from vllm_omni_sched.connectors.compression import Candidate, Measured, Mode, Reason, Snapshot, decide
+from vllm_omni_sched.connectors.compression.decide import Candidate, Measured, Reason, Snapshot, decide
+from vllm_omni_sched.connectors.compression.options import Mode
 
 MB = 1_000_000
 HALF = Measured(0.5, 1e-9, 1e-9)  # to half, at 1 GB/s each way: as fast as a link of 250 MB/s

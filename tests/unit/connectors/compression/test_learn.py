@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.support.buffers import flat
-from vllm_omni_sched.connectors.compression import Kind, Measured
-from vllm_omni_sched.connectors.compression.decide import Ledger, sample
+from vllm_omni_sched.connectors.compression.codec import Kind
+from vllm_omni_sched.connectors.compression.decide import Ledger, Measured, sample
 
 HERE, THERE = ("0->1", Kind.IDS, "int64"), ("0->2", Kind.IDS, "int64")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.connectors.compression import Lossy, Mode, load_options
+from vllm_omni_sched.connectors.compression.options import Lossy, Mode, load_options
 
 
 def test_defaults_lose_nothing():

@@ -19,7 +19,8 @@ from vllm_omni_sched.config.errors import (
     TransportClosedError,
 )
 from vllm_omni_sched.connectors.auto import AutoOptions
-from vllm_omni_sched.connectors.compression import CompressionOptions, Compressor
+from vllm_omni_sched.connectors.compression.compressor import Compressor
+from vllm_omni_sched.connectors.compression.options import CompressionOptions
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.routing import RoutedTransport, RoutingOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vllm_omni_sched.sim.output.ablation import draw, mechanisms
-from vllm_omni_sched.sim.study import Finding
+from vllm_omni_sched.sim.study.evaluate import Finding
 
 NAMES = ("none", "all", "only lane", "only order", "all but lane", "all but order")
 

@@ -18,7 +18,9 @@ from tests.support.scenarios import GOOD, KNOWN
 from vllm_omni_sched.sim.output import plots, report, style
 from vllm_omni_sched.sim.output.files import replacing
 from vllm_omni_sched.sim.output.provenance import provenance
-from vllm_omni_sched.sim.study import Finding, Study, load_study, run_study
+from vllm_omni_sched.sim.study.evaluate import Finding
+from vllm_omni_sched.sim.study.plan import Study, load_study
+from vllm_omni_sched.sim.study.running import run_study
 
 
 def found(folder: Path, more: str = "", before: str = "") -> tuple[Study, list[Finding]]:

@@ -34,11 +34,10 @@ from vllm_omni_sched.resource.pipeline.stage_limits import ProgressiveWindow
 from vllm_omni_sched.resource.pipeline.topology import Topology
 from vllm_omni_sched.resource.pipeline.work_left import WorkLeft
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveOptions, ReplicaBounds
+from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReplicaBounds
 from vllm_omni_sched.sim.pools.choose import BalancerChooser, RoundRobinChooser
 from vllm_omni_sched.sim.pools.failures import FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
-from vllm_omni_sched.sim.pools.links import LinkSpec
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.replicas import Replica, StageSpec
@@ -280,8 +279,6 @@ def test_stock_requests_fail_with_their_replica_and_it_comes_back_only_if_told()
         lambda: StageSpec("a", replicas=0),
         lambda: FailureSpec(0),
         lambda: FailureSpec(0, every_seconds=1.0, at_seconds=(1.0,)),
-        lambda: LinkSpec("a", 0.0),
-        lambda: ReactiveOptions(at_once=0),
         lambda: run([], [StageSpec("a")], {"": (1,)}),
         lambda: run([], [StageSpec("a")], {"text": (0,)}),
     ],

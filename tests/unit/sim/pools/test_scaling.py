@@ -7,17 +7,19 @@ import pytest
 from tests.support.pools import one_second, request, run
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveOptions, ReactiveScaler, ReplicaBounds
+from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveScaler, ReplicaBounds
 from vllm_omni_sched.sim.pools.choose import RoundRobinChooser
-from vllm_omni_sched.sim.pools.links import Links, LinkSpec
-from vllm_omni_sched.sim.pools.pipeline import Pipeline
+from vllm_omni_sched.sim.pools.pipeline import Links, Pipeline
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.replicas import StageSpec
+from vllm_omni_sched.sim.scenario.scenario import Autoscale
+from vllm_omni_sched.sim.scenario.stages import Link
 
 
 def test_links_take_time_one_message_after_the_other():
     def edge(sim):
-        return Links(sim, LinkSpec("bus", 200.0, 0.25), lambda _: 200)  # 200 bytes each: a second
+        # 200 bytes each: a second
+        return Links(sim, Link(bytes_per_second=200.0, latency_seconds=0.25, bytes_per_embed=2.0))
 
     specs = [StageSpec("encoder"), StageSpec("llm", replicas=2)]
     come = [request(0, content=1), request(1, at=0.1, content=2)]
@@ -41,7 +43,7 @@ def test_desired_replicas_are_those_of_the_published_rule():
     pipeline = Pipeline(
         sim, [Pool(sim, 0, StageSpec("llm"), one_second(sim), RoundRobinChooser())], [], print, {"": (0,)}
     )
-    scaler = ReactiveScaler(pipeline, 0, ReactiveOptions(at_once=10, target=0.5))
+    scaler = ReactiveScaler(pipeline, 0, Autoscale(stage="llm", maximum=64, at_once=10, utilisation=0.5))
     assert scaler.desired(present=40, replicas=4) == 8  # ceil(4 x 1.0 / 0.5)
     assert scaler.desired(present=21, replicas=4) == 4  # within the tolerance
     assert scaler.desired(present=5, replicas=4) == 1
@@ -49,7 +51,9 @@ def test_desired_replicas_are_those_of_the_published_rule():
 
 def test_reactive_scaling_follows_the_load_up_at_once_and_down_late():
     come = [request(number, at=number * 0.25) for number in range(800)]  # 4 in a second, for 200 seconds
-    options = ReactiveOptions(at_once=1, target=0.8, interval_seconds=5.0, stabilisation_seconds=60.0, maximum=10)
+    options = Autoscale(
+        stage="llm", maximum=10, at_once=1, utilisation=0.8, every_seconds=5.0, stabilisation_seconds=60.0
+    )
     seen = []
 
     def scale(pipeline):

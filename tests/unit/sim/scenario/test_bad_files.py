@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.scenarios import GOOD, KNOWN
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.scenario import load
+from vllm_omni_sched.sim.scenario.loader import load
 
 BAD = [
     # what is replaced, by what, and what has to be said

@@ -11,8 +11,9 @@ from tests.support.scenarios import GOOD, KNOWN
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.options import OmniSchedConfig, OrderMode
 from vllm_omni_sched.config.stage_options import BalancePolicy
-from vllm_omni_sched.sim.scenario import Deterministic, Scenario, Steps, flatten, load
-from vllm_omni_sched.sim.scenario.loader import apply
+from vllm_omni_sched.sim.scenario.loader import apply, flatten, load
+from vllm_omni_sched.sim.scenario.scenario import Scenario
+from vllm_omni_sched.sim.scenario.stages import Deterministic, Steps
 
 
 def read(tmp_path: Path, text: str = GOOD, **overrides: Any) -> Scenario:

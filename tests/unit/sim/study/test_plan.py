@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.scenarios import GOOD, KNOWN
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.study import Study, load_study
+from vllm_omni_sched.sim.study.plan import Study, load_study
 
 
 def study(tmp_path: Path, more: str = "", before: str = "", **overrides: Any) -> Study:

@@ -6,8 +6,8 @@ import pytest
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import read_options
 from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.sim.tune.evaluate import resample
 from vllm_omni_sched.sim.tune.gain import Verdict, compare, paired_gain
-from vllm_omni_sched.sim.tune.replay import resample
 from vllm_omni_sched.sim.tune.search import Measured, Tried, changed_options, pruned, search
 from vllm_omni_sched.sim.tune.space import Parameter, space, suggest
 from vllm_omni_sched.sim.work import Item, Request

@@ -8,9 +8,9 @@ from contextvars import ContextVar
 from typing import Any
 
 from vllm_omni_sched.config.stage_options.graph import PriorityOptions
-from vllm_omni_sched.engine.front_end import PROMISES, check_extra, check_params, check_responses, wrap_once
+from vllm_omni_sched.engine.front_end import PROMISES, check_extra, check_params, check_responses
 from vllm_omni_sched.graph.promises import KNOWN, Promises
-from vllm_omni_sched.imports import when_imported
+from vllm_omni_sched.imports import when_imported, wrap_once
 from vllm_omni_sched.omni.stages.requests import Classes
 
 _CHAT = "vllm_omni.entrypoints.openai.serving_chat"
