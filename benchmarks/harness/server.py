@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -77,3 +79,28 @@ class Server:
     def version(self) -> str:
         """Return the version of its vLLM, without the part that names the build."""
         return str(httpx.get(f"{self.url}/version", timeout=5).json()["version"]).split("+")[0]
+
+    async def ask(self, client: httpx.AsyncClient, content: Sequence[Mapping[str, Any]]) -> tuple[float, str]:
+        """Send a chat message and return the seconds to its first token, and its text of four tokens.
+
+        Raises:
+            SystemExit: the server refuses it, or answers without a token.
+        """
+        body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": content}]}
+        body |= {"temperature": 0, "max_tokens": 4, "stream": True, "ignore_eos": True}
+        data = json.dumps(body).encode()
+        began, first, text = time.perf_counter(), None, ""
+        headers = {"Content-Type": "application/json"}
+        async with client.stream("POST", f"{self.url}/v1/chat/completions", content=data, headers=headers) as answer:
+            if answer.status_code != 200:
+                raise SystemExit((await answer.aread()).decode())
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    if said := choice["delta"].get("content"):
+                        first = first or time.perf_counter() - began
+                        text += said
+        if first is None:
+            raise SystemExit("an answer without a token")
+        return first, text

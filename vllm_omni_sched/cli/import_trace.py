@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from vllm_omni_sched.cli.console import USAGE, leave
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.workloads.importers import TraceFormat, import_trace
 from vllm_omni_sched.sim.workloads.trace import write_trace
 
-_USAGE = 2
+_leave = partial(leave, "import")
 
 
 def import_(
@@ -29,20 +31,15 @@ def import_(
     profile_export.jsonl. Exit status: 0 on success; 2 if the file or an argument is invalid.
     """
     if out.exists():
-        _leave(f"{out} exists already: choose another name, or delete it")
+        _leave(USAGE, f"{out} exists already: choose another name, or delete it")
     try:
         found = import_trace(file, format, image_embeds)
     except ConfigError as error:
-        _leave(str(error))
+        _leave(USAGE, str(error))
     try:
         write_trace(out, found.trace.header, found.trace.requests)
     except OSError as error:
-        _leave(f"--out {out}: {error.strerror or error}")
+        _leave(USAGE, f"--out {out}: {error.strerror or error}")
     requests, seconds = len(found.trace.requests), found.trace.requests[-1].at
     left_out = f"; {found.left_out} without output left out" if found.left_out else ""
     typer.echo(f"{requests} requests over {seconds:,.0f} s in {out}{left_out}")
-
-
-def _leave(message: str) -> NoReturn:
-    typer.echo(f"vllm-omni-sched import: {message}", err=True)
-    raise typer.Exit(_USAGE)

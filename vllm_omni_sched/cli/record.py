@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from vllm_omni_sched.cli.console import PROBLEM, USAGE, leave, progress_bar
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import ConfigError
 
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from vllm_omni_sched.sim.workloads.recorder import Scrape
     from vllm_omni_sched.sim.workloads.trace import TraceWriter
 
-_PROBLEM, _USAGE = 1, 2
 _PATIENCE = 3  # failed scrapes in a row after which recording ends
 _TIMEOUT_SECONDS = 10.0
 _LEAST_SECONDS = 0.1
+
+_leave = partial(leave, "record")
 
 
 def record(
@@ -42,16 +43,16 @@ def record(
     an argument is invalid.
     """
     if not all(_LEAST_SECONDS <= length < math.inf for length in (seconds, interval)):
-        _leave(_USAGE, f"--seconds and --interval must be {_LEAST_SECONDS:g} or more")
+        _leave(USAGE, f"--seconds and --interval must be {_LEAST_SECONDS:g} or more")
     address = _metrics_address(url)
     if out.exists():
-        _leave(_USAGE, f"{out} exists already: choose another name, or delete it")
+        _leave(USAGE, f"{out} exists already: choose another name, or delete it")
     from vllm_omni_sched.sim.workloads.trace import FORMAT, VERSION, Header, TraceWriter
 
     try:
         first = _look(address)
     except (OSError, HTTPException, ConfigError) as error:
-        _leave(_PROBLEM, f"{address}: {_said(error)}")
+        _leave(PROBLEM, f"{address}: {_said(error)}")
     header = Header(
         format=FORMAT,
         version=VERSION,
@@ -62,7 +63,7 @@ def record(
     try:
         writer = TraceWriter(out, header)
     except OSError as error:
-        _leave(_USAGE, f"--out {out}: {error.strerror or error}")
+        _leave(USAGE, f"--out {out}: {error.strerror or error}")
     gone, ended = None, False
     try:
         gone = _record(first, lambda: _look(address), writer, seconds, interval)
@@ -72,9 +73,9 @@ def record(
         kept = writer.close()
     how_much = f"{writer.lines} intervals in {out}" if kept else "nothing was recorded"
     if gone is not None:
-        _leave(_PROBLEM, f"{address}: {gone}; {how_much}")
+        _leave(PROBLEM, f"{address}: {gone}; {how_much}")
     if not kept:
-        _leave(_PROBLEM, f"ended before the first interval of {interval:g} s was over; {how_much}")
+        _leave(PROBLEM, f"ended before the first interval of {interval:g} s was over; {how_much}")
     typer.echo(f"{'ended early: ' if ended else ''}{how_much}")
 
 
@@ -87,15 +88,7 @@ def _record(
     begin = monotonic_seconds()
     recorder = Recorder(first, begin)
     arrivals, failed, looks = 0, 0, math.ceil(seconds / interval - 1e-9)
-    bar = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
+    with progress_bar() as bar:
         task = bar.add_task("Recording", total=looks)
         for number in range(1, looks + 1):
             wait = begin + min(number * interval, seconds) - monotonic_seconds()
@@ -126,7 +119,7 @@ def _metrics_address(url: str) -> str:
     except ValueError:  # no port, or no address in brackets
         found = False
     if not found:
-        _leave(_USAGE, f"URL must be like http://localhost:8000, got {url!r}")
+        _leave(USAGE, f"URL must be like http://localhost:8000, got {url!r}")
     path = parts.path.rstrip("/")
     path = path if path.endswith("/metrics") else path + "/metrics"
     return parts._replace(path=path, fragment="").geturl()
@@ -148,9 +141,3 @@ def _said(error: Exception) -> str:
         return f"it answers {error.code} {error.reason}; are its metrics on?"
     reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
     return str(reason or "") or str(error) or type(error).__name__
-
-
-def _leave(status: int, message: str) -> NoReturn:
-    """Print a one-line error and exit."""
-    typer.echo(f"vllm-omni-sched record: {' '.join(message.split())}", err=True)
-    raise typer.Exit(status)

@@ -6,15 +6,17 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from vllm_omni_sched.cli import simulate_view
+from vllm_omni_sched.cli.console import INTERRUPTED, PROBLEM, USAGE, leave
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.extras import how_to_install
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from vllm_omni_sched.sim.study.evaluate import Finding
     from vllm_omni_sched.sim.study.plan import Study
 
-_PROBLEM, _USAGE, _INTERRUPTED = 1, 2, 130
+_leave = partial(leave, "simulate")
 
 
 def simulate(
@@ -57,11 +59,11 @@ def simulate(
     an argument is invalid, 130 if it was interrupted.
     """
     if plots and out is None:
-        _leave(_USAGE, "--plots needs --out FOLDER")
+        _leave(USAGE, "--plots needs --out FOLDER")
     if plots and find_spec("matplotlib") is None:
-        _leave(_USAGE, f"matplotlib is not installed: {how_to_install('sim')}")
+        _leave(USAGE, f"matplotlib is not installed: {how_to_install('sim')}")
     if not trace_seconds > 0:
-        _leave(_USAGE, f"--trace-seconds must be positive, got {trace_seconds:g}")
+        _leave(USAGE, f"--trace-seconds must be positive, got {trace_seconds:g}")
     # imported late: these modules need numpy
     from vllm_omni_sched.sim.output.spans import Spans
     from vllm_omni_sched.sim.study.plan import load_study
@@ -69,9 +71,9 @@ def simulate(
     try:
         study = load_study(scenario, _overrides(set_ or [], seed))
     except ConfigError as error:
-        _leave(_USAGE, str(error))
+        _leave(USAGE, str(error))
     if trace is not None and not study.single:
-        _leave(_USAGE, f"--trace is of one run, and {scenario.name} asks for {_many(study)}")
+        _leave(USAGE, f"--trace is of one run, and {scenario.name} asks for {_many(study)}")
     spans = Spans(trace_seconds) if trace is not None else None
     try:
         findings, interrupted = _findings(study, jobs, spans, quiet=quiet or as_json)
@@ -79,9 +81,9 @@ def simulate(
             raise KeyboardInterrupt
         body = _written(study, findings, interrupted, out, plots and not interrupted, trace, spans)
     except KeyboardInterrupt:
-        _leave(_INTERRUPTED, "interrupted; no file is half-written")
+        _leave(INTERRUPTED, "interrupted; no file is half-written")
     except OSError as error:
-        _leave(_USAGE, f"{error.filename or out or trace}: {error.strerror or error}")
+        _leave(USAGE, f"{error.filename or out or trace}: {error.strerror or error}")
     if as_json:
         typer.echo(json.dumps(body, indent=2))
     else:
@@ -90,9 +92,9 @@ def simulate(
         typer.echo(f"vllm-omni-sched simulate: {finding.label}: {finding.error}", err=True)
     if interrupted:
         kept = "" if out is None else f"; they are in {out}, without pictures" if plots else f"; they are in {out}"
-        _leave(_INTERRUPTED, f"interrupted after {len(findings)} of {len(study.points)} points{kept}")
+        _leave(INTERRUPTED, f"interrupted after {len(findings)} of {len(study.points)} points{kept}")
     if wrong:
-        raise typer.Exit(_PROBLEM)
+        raise typer.Exit(PROBLEM)
 
 
 def runner() -> Run:
@@ -155,16 +157,10 @@ def _overrides(given: Sequence[str], seed: int | None) -> dict[str, Any]:
     for word in given:
         key, equals, text = word.partition("=")
         if not equals or not key.strip():
-            _leave(_USAGE, f"--set {word}: write it as KEY=VALUE, such as stages.llm.replicas=4")
+            _leave(USAGE, f"--set {word}: write it as KEY=VALUE, such as stages.llm.replicas=4")
         overrides[key.strip()] = value_of(text.strip())
     return overrides | ({"seed": seed} if seed is not None else {})
 
 
 def _many(study: Study) -> str:
     return f"{len(study.points)} points" if study.search is None else f"a search ({study.search.kind})"
-
-
-def _leave(status: int, message: str) -> NoReturn:
-    """Print a one-line error and exit."""
-    typer.echo(f"vllm-omni-sched simulate: {' '.join(message.split())}", err=True)
-    raise typer.Exit(status)

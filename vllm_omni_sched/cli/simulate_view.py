@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.console import Group, RenderableType
+from rich.progress import TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from vllm_omni_sched.cli.console import plain_table, progress_bar
 from vllm_omni_sched.clock import monotonic_seconds
 
 if TYPE_CHECKING:
@@ -38,16 +39,7 @@ class Bar:
     def __init__(self, study: Study, quiet: bool) -> None:
         self._single = study.single
         self._seconds = study.base.duration_seconds
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[text]}"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-            disable=quiet,
-        )
+        self._bar = progress_bar(TextColumn("{task.fields[text]}"), quiet=quiet)
         total = self._seconds if self._single else len(study.points)
         self._task = self._bar.add_task("Simulating", total=total, text="")
         self._began, self._events = monotonic_seconds(), 0
@@ -97,9 +89,7 @@ def screen(study: Study, findings: Sequence[Finding]) -> RenderableType:
 
 def _one(finding: Finding) -> RenderableType:
     summary = finding.summary
-    times = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("", "requests", "within SLO", "", "P50", "P90", "P99", "largest"):
-        times.add_column(name, justify="left" if not name else "right")
+    times = plain_table(("", "requests", "within SLO", "", "P50", "P90", "P99", "largest"), left=("",))
     parts = {"all": summary, **(summary["by_modality"] if len(summary["by_modality"]) > 1 else {})}
     parts |= summary["by_class"] if len(summary["by_class"]) > 1 else {}
     for name, part in parts.items():
@@ -137,16 +127,22 @@ def _facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
-def _rows(study: Study, findings: Sequence[Finding]) -> Table:
-    keys = list(study.points[0].values)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    named = any(point.variant for point in study.points)
-    heads = ["variant"] * named + [key.split(".", 1)[-1] for key in keys]
+def _table_of(study: Study, *measures: str) -> Table:
+    """Return an empty table of points: variant if there are several, swept keys, the number searched for, measures."""
+    heads = _point(study, "variant", {key: key.split(".", 1)[-1] for key in study.points[0].values})
     heads += [_found(study.search)] if study.search is not None else []
-    for at, name in enumerate([*heads, "within SLO", "TTFT P99", "ITL P99", "goodput/s", "device h/1,000"]):
-        table.add_column(name, justify="left" if at == 0 and named else "right")
+    return plain_table([*heads, *measures], left=("variant",))
+
+
+def _point(study: Study, variant: str, values: Mapping[str, Any]) -> list[str]:
+    named = any(point.variant for point in study.points)
+    return [variant] * named + [str(values[key]) for key in study.points[0].values]
+
+
+def _rows(study: Study, findings: Sequence[Finding]) -> Table:
+    table = _table_of(study, "within SLO", "TTFT P99", "ITL P99", "goodput/s", "device h/1,000")
     for finding in findings:
-        cells = [finding.variant] * named + [str(finding.values[key]) for key in keys]
+        cells = _point(study, finding.variant, finding.values)
         if finding.error:
             table.add_row(*cells, Text("failed", "red"))
             continue
@@ -171,22 +167,16 @@ def _spread(study: Study, findings: Sequence[Finding]) -> Table:
     """Return a table with one row for all seeds of a point."""
     from vllm_omni_sched.sim.study.spread import spread
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    named = any(point.variant for point in study.points)
-    keys = list(study.points[0].values)
-    heads = ["variant"] * named + [key.split(".", 1)[-1] for key in keys]
-    heads += [_found(study.search)] if study.search is not None else []
-    for at, name in enumerate([*heads, "within SLO", "TTFT P99, s", "ITL P99, ms", "goodput/s", "seeds"]):
-        table.add_column(name, justify="left" if at == 0 and named else "right")
+    table = _table_of(study, "within SLO", "TTFT P99, s", "ITL P99, ms", "goodput/s", "seeds")
     for row in spread(findings):
-        cells = [row["variant"]] * named + [str(row["values"][key]) for key in keys]
+        cells = _point(study, row["variant"], row["values"])
         cells += [_interval(row.get("value"))] if study.search is not None else []
         cells += [_interval(row.get("within_slo"), 100, " %")]
         cells += [_interval(row.get("ttft_p99_seconds")), _interval(row.get("itl_p99_seconds"), 1000)]
         table.add_row(*cells, _interval(row.get("goodput_per_second")), str(len(row["seeds"])))
     for finding in findings:
         if finding.error:
-            cells = [finding.variant] * named + [str(finding.values[key]) for key in keys]
+            cells = _point(study, finding.variant, finding.values)
             table.add_row(*cells, Text(f"seed {finding.seed} failed", "red"))
     return table
 
@@ -203,9 +193,7 @@ def _chosen(findings: Sequence[Finding]) -> Table | None:
     tuned = {(one.variant, repr(one.values)): one for one in findings if one.tuned is not None}
     if not tuned:
         return None
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("tuned", "trials", "chosen"):
-        table.add_column(name)
+    table = plain_table(names := ("tuned", "trials", "chosen"), left=names)
     for one in tuned.values():
         assert one.tuned is not None
         table.add_row(one.label, str(one.tuned["trials"]), flags(one.tuned["chosen"]))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from vllm_omni_sched.cli import tune_view
+from vllm_omni_sched.cli.console import USAGE, leave
 from vllm_omni_sched.cli.simulate import runner
 from vllm_omni_sched.config.errors import ConfigError
 
@@ -23,9 +25,10 @@ if TYPE_CHECKING:
     from vllm_omni_sched.sim.tune.search import Evaluate, Measured, Search, Tried
     from vllm_omni_sched.sim.tune.space import Options, Parameter
 
-_USAGE = 2
 _BEST = 3  # candidates that are compared with the baselines
 _OWN, _DEFAULTS = "the scenario's policy", "the server's defaults"
+
+_leave = partial(leave, "tune")
 
 
 @dataclass
@@ -101,7 +104,7 @@ def tune(
 
     for name, value in (("--ttft", ttft), ("--itl", itl), ("--scale", scale)):
         if value is not None and not 0 < value < float("inf"):
-            _leave(f"{name} must be positive, got {value:g}")
+            _leave(USAGE, f"{name} must be positive, got {value:g}")
     try:
         if source.suffix == ".toml":
             job = _scenario(source, ttft, itl)
@@ -109,12 +112,12 @@ def tune(
             job = _trace(source, ttft or 2.0, itl or 0.1, (model, device, devices), scale, item_embeds)
         found = _search(job, trials, range(seeds), seed, quiet)
         if not found.tried:
-            _leave("interrupted before anything was tried")
+            _leave(USAGE, "interrupted before anything was tried")
         first, *others = (Tried(changed_options(one.options, job.default), one.runs) for one in found.tried[:_BEST])
         best = pruned(first, job.trial, range(seeds), job.starts)
         compared = _compare(job, [best, *others], seeds, held_out, seed, quiet)
     except ConfigError as error:
-        _leave(str(error))
+        _leave(USAGE, str(error))
     verdict = tune_view.verdict(found, compared)
     options = job.whole(best.options) if compared is None else compared.proposed[1].options
     Console(highlight=False).print(tune_view.screen(job.what, verdict, options, found, compared))
@@ -124,7 +127,7 @@ def tune(
         if result is not None:
             _write(result, json.dumps(_record(job, verdict, options, found, compared, seed), indent=1) + "\n")
     except OSError as error:
-        _leave(f"{error.filename or out or result}: {error.strerror or error}")
+        _leave(USAGE, f"{error.filename or out or result}: {error.strerror or error}")
 
 
 def _trace(
@@ -261,9 +264,3 @@ def _write(path: Path, text: str) -> None:
 
     with replacing(path) as file:
         file.write(text)
-
-
-def _leave(message: str) -> NoReturn:
-    """Print a one-line error and exit."""
-    typer.echo(f"vllm-omni-sched tune: {' '.join(message.split())}", err=True)
-    raise typer.Exit(_USAGE)

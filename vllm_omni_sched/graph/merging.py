@@ -10,13 +10,9 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from vllm_omni_sched.config.errors import ConfigError
-
-
-class _Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
 
 
 def content_key(parts: Mapping[str, Any]) -> str:
@@ -35,7 +31,7 @@ def content_key(parts: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _add(digest: _Hash, value: Any, path: str) -> None:
+def _add(digest: blake2b, value: Any, path: str) -> None:
     match value:
         case None:
             digest.update(b"N")
@@ -65,7 +61,7 @@ def _add(digest: _Hash, value: Any, path: str) -> None:
             raise TypeError(f"{path} is of type {type(value).__qualname__}, not supported; pass bytes or plain values")
 
 
-def _add_bytes(digest: _Hash, tag: bytes, data: bytes) -> None:
+def _add_bytes(digest: blake2b, tag: bytes, data: bytes) -> None:
     digest.update(tag + b"%d:" % len(data))
     digest.update(data)
 

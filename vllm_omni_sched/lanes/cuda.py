@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from vllm_omni_sched.config.errors import LaneError
-from vllm_omni_sched.lanes.stream import Mark
 
 
 class CudaDevice:
@@ -44,15 +43,18 @@ class CudaDevice:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 
-    def mark(self) -> Mark:
+    def mark(self) -> torch.cuda.Event:
         """Record an event on the current stream and return it; waiting for it lets the processor sleep."""
         event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(self._device))
-        mark: Mark = event
-        return mark
+        return event
 
     def follow(self, mark: Any, tensors: Any) -> None:
-        """Make the current stream wait for ``mark``, and register it as a user of all CUDA tensors in ``tensors``."""
+        """Make all later work on the current stream wait for ``mark``; the device waits, the caller does not.
+
+        Memory of ``tensors`` (nested tuples, lists and dicts), once freed, is not reused before the current stream
+        is done with it.
+        """
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(mark)
         for tensor in _tensors_in(tensors):

@@ -4,39 +4,15 @@ import contextlib
 import traceback
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched.lanes.base import Done, Job, Pause, Work
 from vllm_omni_sched.lanes.thread import ThreadLane
 
+if TYPE_CHECKING:
+    import torch
 
-class Mark(Protocol):
-    """A position in the order of a stream's work."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has passed this mark, with the interpreter lock released."""
-
-
-class StreamDevice(Protocol):
-    """The operations that a `StreamLane` needs of a device. The *current stream* is that of the calling thread."""
-
-    out_of_memory: type[BaseException]
-
-    def lane_stream(self) -> contextlib.AbstractContextManager[None]:
-        """Make the lane's stream the current one of this thread, for the duration of the block."""
-
-    def mark(self) -> Mark:
-        """Return a mark behind all work on the current stream."""
-
-    def follow(self, mark: Mark, tensors: Any) -> None:
-        """Make all later work on the current stream wait for ``mark``.
-
-        Memory of ``tensors`` (nested tuples, lists and dicts), once freed, is not reused before the current stream
-        is done with it. The device waits; the caller does not.
-        """
-
-    def empty_cache(self) -> None:
-        """Return memory that is kept for reuse to the device."""
+    from vllm_omni_sched.lanes.cuda import CudaDevice
 
 
 class StreamLane(ThreadLane):
@@ -53,10 +29,10 @@ class StreamLane(ThreadLane):
     Args:
         work: as for every lane; it calls ``pause`` between its slices, for instance layers.
         capacity: as for every lane.
-        device: the device of the stream, such as `CudaDevice`.
+        device: the device of the stream.
     """
 
-    def __init__(self, work: Work, capacity: int = 16, *, device: StreamDevice) -> None:
+    def __init__(self, work: Work, capacity: int = 16, *, device: "CudaDevice") -> None:
         self._device = device
         super().__init__(work, capacity)
 
@@ -77,7 +53,7 @@ class StreamLane(ThreadLane):
 
     def _do(self, payload: "_Marked", pause: Pause) -> "_Marked":
         self._device.follow(payload.mark, ())  # the payload itself outlives the job
-        launched: deque[Mark] = deque()
+        launched: deque[torch.cuda.Event] = deque()
 
         def end_slice() -> None:
             launched.append(self._device.mark())
@@ -99,5 +75,5 @@ class StreamLane(ThreadLane):
 
 @dataclass(frozen=True)
 class _Marked:
-    mark: Mark
+    mark: "torch.cuda.Event"
     value: Any

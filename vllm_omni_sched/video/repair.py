@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from vllm_omni_sched.video.facts import PieceResult, VideoIndex
 
+_RATES = Rates()
+
 
 class RepairReason(str, Enum):
     """Reason why a piece is decoded again, from the first packet on."""
@@ -36,7 +38,6 @@ class Repair(NamedTuple):
 def repair(
     index: VideoIndex,
     outcomes: Sequence[tuple[Piece, PieceResult]],
-    rates: Rates = Rates(),  # noqa: B008
 ) -> Repair | None:
     """Plan to decode again what was damaged or numbered wrongly; call it once, when all pieces of a video are done.
 
@@ -56,14 +57,13 @@ def repair(
     Args:
         index: index of the video.
         outcomes: pieces and their results. A piece whose decoder died has a result without frames.
-        rates: costs by which the piece is predicted.
 
     Returns:
         A piece whose frames replace those of the pieces it repairs: their slots count as empty until it is decoded.
         None if there is nothing to repair.
     """
     if any(result.disordered and not result.damaged for _, result in outcomes):
-        return Repair(_in_sequence(index, outcomes, rates), RepairReason.DISORDER)
+        return Repair(_in_sequence(index, outcomes), RepairReason.DISORDER)
     bad = [piece for piece, result in outcomes if _is_bad(piece, result)]
     if not bad:
         return None
@@ -76,7 +76,7 @@ def repair(
         feed=packets,
         wanted=tuple(wanted),
         order=bad[0].order,
-        cost=rates.seconds(index, packets),
+        cost=_RATES.seconds(index, packets),
         attempt=1,
     )
     return Repair(piece, RepairReason.DAMAGED if damaged else RepairReason.MISSING)
@@ -87,7 +87,6 @@ def substitutes(
     candidates: Mapping[int, Iterable[int]],
     number: int,
     frames_decoded: int,
-    rates: Rates = Rates(),  # noqa: B008
 ) -> Piece | None:
     """Plan one plain decoding of all candidates that may replace missing frames.
 
@@ -96,7 +95,6 @@ def substitutes(
         candidates: numbers of the candidates for each slot, ascending; the first decodable one is written.
         number: number of the piece.
         frames_decoded: most frames that a decoding of all packets gave; the bound if frames are counted.
-        rates: costs by which the piece is predicted.
 
     Returns:
         The piece; None if there are no candidates.
@@ -110,13 +108,13 @@ def substitutes(
         last = int(np.flatnonzero(np.isin(index.packets["pts"], [pts[one.frame] for one in wanted]))[-1])
     packets = np.arange(last + 1, dtype=np.int32)
     wanted.sort(key=lambda one: one.frame)
-    return Piece(number, packets, tuple(wanted), index.order, rates.seconds(index, packets), attempt=1)
+    return Piece(number, packets, tuple(wanted), index.order, _RATES.seconds(index, packets), attempt=1)
 
 
-def _in_sequence(index: VideoIndex, outcomes: Sequence[tuple[Piece, PieceResult]], rates: Rates) -> Piece:
+def _in_sequence(index: VideoIndex, outcomes: Sequence[tuple[Piece, PieceResult]]) -> Piece:
     """Return all wanted frames in sequence, as a plain decoder gives them."""
     wanted = sorted((one for piece, _ in outcomes for one in piece.wanted), key=lambda one: one.frame)
-    piece = in_sequence(index, [one.frame for one in wanted], rates)
+    piece = in_sequence(index, [one.frame for one in wanted], _RATES)
     return replace(
         piece,
         number=_next_number(outcomes),

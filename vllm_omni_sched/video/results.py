@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,8 +57,8 @@ class DecodedVideo:
     report: Report = field(repr=False)
 
 
-class Observer(Protocol):
-    """Receives the events of decoding; called from several threads, must not block."""
+class Observer:
+    """Receives the events of decoding; this one ignores them. Called from several threads, must not block."""
 
     def busy(self, decoders: int, of: int) -> None:
         """Note the number of decoders that work now, and of all that run."""
@@ -71,15 +71,3 @@ class Observer(Protocol):
 
     def restarted(self, kind: str) -> None:
         """Note that a decoder process of this kind has ended, and will be replaced."""
-
-
-class NullObserver:
-    """An observer that ignores all events."""
-
-    def busy(self, decoders: int, of: int) -> None: ...
-
-    def loaded(self, report: Report) -> None: ...
-
-    def failed(self, error: VideoError) -> None: ...
-
-    def restarted(self, kind: str) -> None: ...

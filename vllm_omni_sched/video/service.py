@@ -18,7 +18,7 @@ from vllm_omni_sched.video.pool.dispatcher import Dispatcher, Waker
 from vllm_omni_sched.video.pool.job import Job
 from vllm_omni_sched.video.pool.kinds import DecoderKind, decoder_kinds
 from vllm_omni_sched.video.pool.process import ProcessSettings
-from vllm_omni_sched.video.results import DecodedVideo, NullObserver, Observer
+from vllm_omni_sched.video.results import DecodedVideo, Observer
 
 _ALIVE = Lifetimes()
 RETRY_SECONDS = 60.0  # after decoders of a kind could not be started
@@ -54,7 +54,7 @@ class FlashCodec:
         read_index: str = READ_INDEX,
     ) -> None:
         self.options = options or VideoOptions()
-        self._clock, self._observer = clock, observer or NullObserver()
+        self._clock, self._observer = clock, observer or Observer()
         self._kinds = tuple(kinds) if kinds is not None else decoder_kinds(self.options)
         self._failed_at: dict[str, float] = {}  # kind -> when it could not be started
         waker = Waker()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, TextColumn
 
+from vllm_omni_sched.cli.console import PROBLEM, USAGE, leave, progress_bar
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import VideoError
 from vllm_omni_sched.config.extras import how_to_install
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     from vllm_omni_sched.video.results import DecodedVideo
 
 _FRAMES = 32
-_PROBLEM, _USAGE = 1, 2
+
+_leave = partial(leave, "decode")
 
 
 def decode(
@@ -45,9 +48,9 @@ def decode(
     Exit status: 0 on success, 1 if the video cannot be decoded, 2 if an argument is invalid.
     """
     if sum((frames is not None, fps is not None, every)) > 1:
-        _leave(_USAGE, "give one of --frames, --fps and --all")
+        _leave(USAGE, "give one of --frames, --fps and --all")
     if fps is not None and not 0 < fps < float("inf"):
-        _leave(_USAGE, f"--fps must be positive, got {fps:g}")
+        _leave(USAGE, f"--fps must be positive, got {fps:g}")
     _need("av", "PyAV")
     if contact_sheet is not None:
         _need("PIL", "Pillow")
@@ -79,21 +82,10 @@ def _decoded(file: Path, choose: FrameChoice, decoders: int | None, quiet: bool)
     try:
         data = file.read_bytes()
     except OSError as error:
-        _leave(_USAGE, f"{file}: {error.strerror or error}")
+        _leave(USAGE, f"{file}: {error.strerror or error}")
     codec = FlashCodec(options)
-    bar = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("frames"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=quiet,
-    )
     try:
-        with bar:
+        with progress_bar(MofNCompleteColumn(), TextColumn("frames"), quiet=quiet) as bar:
             task = bar.add_task("Indexing", total=None)
 
             def progress(there: int, wanted: int) -> None:
@@ -101,7 +93,7 @@ def _decoded(file: Path, choose: FrameChoice, decoders: int | None, quiet: bool)
 
             return codec.load(data, choose, progress=progress)
     except VideoError as error:
-        _leave(_PROBLEM, f"{file}: {error}")
+        _leave(PROBLEM, f"{file}: {error}")
     finally:
         codec.close()
 
@@ -110,19 +102,13 @@ def _write_sheet(path: Path, name: str, decoded: DecodedVideo) -> None:
     from vllm_omni_sched.cli.decode.contact_sheet import write_sheet
 
     if not len(decoded.indices):
-        _leave(_PROBLEM, "there are no frames to put on a contact sheet")
+        _leave(PROBLEM, "there are no frames to put on a contact sheet")
     try:
         write_sheet(path, name, decoded)
     except (OSError, ValueError) as error:
-        _leave(_USAGE, f"--contact-sheet {path}: {getattr(error, 'strerror', None) or error}")
+        _leave(USAGE, f"--contact-sheet {path}: {getattr(error, 'strerror', None) or error}")
 
 
 def _need(module: str, name: str) -> None:
     if find_spec(module) is None:
-        _leave(_USAGE, f"{name} is not installed: {how_to_install('video')}")
-
-
-def _leave(status: int, error: str) -> NoReturn:
-    """Print a one-line error and exit."""
-    typer.echo(f"vllm-omni-sched decode: {' '.join(error.split())}", err=True)
-    raise typer.Exit(status)
+        _leave(USAGE, f"{name} is not installed: {how_to_install('video')}")

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from vllm_omni_sched.cli.console import section
 from vllm_omni_sched.cli.decode.frame_choice import gop_starts
 from vllm_omni_sched.video.frame_order import shown_frames
 from vllm_omni_sched.video.results import STAGES
@@ -66,7 +67,7 @@ def clock_time(seconds: float) -> str:
 
 
 def _section(title: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+    table = section(title)
     table.add_column("what", style="dim", min_width=10)
     table.add_column("value")
     return table
@@ -109,7 +110,7 @@ def _frames(decoded: DecodedVideo) -> Table:
 
 
 def _stages(decoded: DecodedVideo, elapsed_seconds: float) -> Table:
-    table = Table(title="\nTime", title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+    table = section("\nTime")
     table.add_column("stage", style="dim", min_width=10)
     table.add_column("milliseconds", justify="right")
     table.add_column("bar")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm_omni_sched.config.errors import VideoDeadlineError, VideoError, VideoInputError, VideoLimitError
 from vllm_omni_sched.engine.metrics.front_end import FrontEndMetric, FrontEndMetrics
-from vllm_omni_sched.video.results import STAGES, Report
+from vllm_omni_sched.video.results import STAGES, Observer, Report
 
 OUTCOMES = ("decoded", "bad_input", "limit", "deadline", "no_decoder")
 
@@ -44,7 +44,7 @@ VIDEO_METRICS = (
 )
 
 
-class VideoMetrics(FrontEndMetrics):
+class VideoMetrics(FrontEndMetrics, Observer):
     """Counts the events that the decoding service reports (`vllm_omni_sched.video.results.Observer`)."""
 
     def __init__(self) -> None:

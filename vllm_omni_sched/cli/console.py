@@ -1,0 +1,50 @@
+"""What the commands share: errors of one line, progress on stderr, and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+PROBLEM, USAGE, INTERRUPTED = 1, 2, 130
+"""Exit statuses."""
+
+
+def leave(command: str, status: int, message: str) -> NoReturn:
+    """Print an error of a command in one line, and exit."""
+    typer.echo(f"vllm-omni-sched {command}: {' '.join(message.split())}", err=True)
+    raise typer.Exit(status)
+
+
+def progress_bar(*columns: ProgressColumn, quiet: bool = False, transient: bool = True) -> Progress:
+    """Return a progress bar on stderr, with a description, these further columns, and the elapsed time."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *columns,
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=transient,
+        disable=quiet,
+    )
+
+
+def section(title: str, *columns: str) -> Table:
+    """Return an empty table with a title and without a header; the column ``symbol`` is not wrapped."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column == "symbol")
+    return table
+
+
+def plain_table(columns: Iterable[str], left: Iterable[str] = ()) -> Table:
+    """Return an empty table with these columns, numbers to the right; those in ``left`` are texts."""
+    table, texts = Table(box=None, pad_edge=False, header_style="dim"), set(left)
+    for name in columns:
+        table.add_column(name, justify="left" if name in texts else "right")
+    return table
