@@ -1,7 +1,7 @@
 """Makes the `SchedulerExtension` of a scheduler from its options and from what this vLLM offers."""
 
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -81,7 +81,9 @@ def build_extension(scheduler: Any, config: OmniSchedConfig, features: Mapping[s
         _sessions(scheduler, config, metrics, refusals, sender, strip),
         refusals,
         sort_update,
-        pending=_pending(scheduler, active, strip) if runner_v2 and compat.has_pending_inputs() else None,
+        pending=PendingInputs(by_range="pending_range" in active and not scheduler.is_encoder_decoder, strip=strip)
+        if runner_v2 and compat.has_pending_inputs()
+        else None,
         policies=steered if steered.active else None,
         # Policies that look ahead, searches that walk all items, and KV events query the index of every request.
         index_all=not native_windows or steered.looks_ahead or scheduler.enable_kv_cache_events,
@@ -114,10 +116,6 @@ def _sessions(
     if scheduler.connector is None:
         track = partial(block_ids.look_up_lazily, scheduler.kv_cache_manager, sender.trackers)
     return Sessions(refusals, sender, release, track)
-
-
-def _pending(scheduler: Any, active: Collection[str], strip: Strip) -> PendingInputs:
-    return PendingInputs(by_range="pending_range" in active and not scheduler.is_encoder_decoder, strip=strip)
 
 
 def _publisher(

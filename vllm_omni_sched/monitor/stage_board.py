@@ -39,20 +39,16 @@ class Side(str, Enum):
     GET = "get"
 
 
+def _by_value(kind: type[Enum]) -> dict[str, int]:
+    return {one.value: 0 for one in kind}
+
+
 @dataclass(slots=True)
 class Times:
     """Times at which a request came to a replica and began to run there."""
 
     submitted: float
     started: float | None = None
-
-
-def _ended() -> dict[str, int]:
-    return {outcome.value: 0 for outcome in Outcome}
-
-
-def _lookups() -> dict[str, int]:
-    return {result.value: 0 for result in Lookup}
 
 
 @dataclass(slots=True, eq=False)
@@ -64,8 +60,8 @@ class ReplicaFacts:
     batch_size: Histogram
     requests: dict[str, Times] = field(default_factory=dict)
     running: int = 0
-    ended: dict[str, int] = field(default_factory=_ended)
-    lookups: dict[str, int] = field(default_factory=_lookups)
+    ended: dict[str, int] = field(default_factory=lambda: _by_value(Outcome))
+    lookups: dict[str, int] = field(default_factory=lambda: _by_value(Lookup))
     prefix_tokens: dict[str, int] = field(default_factory=dict)  # by `Lookup`; empty: unknown
     encoder_items: dict[str, int] = field(default_factory=dict)
     batch_limit: int | None = None
@@ -101,10 +97,6 @@ class StageFacts:
     given_up: dict[str, int] = field(default_factory=dict)  # requests, by reason
 
 
-def _sides() -> dict[str, float]:
-    return {side.value: 0.0 for side in Side}
-
-
 @dataclass(slots=True, eq=False)
 class EdgeFacts:
     """Counts and times of transfers from one stage to another."""
@@ -112,7 +104,9 @@ class EdgeFacts:
     transfer_seconds: Histogram
     messages: int = 0
     nbytes: int = 0
-    connector_seconds: dict[str, float] = field(default_factory=_sides)
+    connector_seconds: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys((side.value for side in Side), 0.0)
+    )
 
 
 @dataclass(slots=True, eq=False)

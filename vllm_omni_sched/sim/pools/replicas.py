@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vllm_omni_sched.config.errors import ConfigError
@@ -48,6 +48,7 @@ class StageSpec:
             raise ConfigError(f"stage {self.name}: startup_seconds must be 0 or more, got {self.startup_seconds}")
 
 
+@dataclass(slots=True, eq=False)
 class Replica:
     """Represents a replica of a stage.
 
@@ -56,16 +57,13 @@ class Replica:
     not needed, or the pipeline core has it.
     """
 
-    __slots__ = ("draining", "in_flight", "index", "load", "pending_seconds", "server", "stranded")
-
-    def __init__(self, index: int, server: Server | None, load: WorkLeft[StageRun] | None = None) -> None:
-        self.index = index
-        self.server = server
-        self.load = load
-        self.in_flight = 0
-        self.pending_seconds = 0.0
-        self.stranded: list[StageRun] = []
-        self.draining = False
+    index: int
+    server: Server | None
+    load: WorkLeft[StageRun] | None = None
+    in_flight: int = 0
+    pending_seconds: float = 0.0
+    stranded: list[StageRun] = field(default_factory=list)
+    draining: bool = False
 
 
 def index_of(replica: Replica) -> int:

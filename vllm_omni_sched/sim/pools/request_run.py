@@ -1,5 +1,7 @@
 """Represent a request on its way through the stages, its work in one stage, and what an orchestrator can know of it."""
 
+from dataclasses import dataclass, field
+
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.pipeline.stage_cost import Features
@@ -8,6 +10,7 @@ from vllm_omni_sched.sim.servers.video import frames_of
 from vllm_omni_sched.sim.work import Request
 
 
+@dataclass(slots=True, eq=False)
 class RequestRun:
     """Represents a request from its arrival until it leaves.
 
@@ -17,34 +20,21 @@ class RequestRun:
     ``gone``: it has left.
     """
 
-    __slots__ = (
-        "answer",
-        "attempts",
-        "costs",
-        "features",
-        "gone",
-        "known",
-        "name",
-        "path",
-        "position",
-        "request",
-        "stage_run",
-        "work",
-    )
+    request: Request
+    path: tuple[int, ...]
+    position: int = 0
+    stage_run: "StageRun | None" = None
+    attempts: int = 0  # dispatches beyond the first in each stage, plus 1
+    answer: tuple[float, float] = (float("inf"), 0.0)
+    gone: bool = False
+    costs: dict[int, float] = field(default_factory=dict)
+    features: dict[int, Features] = field(default_factory=dict)
+    name: str = field(init=False)
+    known: PipelineRequest = field(init=False)
+    work: StageWork = field(init=False)
 
-    def __init__(self, request: Request, path: tuple[int, ...]) -> None:
-        self.request = request
-        self.name = str(request.number)
-        self.path = path
-        self.position = 0
-        self.stage_run: StageRun | None = None
-        self.attempts = 0  # dispatches beyond the first in each stage, plus 1
-        self.answer = (float("inf"), 0.0)
-        self.gone = False
-        self.costs: dict[int, float] = {}
-        self.features: dict[int, Features] = {}
-        self.known: PipelineRequest
-        self.work: StageWork
+    def __post_init__(self) -> None:
+        self.name = str(self.request.number)
 
     @property
     def stage(self) -> int:

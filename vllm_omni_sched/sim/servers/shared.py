@@ -23,25 +23,6 @@ class SharedServer:
         places: jobs that run at once; further ones wait, first come first served.
     """
 
-    __slots__ = (
-        "_busy",
-        "_done",
-        "_due",
-        "_ends",
-        "_jobs",
-        "_kind",
-        "_number",
-        "_places",
-        "_rng",
-        "_service",
-        "_sim",
-        "_since",
-        "_speed",
-        "_units",
-        "_virtual",
-        "_waiting",
-    )
-
     def __init__(
         self,
         sim: Simulator,
