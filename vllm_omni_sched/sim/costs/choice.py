@@ -44,11 +44,6 @@ class CoreDecoder:
         self.slowdown = slowdown
 
     def frames_seconds(self, clip: Clip, frames: int) -> float:
-        """Return the seconds to decode so many consecutive frames.
-
-        Raises:
-            ConfigError: the codec was not measured.
-        """
         pixel = CORE_PIXEL_SECONDS.get(clip.codec)
         if pixel is None:
             known = ", ".join(sorted(CORE_PIXEL_SECONDS))
@@ -77,11 +72,6 @@ class NvdecDecoder:
         self._pixel_seconds = {codec: 1 / (rate * faster * _FULL_HD) for codec, rate in frames.items()}
 
     def frames_seconds(self, clip: Clip, frames: int) -> float:
-        """Return the seconds to decode so many consecutive frames.
-
-        Raises:
-            ConfigError: these engines cannot decode the codec; the message names those that they can.
-        """
         pixel = self._pixel_seconds.get(clip.codec)
         if pixel is None:
             known = ", ".join(sorted(self._pixel_seconds))

@@ -118,7 +118,6 @@ class MeasuredCosts:
 
     @property
     def answer_seconds(self) -> float:
-        """Return the seconds from the end of a step until the client has its tokens."""
         return self.calibration.answer_seconds
 
     def _sum(self, key: str, costs: dict[str, EncodeCosts], modality: str, embeds: int, items: int) -> float:

@@ -221,7 +221,6 @@ class RooflineCosts:
 
     @property
     def answer_seconds(self) -> float:
-        """Return the seconds from the end of a step until the client has its tokens."""
         return self.efficiency.answer_seconds
 
     def _of(self, modality: str) -> tuple[float, float, int | None]:

@@ -24,7 +24,6 @@ class IntraReader:
     """Reads packets of a codec whose frames are all independent."""
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """Return the facts of the next packet; see `PacketReader.read`."""
         return PacketFacts(start=True, droppable=True, display=0)
 
 
@@ -38,7 +37,6 @@ class MjpegReader:
         self._huffman = False
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """Return the facts of the next packet; see `PacketReader.read`."""
         head = data[: data.find(_SCAN)] if _SCAN in data else data
         here = _HUFFMAN_TABLES in head
         alone = _QUANTISATION_TABLES in head and (here or not self._huffman)

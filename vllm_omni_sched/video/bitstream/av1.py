@@ -29,7 +29,6 @@ class Av1Reader:
                 self._learn(content, self._sets.of_container)
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """Return the facts of the next packet; see `PacketReader.read`."""
         self._sets.begin_packet()
         start = droppable = False
         frames = shown = 0

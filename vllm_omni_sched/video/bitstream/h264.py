@@ -62,7 +62,6 @@ class H264Reader:
             self._parameters(nal, self._sets.of_container)
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """Return the facts of the next packet; see `PacketReader.read`."""
         exact_recovery = False
         self._sets.begin_packet()
         for nal in nals(data, self._length_bytes):

@@ -55,7 +55,6 @@ class HevcReader:
                 self._parameters(nal, self._sets.of_container)
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """Return the facts of the next packet; see `PacketReader.read`."""
         facts = None
         self._sets.begin_packet()
         for nal in nals(data, self._length_bytes):

@@ -25,7 +25,6 @@ class Mpeg4Reader:
         self._parameters(extradata, self._sets.of_container)
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """Return the facts of the next packet; see `PacketReader.read`."""
         at = data.find(_VOP)
         if at < 0 or at + 4 >= len(data):
             return PacketFacts(irregular=True)

@@ -13,7 +13,6 @@ class Vp8Reader:
     """Reads packets of VP8."""
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """Return the facts of the next packet; see `PacketReader.read`."""
         shown = len(data) > 3 and bool(data[0] & 0x10)
         return PacketFacts(start=shown and not data[0] & 1, irregular=not shown, display=0)
 
@@ -22,7 +21,6 @@ class Vp9Reader:
     """Reads packets of VP9: a frame, or a superframe whose last frame is shown."""
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
-        """Return the facts of the next packet; see `PacketReader.read`."""
         frames = _frames(data)
         shown = [_header(frame) for frame in frames]
         start = shown[0] == (True, True)
