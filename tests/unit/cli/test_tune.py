@@ -46,7 +46,7 @@ QUICK = ("--trials", 3, "--seeds", 1, "--held-out", 3, "--quiet")
 
 
 def stub(monkeypatch, evaluate):
-    monkeypatch.setattr(evaluate, "on_trace", lambda *_: evaluate)
+    monkeypatch.setattr(evaluations, "on_trace", lambda *_: evaluate)
 
 
 def test_a_quiet_server_is_told_that_nothing_helps(trace, tmp_path):
