@@ -15,12 +15,12 @@ from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Outcome
 from vllm_omni_sched.sim.pools.choose import BalancerChooser, RoundRobinChooser
-from vllm_omni_sched.sim.pools.failures import FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Links, Pipeline
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.replicas import StageSpec
+from vllm_omni_sched.sim.scenario.scenario import Failures
 from vllm_omni_sched.sim.scenario.stages import Link
 from vllm_omni_sched.sim.servers.queue import QueueServer
 from vllm_omni_sched.sim.servers.shared import SharedServer
@@ -89,7 +89,15 @@ def orchestrated(sim, seed, records, options, **how):
 def break_it(pipeline, rng, aborts):
     for stage in range(3):
         pipeline.fail_by(
-            FailureSpec(stage, every_seconds=rng.uniform(3, 20), rack=rng.randint(1, 2), restart_seconds=3.0), rng
+            stage,
+            Failures(
+                stage="",
+                every_seconds=rng.uniform(3, 20),
+                rack_replicas=rng.randint(1, 2),
+                kind="rack",
+                restart_seconds=3.0,
+            ),
+            rng,
         )
     aborted = rng.sample(range(COUNT), aborts)
     for number in aborted:
@@ -174,7 +182,7 @@ def test_with_recovery_nobody_is_lost(seed):
     pipeline = orchestrated(sim, seed, records, options)
     rng = random.Random(seed)
     failures = [
-        pipeline.fail_by(FailureSpec(stage, at_seconds=(2.0 + stage, 12.0 + stage), restart_seconds=3.0), rng)
+        pipeline.fail_by(stage, Failures(stage="", at_seconds=(2.0 + stage, 12.0 + stage), restart_seconds=3.0), rng)
         for stage in range(3)
     ]
     sim.run(until=LONG)
@@ -187,7 +195,9 @@ def test_with_recovery_nobody_is_lost(seed):
 def test_without_recovery_they_fail():
     sim, records = Simulator(), []
     pipeline = stock(sim, 3, records)
-    pipeline.fail_by(FailureSpec(1, at_seconds=(5.0,), rack=3), random.Random(1))
+    pipeline.fail_by(
+        1, Failures(stage="", at_seconds=(5.0,), kind="rack", rack_replicas=3, restart_seconds=60.0), random.Random(1)
+    )
     sim.run(until=LONG)
     check(pipeline, records)
     assert pipeline.failed > COUNT / 4

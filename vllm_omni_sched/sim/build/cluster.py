@@ -26,9 +26,8 @@ from vllm_omni_sched.sim.host import Host
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram, Record
 from vllm_omni_sched.sim.output.spans import Spans
-from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveScaler, ReplicaBounds
+from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveScaler
 from vllm_omni_sched.sim.pools.choose import BalancerChooser, Chooser, RoundRobinChooser
-from vllm_omni_sched.sim.pools.failures import FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Links, Pipeline
@@ -103,15 +102,7 @@ class Cluster:
             until=scenario.duration_seconds,
         )
         for number, failures in enumerate(scenario.failures):
-            deaths = FailureSpec(
-                self._index(failures.stage),
-                failures.every_seconds,
-                failures.at_seconds,
-                failures.rack_replicas if failures.kind == "rack" else 1,
-                failures.restart_seconds,
-                failures.detection_seconds,
-            )
-            self.pipeline.fail_by(deaths, self._rng(f"failures {number}"))
+            self.pipeline.fail_by(self._index(failures.stage), failures, self._rng(f"failures {number}"))
         self.scaler = self._scaler()
         self.mover = self._mover()
 
@@ -240,8 +231,7 @@ class Cluster:
             guarded=options.mode == "forecast",
         )
         plan = PlanOptions(options.utilisation, 0.75 * options.utilisation, options.stabilisation_seconds)
-        bounds = ReplicaBounds(options.minimum, options.maximum, options.capacity)
-        return ForecastScaler(self.pipeline, {at: bounds}, forecast, plan)
+        return ForecastScaler(self.pipeline, {at: options}, forecast, plan)
 
     def placement(self) -> dict[str, list[str]]:
         """Return the devices of the replicas of each placed stage now."""

@@ -3,7 +3,7 @@
 import math
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vllm_omni_sched.monitor.forecast.load import Forecast, ForecastOptions, ForecastReason, LoadForecast
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions, PoolState, ReplicaPlanner
@@ -83,15 +83,6 @@ class StageShares:
         return found
 
 
-@dataclass(frozen=True)
-class ReplicaBounds:
-    """Bounds the replicas of a stage. ``capacity``: requests per second that one takes; None: as measured."""
-
-    minimum: int = 1
-    maximum: int = 64
-    capacity: float | None = None
-
-
 class ForecastScaler:
     """Scales replicas by the forecast load: the real `LoadForecast` and `ReplicaPlanner`.
 
@@ -111,7 +102,7 @@ class ForecastScaler:
     def __init__(
         self,
         pipeline: Pipeline,
-        stages: Mapping[int, ReplicaBounds],
+        stages: Mapping[int, Autoscale],
         forecast: ForecastOptions,
         plan: PlanOptions | None = None,
     ) -> None:

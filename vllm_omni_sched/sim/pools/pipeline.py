@@ -8,11 +8,12 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Outcome, Record
-from vllm_omni_sched.sim.pools.failures import Failures, FailureSpec
+from vllm_omni_sched.sim.pools.failures import Failures
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun
+from vllm_omni_sched.sim.scenario import scenario
 from vllm_omni_sched.sim.scenario.stages import Link
 from vllm_omni_sched.sim.work import Request
 
@@ -113,9 +114,9 @@ class Pipeline:
         """Return whether requests are present or still to come."""
         return self.arriving or bool(self.runs)
 
-    def fail_by(self, spec: FailureSpec, rng: Random) -> Failures:
-        """Let replicas die by a schedule."""
-        return Failures(self.sim, self.pools[spec.stage], spec, rng, self.notice, self.active)
+    def fail_by(self, stage: int, options: scenario.Failures, rng: Random) -> Failures:
+        """Let replicas of a stage die by a schedule."""
+        return Failures(self.sim, self.pools[stage], options, rng, self.notice, self.active)
 
     # ---- requests
 

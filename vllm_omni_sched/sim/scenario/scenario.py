@@ -1,7 +1,7 @@
 """Define the scenario of one run: workload, cluster, targets, failures and scaling."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -52,7 +52,7 @@ class Failures(Options):
     stage: str = Field(description="Stage whose replicas die.")
     kind: Literal["replica", "rack"] = Field("replica", description="One replica, or `rack_replicas` at once.")
     every_seconds: float | None = Field(None, gt=0, description="Mean time between failures of the stage.")
-    at_seconds: tuple[float, ...] = Field(
+    at_seconds: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         (), strict=False, description="Times of failures, instead of `every_seconds`."
     )
     detection_seconds: float = Field(1.0, ge=0, description="Time until a death is noticed.")

@@ -87,8 +87,8 @@ class _Stage(Options):
 
     @property
     def devices_each(self) -> int:
-        """Return the accelerators of a replica."""
-        return 0
+        """Return the accelerators of a replica; 0 for stages that have no `devices`."""
+        return int(getattr(self, "devices", 0))
 
     @property
     def cores_each(self) -> int:
@@ -170,11 +170,6 @@ class EngineStage(DeviceStage):
         "only the LLM's (`shared`).",
     )
 
-    @property
-    def devices_each(self) -> int:
-        """Return the accelerators of a replica."""
-        return self.devices
-
     @model_validator(mode="after")
     def _costs(self) -> "EngineStage":
         _one_of(self.model, self.calibration)
@@ -189,11 +184,6 @@ class EncoderStage(DeviceStage):
     calibration: str | None = Field(None, description="File of measured costs, instead of `model`.")
     devices: int = Field(1, ge=1, le=1024, description="Accelerators of a replica.")
     batch_items: int = Field(8, ge=1, description="Most items that are encoded together.")
-
-    @property
-    def devices_each(self) -> int:
-        """Return the accelerators of a replica."""
-        return self.devices
 
     @model_validator(mode="after")
     def _costs(self) -> "EncoderStage":
@@ -250,11 +240,6 @@ class ServersStage(DeviceStage):
     per_replica: int = Field(1, ge=1, le=100_000, description="Servers of a replica.")
     devices: int = Field(0, ge=0, le=1024, description="Accelerators of a replica.")
     seconds: Seconds = Field(description="Service time of a request: a number, or a distribution.")
-
-    @property
-    def devices_each(self) -> int:
-        """Return the accelerators of a replica."""
-        return self.devices
 
 
 Stage = Annotated[EngineStage | EncoderStage | VideoStage | ServersStage, Field(discriminator="kind")]

@@ -32,7 +32,6 @@ class Parameter:
     values: tuple[Any, ...] = ()
     low: float = 0.0
     high: float = 0.0
-    log: bool = True
     whole: bool = False
     when: Mapping[str, tuple[Any, ...]] | None = None
 
@@ -45,20 +44,19 @@ class Parameter:
         if self.values:
             return trial.suggest_categorical(self.name, self.values)
         if self.whole:
-            return trial.suggest_int(self.name, int(self.low), int(self.high), log=self.log)
-        return float(f"{trial.suggest_float(self.name, self.low, self.high, log=self.log):.3g}")
+            return trial.suggest_int(self.name, int(self.low), int(self.high), log=True)
+        return float(f"{trial.suggest_float(self.name, self.low, self.high, log=True):.3g}")
 
 
 _STEERED = ("pid", "aimd", "adaptive", "learned")
 
 
-def space(itl_seconds: float, encodes: bool = True, paced: bool = False, max_num_seqs: int = 256) -> list[Parameter]:
+def space(itl_seconds: float, encodes: bool = True, max_num_seqs: int = 256) -> list[Parameter]:
     """Return the parameters that are searched for an engine.
 
     Args:
         itl_seconds: ITL target of the SLO; targets lie between a fifth of it and all of it.
         encodes: the engine has the encoder.
-        paced: its encoder shares processors with the LLM, as on a CPU.
     """
     low, high = 200 * itl_seconds, 1000 * itl_seconds
     found = [
@@ -83,8 +81,6 @@ def space(itl_seconds: float, encodes: bool = True, paced: bool = False, max_num
             Parameter("itl_target_ms", low=low, high=high, when=ahead | {"encoder_split": (True,)}),
             Parameter("encoder_cache_order", ("age", "worth")),
         ]
-        if paced:
-            found.append(Parameter("decode_pace", low=0.0, high=1.0, log=False, when=ahead))
     return found
 
 

@@ -34,13 +34,13 @@ from vllm_omni_sched.resource.pipeline.stage_limits import ProgressiveWindow
 from vllm_omni_sched.resource.pipeline.topology import Topology
 from vllm_omni_sched.resource.pipeline.work_left import WorkLeft
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReplicaBounds
+from vllm_omni_sched.sim.pools.autoscale import ForecastScaler
 from vllm_omni_sched.sim.pools.choose import BalancerChooser, RoundRobinChooser
-from vllm_omni_sched.sim.pools.failures import FailureSpec
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.replicas import Replica, StageSpec
+from vllm_omni_sched.sim.scenario.scenario import Autoscale, Failures
 
 pytestmark = pytest.mark.usefixtures("validated_core")
 
@@ -64,7 +64,7 @@ def test_the_policies_are_the_real_ones():
     assert orchestration.context.credits.__class__ is Credits
     assert orchestration.context.affinity[0].__class__ is AffinityBook
     assert orchestration.core.recovery.policy.__class__ is Recovery
-    ahead = ForecastScaler(pipeline, {1: ReplicaBounds()}, ForecastOptions())
+    ahead = ForecastScaler(pipeline, {1: Autoscale(stage="llm", maximum=64)}, ForecastOptions())
     assert ahead.forecast.__class__ is LoadForecast
     assert ahead.planner.__class__ is ReplicaPlanner
 
@@ -246,12 +246,12 @@ def test_a_release_does_not_look_at_all_who_wait(monkeypatch):
 
 def test_a_request_that_lost_its_place_goes_on_in_the_same_stage():
     specs = [StageSpec("encoder"), StageSpec("llm")]
-    spec = FailureSpec(1, at_seconds=(1.5,), restart_seconds=1.0, detection_seconds=1.0)
+    spec = Failures(stage="llm", at_seconds=(1.5,), restart_seconds=1.0, detection_seconds=1.0)
     records, pipeline = run(
         [request(0)],
         specs,
         options={},
-        before=lambda pipeline: pipeline.fail_by(spec, random.Random(1)),
+        before=lambda pipeline: pipeline.fail_by(1, spec, random.Random(1)),
     )
     assert records[0].end == 4.5  # restarted at 3.5
     assert records[0].outcome == "done"
@@ -260,14 +260,14 @@ def test_a_request_that_lost_its_place_goes_on_in_the_same_stage():
 
 
 def test_stock_requests_fail_with_their_replica_and_it_comes_back_only_if_told():
-    spec = FailureSpec(0, at_seconds=(0.5,), restart_seconds=1.0, detection_seconds=1.0)
+    spec = Failures(stage="llm", at_seconds=(0.5,), restart_seconds=1.0, detection_seconds=1.0)
     come = [request(0), request(1, at=1.0), request(2, at=2.0), request(3, at=3.0)]
     for respawn, outcomes in ((False, ["failed"] * 4), (True, ["failed", "failed", "failed", "done"])):
         records, pipeline = run(
             come,
             [StageSpec("llm")],
             respawn=respawn,
-            before=lambda pipeline: pipeline.fail_by(spec, random.Random(1)),
+            before=lambda pipeline: pipeline.fail_by(0, spec, random.Random(1)),
         )
         assert [records[number].outcome for number in range(4)] == outcomes
         assert pipeline.pools[0].busy_seconds()["serve"] == (1.5 if respawn else 0.5)
@@ -277,8 +277,6 @@ def test_stock_requests_fail_with_their_replica_and_it_comes_back_only_if_told()
     "make",
     [
         lambda: StageSpec("a", replicas=0),
-        lambda: FailureSpec(0),
-        lambda: FailureSpec(0, every_seconds=1.0, at_seconds=(1.0,)),
         lambda: run([], [StageSpec("a")], {"": (1,)}),
         lambda: run([], [StageSpec("a")], {"text": (0,)}),
     ],

@@ -7,7 +7,7 @@ import pytest
 from tests.support.pools import one_second, request, run
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveScaler, ReplicaBounds
+from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveScaler
 from vllm_omni_sched.sim.pools.choose import RoundRobinChooser
 from vllm_omni_sched.sim.pools.pipeline import Links, Pipeline
 from vllm_omni_sched.sim.pools.pool import Pool
@@ -75,7 +75,7 @@ def test_forecast_scaling_has_replicas_for_what_is_to_come():
     def scale(pipeline):
         ForecastScaler(
             pipeline,
-            {0: ReplicaBounds(maximum=12, capacity=1.0)},
+            {0: Autoscale(stage="llm", maximum=12, capacity=1.0)},
             ForecastOptions(bin_seconds=10.0, season_bins=1, horizon_seconds=20.0),
         )
         for when in (5.0, 60.0):

@@ -58,12 +58,12 @@ class LastOf(FirstOf):
 @pytest.mark.parametrize("encodes", [False, True])
 @pytest.mark.parametrize("itl_seconds", [0.001, 0.1, 10.0])
 def test_whatever_is_tried_is_a_valid_configuration(trial, encodes, itl_seconds):
-    options = suggest(space(itl_seconds, encodes, paced=True, max_num_seqs=4), trial)
+    options = suggest(space(itl_seconds, encodes, max_num_seqs=4), trial)
     read_options(OmniSchedConfig, options)
 
 
 def test_every_parameter_is_an_option():
-    assert {one.name for one in space(0.1, paced=True)} <= OmniSchedConfig.model_fields.keys()
+    assert {one.name for one in space(0.1)} <= OmniSchedConfig.model_fields.keys()
 
 
 def test_an_option_that_does_not_matter_is_not_asked_for():
@@ -71,7 +71,6 @@ def test_an_option_that_does_not_matter_is_not_asked_for():
     assert "control_target_ms" not in suggest(space(0.1), FirstOf())
     assert {"control_target_ms", "encode_lane_min_share"} <= suggest(space(0.1), LastOf()).keys()
     assert "encode_ahead" not in suggest(space(0.1, encodes=False), LastOf())
-    assert "decode_pace" not in suggest(space(0.1), LastOf())
 
 
 # -- the search
