@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu import device
 from benchmarks.gpu.ipc import __main__ as ipc
 from benchmarks.gpu.lanes import __main__ as lanes
 from benchmarks.gpu.nvdec import __main__ as nvdec
@@ -32,8 +33,9 @@ def test_arguments_out_of_range_are_refused(capsys: Any, program: Any, arguments
 
 @pytest.mark.parametrize("program", [ipc, lanes, nvdec])
 def test_without_a_gpu_it_says_so_in_one_line(capsys: Any, monkeypatch: pytest.MonkeyPatch, program: Any) -> None:
-    monkeypatch.setattr(program, "has_gpu", lambda: False)
+    monkeypatch.setattr(device, "has_gpu", lambda: False)
     with pytest.raises(SystemExit) as left:
         program.main([])
     assert left.value.code == 2
-    assert capsys.readouterr().err == program.NO_GPU + "\n"
+    said = f"{program.__package__} needs a CUDA device that torch can use, and there is none here"
+    assert capsys.readouterr().err == said + "\n"

@@ -6,42 +6,33 @@ import argparse
 import json
 import random
 import secrets
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.device import name_of_gpu, write_gpu_result
 from benchmarks.gpu.ipc import FEWER, MESSAGES, SIZES, THEIRS, VARIANTS
 from benchmarks.gpu.ipc.report import Found, a_round, complaints, record, table
-from benchmarks.gpu.lanes.__main__ import driver, has_gpu
 from benchmarks.harness.arguments import at_least_one, some_of
 from benchmarks.harness.child import Child, interrupt_on_terminate
-from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 
-NO_GPU = "benchmarks.gpu.ipc needs a CUDA device that torch can use, and there is none here"
 ORDER_BYTES, ORDER_MESSAGES = 16 << 20, 10
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    if not has_gpu():
-        print(NO_GPU, file=sys.stderr)
-        raise SystemExit(2)
-    import torch
-
+    gpu = name_of_gpu("gpu.ipc")
     interrupt_on_terminate()
-    gpu = torch.cuda.get_device_name()
     rows = record(measure(options, "cuda:0"), SIZES)
     console.print(table(rows, gpu))
-    slug = "".join(c if c.isalnum() else "-" for c in gpu.lower())
-    path = write_result(
-        options.out / f"gpu-ipc-{slug}.json",
+    path = write_gpu_result(
+        options.out,
         "gpu.ipc",
+        gpu,
         rows,
         seed=options.seed,
-        gpu={"name": gpu, "driver": driver(), "cuda": torch.version.cuda},
         workload={"messages": MESSAGES, "rounds": options.rounds, "order": ORDER_MESSAGES},
     )
     console.print(str(path))

@@ -4,46 +4,34 @@ from __future__ import annotations
 
 import argparse
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.device import name_of_gpu, write_gpu_result
 from benchmarks.gpu.lanes.plot import picture
 from benchmarks.gpu.lanes.report import Sample, lines, record, table
 from benchmarks.gpu.lanes.variants import variants
 from benchmarks.harness.arguments import at_least_one
-from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from vllm_omni_sched.config.errors import LaneError
-
-NO_GPU = "benchmarks.gpu.lanes needs a CUDA device that torch can use, and there is none here"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    if not has_gpu():
-        print(NO_GPU, file=sys.stderr)
-        raise SystemExit(2)
+    gpu = name_of_gpu("gpu.lanes")
     import torch
 
-    gpu = torch.cuda.get_device_name()
     rounds, refused = measure(options)
     found = lines(rounds)
     console.print(table(found, refused, gpu))
-    slug = "".join(c if c.isalnum() else "-" for c in gpu.lower())
-    path = write_result(
-        options.out / f"gpu-lanes-{slug}.json",
+    path = write_gpu_result(
+        options.out,
         "gpu.lanes",
+        gpu,
         record(found, refused),
+        {"multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count},
         seed=options.seed,
-        gpu={
-            "name": gpu,
-            "driver": driver(),
-            "cuda": torch.version.cuda,
-            "multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count,
-        },
         workload={
             "decode": f"{options.layers} layers of 4096/14336, batch {options.batch}, context {options.context}",
             "encode": f"ViT-L/14 at 336 pixels, {options.images} images at a time",
@@ -85,14 +73,6 @@ def shares(text: str) -> list[float]:
     return found
 
 
-def has_gpu() -> bool:
-    try:
-        import torch
-    except ImportError:
-        return False
-    return bool(torch.cuda.is_available())
-
-
 def measure(options: argparse.Namespace) -> tuple[dict[str, list[Sample]], dict[str, str]]:
     """Samples by variant, and of those that this machine cannot run the reason."""
     from benchmarks.gpu.lanes.run import DecodeStep, run
@@ -131,14 +111,6 @@ def build(options: argparse.Namespace) -> Any:
     finally:
         torch.set_default_dtype(before)
     return Load(decoder, tower, images, options.batch)
-
-
-def driver() -> str:
-    try:
-        words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return "unknown"
 
 
 if __name__ == "__main__":

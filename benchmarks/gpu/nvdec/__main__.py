@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.lanes.__main__ import driver, has_gpu
+from benchmarks.gpu.device import name_of_gpu, write_gpu_result
 from benchmarks.gpu.nvdec import CODECS
 from benchmarks.gpu.nvdec.clips import Clip, embedded, made
 from benchmarks.gpu.nvdec.crew import Crew, Refused, Task, tasks
@@ -18,35 +17,30 @@ from benchmarks.gpu.nvdec.driver import capabilities, libraries
 from benchmarks.gpu.nvdec.report import CPU, NVDEC, Cell, Found, complaints, record, table
 from benchmarks.harness.arguments import at_least_one, some_of
 from benchmarks.harness.child import interrupt_on_terminate
-from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 
-NO_GPU = "benchmarks.gpu.nvdec needs a CUDA device that torch can use, and there is none here"
 NEEDED = ("PyNvVideoCodec", "av")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    if not has_gpu():
-        print(NO_GPU, file=sys.stderr)
-        raise SystemExit(2)
+    gpu = name_of_gpu("gpu.nvdec")
     import torch
 
     interrupt_on_terminate()
-    gpu = torch.cuda.get_device_name()
     torch.zeros(1, device="cuda")  # the driver answers whoever has a context
     asked = capabilities()
     gpus = options.engines or engines(asked, torch.cuda.device_count())
     found = measure(options, clips(options), gpus)
     rows = record(found)
     console.print(table(rows, gpu))
-    slug = "".join(c if c.isalnum() else "-" for c in gpu.lower())
-    path = write_result(
-        options.out / f"gpu-nvdec-{slug}.json",
+    path = write_gpu_result(
+        options.out,
         "gpu.nvdec",
+        gpu,
         rows,
+        {"count": torch.cuda.device_count()},
         seed=0,
-        gpu={"name": gpu, "count": torch.cuda.device_count(), "driver": driver(), "cuda": torch.version.cuda},
         driver_says={"libraries": libraries(), "decoders": asked},
         installed={name: find_spec(name) is not None for name in NEEDED},
         workload={"seconds": options.seconds, "rounds": options.rounds, "videos": options.videos},
