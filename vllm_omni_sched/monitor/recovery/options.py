@@ -1,6 +1,5 @@
 """Define the bounds of recovery, and derive them from the operator's options."""
 
-import math
 from dataclasses import dataclass
 
 from vllm_omni_sched.config import stage_options
@@ -17,7 +16,6 @@ class RecoveryOptions:
     ``last_chance_together``: most requests on one replica that would fail at its next death.
     ``max_wait_seconds``: longest wait for a replica, each time.
     ``suspect_seconds``: a suspect that is not cleared within that time counts as dead.
-    ``restart_timeout_seconds``: a restart that takes longer has failed.
     ``backoff_seconds``: before the second attempt; doubles up to ``max_backoff_seconds``, each time with jitter
     between half of it and all of it. ``history``: incidents that are kept.
 
@@ -33,7 +31,6 @@ class RecoveryOptions:
     last_chance_together: int = 4
     max_wait_seconds: float = 60.0
     suspect_seconds: float = 1.0
-    restart_timeout_seconds: float = 300.0
     backoff_seconds: float = 1.0
     max_backoff_seconds: float = 60.0
     history: int = 1024
@@ -44,13 +41,7 @@ class RecoveryOptions:
                 raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
         if self.max_redispatches < 0:
             raise ConfigError(f"max_redispatches must be 0 or more, got {self.max_redispatches}")
-        for name in (
-            "window_seconds",
-            "max_wait_seconds",
-            "suspect_seconds",
-            "restart_timeout_seconds",
-            "backoff_seconds",
-        ):
+        for name in ("window_seconds", "max_wait_seconds", "suspect_seconds", "backoff_seconds"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
         if self.max_backoff_seconds < self.backoff_seconds:
@@ -64,16 +55,12 @@ DEAD_FOR_SURE = 60.0  # seconds; a suspected replica is reported dead long befor
 
 
 def recovery_options(chosen: stage_options.RecoveryOptions) -> RecoveryOptions:
-    """Return the options of the recovery policy.
-
-    A restart has no time limit here: whoever restarts has one, and two starts at once would share a device.
-    """
+    """Return the options of the recovery policy."""
     return RecoveryOptions(
-        restart=chosen.restart and chosen.max_restarts > 0,
-        max_restarts=max(chosen.max_restarts, 1),
+        restart=chosen.restart,
+        max_restarts=chosen.max_restarts,
         window_seconds=chosen.window_seconds,
         max_redispatches=chosen.max_redispatches,
         max_wait_seconds=max(chosen.max_wait_seconds, 1e-3),
         suspect_seconds=DEAD_FOR_SURE + (chosen.hang_seconds or 0.0),
-        restart_timeout_seconds=math.inf,
     )

@@ -109,10 +109,8 @@ class Replicas:
                 continue
             if watched.phase is Phase.SUSPECT:
                 self._died(watched, f"no answer for {self._options.suspect_seconds:g} s", now, actions)
-            elif watched.phase is Phase.RESTARTING:
-                self._restart_failed(watched, "the restart took too long", now, actions)
             else:  # its back-off is over, or the circuit closes for one attempt
-                watched.restart(now, self._options)
+                watched.restart(now)
                 self._record(watched, IncidentKind.RESTARTING, now, actions)
                 actions.append(Restart(watched.replica))
 
