@@ -116,11 +116,10 @@ class LoadForecast:
         """Record arrivals. Arrivals of a bin that is over are counted in the present one."""
         self._upto(now, modality).count += count
 
-    def forecast(self, now: float, modality: str, horizon_seconds: float | None = None) -> Forecast:
-        """Return the forecast for the horizon (default: that of the options); naive for a modality never seen."""
+    def forecast(self, now: float, modality: str) -> Forecast:
+        """Return the forecast for the horizon; naive for a modality never seen."""
         options = self.options
-        seconds = options.horizon_seconds if horizon_seconds is None else horizon_seconds
-        steps = max(1, math.ceil(seconds / options.bin_seconds))
+        steps = options.horizon_bins
         series = self._upto(now, modality)
         if series.naive is None or series.model is None:
             return Forecast((0.0,) * steps, (0.0,) * steps, (0.0,) * steps, ModelChoice.NAIVE, series.reason)

@@ -50,8 +50,8 @@ class StageRun(Job):
 
     __slots__ = ("has_output", "request_run", "work")
 
-    def __init__(self, run: RequestRun, stage: int, cost_seconds: float, attempt: int = 0) -> None:
-        super().__init__(run.request, stage, cost_seconds, attempt)
+    def __init__(self, run: RequestRun, stage: int, cost_seconds: float) -> None:
+        super().__init__(run.request, stage, cost_seconds, attempt=0)
         self.request_run = run
         self.has_output = False
         self.work: StageWork | None = None
