@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from benchmarks.harness.provenance import ROOT
+from benchmarks.harness.stats import Summary, quantile
 from dev.child_process import ChildProcess
 
 START_SECONDS = 300
@@ -104,3 +105,17 @@ class Server:
         if first is None:
             raise SystemExit("an answer without a token")
         return first, text
+
+
+def record(rounds: Mapping[str, Sequence[Mapping[str, Any]]], measures: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a summary of the rounds by variant and measure, and the median ratio to ``stock`` in a round."""
+    stock = rounds["stock"]
+    found = []
+    for variant, own in rounds.items():
+        same = all(one["answers"] == stock[0]["answers"] for one in own)
+        for measure in measures:
+            values = [one[measure] for one in own]
+            ratios = [value / one[measure] for value, one in zip(values, stock, strict=True)]
+            entry = {"variant": variant, "measure": measure, **Summary.of(values).as_dict(4), "same_answers": same}
+            found.append(entry | {"of_stock": round(quantile(ratios, 0.5), 3)})
+    return found

@@ -25,8 +25,8 @@ from rich.table import Table
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
-from benchmarks.harness.server import Server
-from benchmarks.harness.stats import Summary, quantile
+from benchmarks.harness.server import Server, record
+from benchmarks.harness.stats import quantile
 from benchmarks.preprocess import OURS, SERVERS, STOCK, VARIANTS
 from benchmarks.preprocess.probe import FOLDER, lags
 
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for variant in order.sample(list(servers), len(servers)):
                 rounds[variant].append(asyncio.run(servers[variant].burst(questions)))
         version = servers[STOCK].version()
-    records = record(rounds)
+    records = record(rounds, MEASURES)
     console.print(table(records))
     path = options.out / f"preprocess-{version}{'-inline' if options.inline else ''}.json"
     workload = {
@@ -168,27 +168,6 @@ class PictureServer(Server):
         content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         content += [{"type": "text", "text": "what is there?"}]
         return await self.ask(client, content)
-
-
-def record(rounds: Rounds) -> list[dict[str, Any]]:
-    """Return a summary of the rounds by variant and measure, and the median ratio to stock in a round."""
-    stock = rounds[STOCK]
-    found = []
-    for variant, own in rounds.items():
-        same = all(one["answers"] == stock[0]["answers"] for one in own)
-        for measure in MEASURES:
-            values = [one[measure] for one in own]
-            ratios = [value / one[measure] for value, one in zip(values, stock, strict=True)]
-            found.append(
-                {
-                    "variant": variant,
-                    "measure": measure,
-                    **Summary.of(values).as_dict(4),
-                    "same_answers": same,
-                    "of_stock": round(quantile(ratios, 0.5), 3),
-                }
-            )
-    return found
 
 
 def table(records: Sequence[dict[str, Any]]) -> Table:

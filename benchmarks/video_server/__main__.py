@@ -19,8 +19,8 @@ from rich.table import Table
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
-from benchmarks.harness.server import Server
-from benchmarks.harness.stats import Summary, quantile
+from benchmarks.harness.server import Server, record
+from benchmarks.harness.stats import quantile
 from benchmarks.video.clips import CACHE, SHORT, encoded
 from benchmarks.video_server import MEDIA, OURS, STOCK
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for variant in order.sample(list(servers), len(servers)):
                 rounds[variant].append(asyncio.run(servers[variant].burst(clips, options.requests)))
         version = servers[STOCK].version()
-    records = record(rounds)
+    records = record(rounds, MEASURES)
     console.print(table(records))
     path = options.out / f"video_server-{version}{'-polling' if options.polling else ''}.json"
     workload = {"requests at once": options.requests, "frames": options.frames, "clips": [clip.name for clip in SHORT]}
@@ -103,22 +103,6 @@ class VideoServer(Server):
         video = {"type": "video_url", "video_url": {"url": f"file://{clip}"}}
         content = [video, {"type": "text", "text": "what happens here?"}]
         return await self.ask(client, content)
-
-
-def record(rounds: Rounds) -> list[dict[str, Any]]:
-    """Return a summary of the rounds by variant and measure, and the median ratio of ours to stock in a round."""
-    stock = rounds[STOCK]
-    found = []
-    for variant, own in rounds.items():
-        same = all(one["answers"] == stock[0]["answers"] for one in own)
-        for measure in MEASURES:
-            values = [one[measure] for one in own]
-            entry = {"variant": variant, "measure": measure, **Summary.of(values).as_dict(4), "same_answers": same}
-            if variant == OURS:
-                ratios = [a / b[measure] for a, b in zip(values, stock, strict=True)]
-                entry["of_stock"] = round(quantile(ratios, 0.5), 3)
-            found.append(entry)
-    return found
 
 
 def table(records: list[dict[str, Any]]) -> Table:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.server import record
 from benchmarks.preprocess import OURS, STOCK
-from benchmarks.preprocess.__main__ import MEASURES, parse, picture_url, record
+from benchmarks.preprocess.__main__ import MEASURES, parse, picture_url
 from benchmarks.preprocess.probe import PERIOD_SECONDS, SAMPLE, lags
 
 
@@ -22,7 +23,7 @@ def test_ratios_are_those_of_rounds() -> None:
     def rounds(*seconds: float) -> list[dict[str, object]]:
         return [{**dict.fromkeys(MEASURES, one), "answers": ["a"]} for one in seconds]
 
-    records = record({STOCK: rounds(1.0, 2.0, 4.0), OURS: rounds(0.5, 0.4, 1.0)})
+    records = record({STOCK: rounds(1.0, 2.0, 4.0), OURS: rounds(0.5, 0.4, 1.0)}, MEASURES)
     ours = next(one for one in records if one["variant"] == OURS)
     assert (ours["median"], ours["of_stock"], ours["same_answers"]) == (0.5, 0.25, True)
 

@@ -125,9 +125,9 @@ def test_server_rounds_are_compared_with_stocks_of_the_same_round():
     def one(p99, answer="a"):
         return {"TTFT P50": 1.0, "TTFT P99": p99, "seconds": 2.0, "answers": [answer]}
 
-    records = server.record({"stock": [one(4.0), one(6.0)], "ours": [one(2.0), one(2.0)]})
+    records = server.record({"stock": [one(4.0), one(6.0)], "ours": [one(2.0), one(2.0)]}, server.MEASURES)
     found = {(entry["variant"], entry["measure"]): entry for entry in records}
     assert found["ours", "TTFT P99"]["of_stock"] == pytest.approx((0.5 + 1 / 3) / 2, abs=1e-3)
     assert all(entry["same_answers"] for entry in records)
-    differs = server.record({"stock": [one(4.0)], "ours": [one(2.0, "b")]})
+    differs = server.record({"stock": [one(4.0)], "ours": [one(2.0, "b")]}, server.MEASURES)
     assert {entry["variant"]: entry["same_answers"] for entry in differs} == {"stock": True, "ours": False}
