@@ -244,7 +244,7 @@ def _compare(job: _Job, best: list[Tried], seeds: int, held_out: int, seed: int,
 def _record(
     job: _Job, verdict: str, options: Options, found: Search, compared: Comparison | None, seed: int
 ) -> dict[str, Any]:
-    from vllm_omni_sched.sim.output.provenance import provenance
+    from vllm_omni_sched.sim.output.files import provenance
 
     return {
         "tune": job.what,

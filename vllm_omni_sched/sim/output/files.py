@@ -1,11 +1,16 @@
-"""Write files atomically."""
+"""Write result files atomically, and record the provenance of their numbers: all that is needed to reproduce them."""
 
+import datetime
 import os
+import platform
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from vllm_omni_sched.config.extras import version_of
 
 
 @contextmanager
@@ -43,3 +48,49 @@ def _mask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+def provenance(command: Sequence[str], seed: int, sources: Mapping[str, str], workload: str) -> dict[str, Any]:
+    """Return the header of a result file. Paths in the command are reduced to their last part.
+
+    Args:
+        command: the command as typed, the program first.
+        sources: source of the costs by stage.
+        workload: its kind.
+    """
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(_shorten(word) for word in command),
+        "revision": revision(),
+        "version": version_of("vllm-omni-sched"),
+        "python": platform.python_version(),
+        "numpy": version_of("numpy"),
+        "seed": seed,
+        "costs": dict(sources),
+        "workload": workload,
+    }
+
+
+def revision() -> str | None:
+    """Return the commit, with `+` if the package differs from it; None outside a checkout."""
+    if not (_ROOT / ".git").exists():
+        return None
+    try:
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "--", "vllm_omni_sched") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def _shorten(word: str) -> str:
+    head, equals, tail = word.rpartition("=")
+    return f"{head}{equals}{Path(tail).name}" if Path(tail).is_absolute() else word

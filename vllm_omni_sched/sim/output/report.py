@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_omni_sched.sim.output.files import replacing
-from vllm_omni_sched.sim.output.provenance import provenance
+from vllm_omni_sched.sim.output.files import provenance, replacing
 from vllm_omni_sched.sim.study.evaluate import Finding
 from vllm_omni_sched.sim.study.plan import Study
 from vllm_omni_sched.sim.study.spread import spread

@@ -16,8 +16,7 @@ from PIL import Image
 from tests.support import sim_results
 from tests.support.scenarios import GOOD, KNOWN
 from vllm_omni_sched.sim.output import plots, report, style
-from vllm_omni_sched.sim.output.files import replacing
-from vllm_omni_sched.sim.output.provenance import provenance
+from vllm_omni_sched.sim.output.files import provenance, replacing
 from vllm_omni_sched.sim.study.evaluate import Finding
 from vllm_omni_sched.sim.study.plan import Study, load_study
 from vllm_omni_sched.sim.study.running import run_study
