@@ -15,7 +15,7 @@ from vllm_omni_sched.connectors.arena.memory import ByteLocks
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.latency_histogram import LatencyHistogram
 
-PUT, GET, MISS = 31, 18, 5
+PUT, GET, MISS = 32, 18, 5
 COMPILED = 29, 13, 5
 """Most calls of Python functions; one of `put` wakes the receiver. A change that needs more says what they are for."""
 
