@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -236,6 +239,25 @@ def test_sizes_at_their_bounds_are_written_and_read_alike(payload: Any) -> None:
     assert (body, buffers, longest) == Packer().pack(payload, None)
     places = [(bytearray(buffer.numpy().tobytes()), 0, buffer.nbytes) for buffer in buffers]
     assert same(kernel.unpack(body, places), Opener().open(body, places))
+
+
+def test_without_dlpack_functions_python_reads_and_makes_tensors(tmp_path: Path) -> None:
+    """As with an old torch: a copy of the module that was never shown one that has them."""
+    assert kernel is not None
+    spec = importlib.util.spec_from_file_location(kernel.__name__, shutil.copy(kernel.__file__, tmp_path))
+    assert spec is not None
+    assert spec.loader is not None
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    message = make_message(EDGE, "k", {"x": torch.arange(5000), "y": torch.arange(3)})
+    for library in (object(), SimpleNamespace(Tensor=int), SimpleNamespace(Tensor=torch.Size)):
+        assert fresh.use_torch(library) is False
+        assert fresh.pack({"y": torch.arange(3)}) is None
+        assert fresh.unpack(message.body, [(bytearray(40000), 0, 40000)]) is NotImplemented
+        assert fresh.write(bytearray(message.nbytes), message, 0, False) is False
+    assert fresh.unpack(fresh.pack({"y": 3})[0], []) == {"y": 3}
+    assert fresh.use_torch(torch) is True
+    assert fresh.pack({"x": message.buffers[0], "y": torch.arange(3)})[0] == message.body
 
 
 def test_arguments_that_do_not_fit_are_refused(tmp_path: Path) -> None:

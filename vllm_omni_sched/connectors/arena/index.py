@@ -72,6 +72,7 @@ class Index:
     """
 
     def __init__(self, memory: Memory, layout: Layout) -> None:
+        memory.touch(0, layout.ring)
         # stays mapped as long as a lease needs it: a mapping with views cannot be closed
         self._bytes, self._map, self.layout = memory.map, memoryview(memory.map), layout
         words = np.frombuffer(self._map, "<u8", layout.slots * RECORD_BYTES // 8, layout.records)

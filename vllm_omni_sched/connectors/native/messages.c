@@ -533,11 +533,11 @@ PyDoc_STRVAR(may_hold_outputs_doc, "may_hold_outputs(body)\n--\n\nSee `omni.payl
 
 static PyObject *may_hold_outputs(PyObject *module, PyObject *body) {
     if (!PyBytes_Check(body)) return PyErr_Format(PyExc_TypeError, "bytes expected");
-    const char *data = PyBytes_AS_STRING(body);
-    size_t nbytes = (size_t)PyBytes_GET_SIZE(body);
-#define HAS(word) (memmem(data, nbytes, word, sizeof word - 1) != NULL)
-    int found = HAS("finish") && ((HAS("finished") && (HAS("final_output_type") || HAS("images"))) ||
-                                  (HAS("token_ids") && HAS("finish_reason")));
+    const char *data = PyBytes_AS_STRING(body), *end = data + PyBytes_GET_SIZE(body);
+#define HAS(from, word) (memmem(from, (size_t)(end - from), word, sizeof word - 1) != NULL)
+    const char *finish = memmem(data, (size_t)(end - data), "finish", 6); /* two of the words begin with it */
+    int found = finish != NULL && ((HAS(finish, "finished") && (HAS(data, "final_output_type") || HAS(data, "images"))) ||
+                                   (HAS(finish, "finish_reason") && HAS(data, "token_ids")));
 #undef HAS
     return PyBool_FromLong(found);
 }
