@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import secrets
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -309,6 +310,16 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     free = [[1], [17]]
     with pytest.raises(RuntimeError):
         slots.send(small, free, 0, 100, 1, False, lambda: free[0].clear() or free[1].clear() or 1.5)
+    closed = kernel.Slots(bytearray(sizes.nbytes), -1, sizes.slots, sizes.records, sizes.ring)
+    mutex, key = threading.Lock(), small.name
+    assert closed.receive(layout.digest_of(key), key, mutex) is None
+    free = [[1], [17]]
+    assert closed.send(small, free, 0, small.nbytes, 1, False, lambda: 1.5)[1] == 1.5
+    assert sorted(map(len, free)) == [0, 1]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        closed.receive(layout.digest_of(key), key, mutex)
+    assert mutex.acquire(blocking=False)
+    assert closed.receive(layout.digest_of(key), key, mutex) is False  # another thread has a slot locked
     words = bytearray(8)
     kernel.wake(words, 1)
     assert words == bytes((0, 0, 0, 0, 1, 0, 0, 0))

@@ -174,6 +174,7 @@ class Index:
         Returns:
             None, with nothing shown, if the message has to take the steps of the Python code, or no slot is free.
         """
+        assert self._slots is not None
         sent: tuple[int, float] | None = self._slots.send(
             message, free, offset, message.nbytes, generation, checked, clock
         )

@@ -165,13 +165,12 @@ static PyObject *use_torch(PyObject *module, PyObject *library) {
     Py_RETURN_TRUE;
 }
 
-/* Return whether a method without arguments returns True; -1 with an exception. */
-static int is_true(PyObject *object, PyObject *method) {
+/* Return whether a method without arguments returns anything but False, or fails. */
+static int may_be(PyObject *object, PyObject *method) {
     PyObject *found = PyObject_CallMethodNoArgs(object, method);
-    if (found == NULL) return -1;
-    int yes = found == Py_True;
-    Py_DECREF(found);
-    return yes;
+    if (found == NULL) PyErr_Clear();
+    Py_XDECREF(found);
+    return found != Py_False;
 }
 
 /* Look at a tensor: 1 if it is a plain one, contiguous and on the host, with its bytes and its place among `dtypes`; 0 if
@@ -275,10 +274,10 @@ static int write_negative(Writer *to, int64_t value) {
 static int write_tensor(Writer *to, PyObject *object) {
     Tensor tensor;
     size_t nbytes, dtype;
+    if (tensor_type == NULL || Py_TYPE(object) != (PyTypeObject *)tensor_type) return 0;
+    if (may_be(object, s_is_neg)) return 0; /* negated when it is read; other threads may have run, so the look comes after */
     if (!look_at(object, &tensor, &nbytes, &dtype)) return 0;
-    int lazy = nbytes ? is_true(object, s_is_neg) : 0; /* negated, or conjugated, when it is read */
-    if (lazy == 0 && tensor.code == COMPLEX) lazy = is_true(object, s_is_conj);
-    if (lazy) return lazy < 0 ? -1 : 0;
+    if (tensor.code == COMPLEX && (may_be(object, s_is_conj) || !look_at(object, &tensor, &nbytes, &dtype))) return 0;
     if (nbytes > to->longest_bytes) to->longest_bytes = nbytes, to->longest = dtype, to->longest_ndim = tensor.ndim;
     Writer text = {PyBytes_FromStringAndSize(NULL, 64), NULL, 0, 0, 0, 0};
     if (text.bytes == NULL) return -1;
@@ -1068,9 +1067,18 @@ static PyObject *slots_receive(Slots *self, PyObject *const *args, Py_ssize_t co
     }
     Py_DECREF(locked);
     PyObject *taken = take_slot(self, slots[0], digest, PyBytes_AS_STRING(args[1]), (size_t)PyBytes_GET_SIZE(args[1]));
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace); /* of `take_slot` */
     PyObject *unlocked = PyObject_CallMethodNoArgs(args[2], s_release);
-    if (unlocked == NULL) Py_CLEAR(taken);
     Py_XDECREF(unlocked);
+    if (unlocked == NULL) {
+        Py_CLEAR(taken);
+        Py_XDECREF(type);
+        Py_XDECREF(error);
+        Py_XDECREF(trace);
+        return NULL;
+    }
+    PyErr_Restore(type, error, trace);
     if (taken == Py_None) {
         Py_DECREF(taken);
         Py_RETURN_FALSE;
