@@ -171,7 +171,7 @@ class Actor:
         native.kernel = None
         outbox, inbox = getattr(self.path, "_outbox", None), getattr(self.path, "_inbox", None)
         if isinstance(outbox, Outbox):
-            outbox._index._slots = None
+            outbox._index._slots, outbox._compiled = None, False
         for sender in inbox._senders.values() if isinstance(inbox, Inbox) else ():
             sender.index._slots = None
 
@@ -195,10 +195,10 @@ class Actor:
         assert native.kernel is not None
         real, left = zlib.crc32, iter(range(calls - 1))
 
-        def deadly(data: Any) -> int:
+        def deadly(*data: Any) -> int:
             if next(left, None) is None:
                 die()
-            return real(data)
+            return real(*data)
 
         with tempfile.TemporaryDirectory() as folder:
             copy = shutil.copy(native.kernel.__file__, folder)
@@ -212,6 +212,7 @@ class Actor:
 
     def die_halfway_through(self, key: str, nbytes: int) -> None:
         """Be killed when half of a message is written."""
+        self._in_python()
         message = make_message(EDGE, key, {"x": pixels(1, nbytes)})
         real = message.to_buffer()
 

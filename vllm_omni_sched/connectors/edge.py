@@ -17,18 +17,8 @@ class Edge(NamedTuple):
 
 
 def name_of(edge: Edge, key: str) -> bytes:
-    """Return `new_name` of edge and key, from a cache: receivers ask for the same names repeatedly."""
-    return new_name(edge, key) if len(key) > LONG_KEY else _cached_name(edge, key)
-
-
-def new_name(edge: Edge, key: str) -> bytes:
     """Return edge and key as one name, unique because every part is preceded by its length."""
     return _prefix(edge) + key.encode("utf-8", "surrogatepass")
-
-
-_cached_name = lru_cache(maxsize=4096)(new_name)
-LONG_KEY = 256
-"""Length in characters above which keys are not cached."""
 
 
 @lru_cache(maxsize=1024)

@@ -331,35 +331,48 @@ class Inbox:
 
     def _find(self, digest: int, name: bytes) -> Arrival | None:
         for sender in self._senders.values():
-            index = sender.index
-            for slot in index.find(digest):
-                if index.is_inline(slot):
-                    found = self._copy(index, slot, digest, name)
-                    if found is not None:
-                        return found
-                else:
-                    record = index.claim(slot, digest, self.holder)
-                    if record is not None:
-                        return self._take(sender, slot, record, name)
-                self._contended = True  # another process has it locked, and may not take it
+            started = self._clock()
+            found = sender.index.receive(digest, name)
+            if found is False:
+                continue
+            if found is not True:
+                self._copied(found, started)
+                return found
+            taken = self._find_in(sender, digest, name)
+            if taken is not None:
+                return taken
         return None
 
-    def _copy(self, index: Index, slot: int, digest: int, name: bytes) -> Arrival | None:
-        """Copy a message out of the ring."""
-        started = self._clock()
-        try:
-            found = index.take(slot, digest, name)
-        except CorruptMessageError:
-            self.counts.corrupt += 1
-            raise
-        if found is not None:
-            self.counts.copied_bytes += found.nbytes
-            self.counts.got += 1
-            self.counts.got_bytes += found.nbytes
-            self._cost.copied(found.nbytes, self._clock() - started)
-            if self.counts.got % TELL_EVERY == 0:
-                self._tell()
-        return found
+    def _find_in(self, sender: Peer, digest: int, name: bytes) -> Arrival | None:
+        """Return the message if this sender has it: a copy out of the ring, or a view of a pool."""
+        index = sender.index
+        for slot in index.find(digest):
+            if index.is_inline(slot):
+                started = self._clock()
+                try:
+                    found = index.take(slot, digest, name)
+                except CorruptMessageError:
+                    self.counts.corrupt += 1
+                    raise
+                if found is not None:
+                    self._copied(found, started)
+                    return found
+            else:
+                record = index.claim(slot, digest, self.holder)
+                if record is not None:
+                    return self._take(sender, slot, record, name)
+            self._contended = True  # another process has it locked, and may not take it
+        return None
+
+    def _copied(self, arrival: Arrival, started: float) -> None:
+        """Count a message that was copied out of the ring."""
+        counts, nbytes = self.counts, arrival.nbytes
+        counts.copied_bytes += nbytes
+        counts.got += 1
+        counts.got_bytes += nbytes
+        self._cost.copied(nbytes, self._clock() - started)
+        if counts.got % TELL_EVERY == 0:
+            self._tell()
 
     def _tell(self) -> None:
         """Publish the measured limit for senders."""

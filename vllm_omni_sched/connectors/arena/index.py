@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.config.errors import CorruptMessageError
 from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.arena.layout import (
@@ -30,7 +31,7 @@ from vllm_omni_sched.connectors.arena.layout import (
     buckets_of,
 )
 from vllm_omni_sched.connectors.arena.memory import ByteLocks, Memory
-from vllm_omni_sched.connectors.framing import Arrival
+from vllm_omni_sched.connectors.framing import Arrival, Message
 
 FUTURE = 1e6
 """Seconds by which no clock of a host is ahead of another."""
@@ -67,9 +68,11 @@ class Index:
 
     Attributes:
         words: the whole file in words of 32 bits. Reading or storing one is a single access.
+        compiled: whether compiled steps act on it.
     """
 
     def __init__(self, memory: Memory, layout: Layout) -> None:
+        memory.touch(0, layout.ring)
         # stays mapped as long as a lease needs it: a mapping with views cannot be closed
         self._bytes, self._map, self.layout = memory.map, memoryview(memory.map), layout
         words = np.frombuffer(self._map, "<u8", layout.slots * RECORD_BYTES // 8, layout.records)
@@ -81,6 +84,7 @@ class Index:
         self._order = threading.Lock()
         kernel, places = native.kernel, (layout.slots, layout.records, layout.ring)
         self._slots = kernel.Slots(memory.map, memory.fd, *places) if kernel is not None else None
+        self.compiled = kernel is not None
 
     def find(self, digest: int) -> list[int]:
         """Return the slots with this digest whose message waits; slots that are not freed yet may have it, too."""
@@ -88,7 +92,8 @@ class Index:
             found: list[int] = self._slots.find(digest)
             return found
         slots, wanted, find = [], DIGEST.pack(digest), self._bytes.find
-        for bucket in buckets_of(digest, self._buckets):
+        one, other = buckets_of(digest, self._buckets)
+        for bucket in (one, other) if one != other else (one,):
             start = PAGE + bucket * BUCKET_BYTES
             end = start + BUCKET_BYTES
             at = find(wanted, start, end)
@@ -150,6 +155,31 @@ class Index:
             self.words[self._first + slot * WORDS] = READY
         self._tell(digest)
 
+    def send(
+        self,
+        message: Message,
+        free: list[list[int]],
+        offset: int,
+        generation: int,
+        checked: bool,
+        clock: Clock,
+    ) -> tuple[int, float] | None:
+        """Write a message to the ring and publish it; return its slot, taken from ``free``, and the time.
+
+        Only if the index is `compiled`.
+
+        Args:
+            free: for each bucket, its free slots.
+
+        Returns:
+            None, with nothing shown, if the message has to take the steps of the Python code, or no slot is free.
+        """
+        assert self._slots is not None
+        sent: tuple[int, float] | None = self._slots.send(
+            message, free, offset, message.nbytes, generation, checked, clock
+        )
+        return sent
+
     def withdraw(self, slot: int) -> int | None:
         """Free a slot unless it is leased, and return its former state; None if another process has it locked."""
         at = self.layout.record_at(slot)
@@ -203,6 +233,21 @@ class Index:
         """Return whether the message of a slot is in the ring."""
         return self.words[self._first + slot * WORDS + POOL_AT // 4] == RING
 
+    def receive(self, digest: int, name: bytes) -> Arrival | bool:
+        """Find a message and take it, if it is in the ring, in one step: see `take`.
+
+        Returns:
+            A copy of the message; False if none with this digest waits; True if it has to be found and taken by the
+            other methods, or is locked.
+        """
+        if self._slots is None:
+            return True
+        taken = self._slots.receive(digest, name, self._locks.mutex)
+        if not taken:
+            return taken is not None
+        data, front, put_at = taken
+        return Arrival(data, put_at=put_at, front=front)
+
     def take(self, slot: int, digest: int, name: bytes) -> Arrival | None:
         """Take a message out of the ring in one step: a process that is killed during it has not taken it.
 
@@ -213,19 +258,6 @@ class Index:
             CorruptMessageError: it is damaged or has another name, or its record points outside the file; the message
                 is dropped.
         """
-        if self._slots is not None:
-            mutex = self._locks.mutex
-            if not mutex.acquire(blocking=False):
-                return None
-            try:
-                taken = self._slots.take(slot, digest, name)
-            finally:
-                mutex.release()
-            if taken is None:
-                return None
-            if taken:
-                data, front, put_at = taken
-                return Arrival(data, put_at=put_at, front=front)
         at = self._records + slot * RECORD_BYTES
         if not self._locks.acquire(at):
             return None

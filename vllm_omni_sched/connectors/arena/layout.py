@@ -14,8 +14,9 @@ from __future__ import annotations
 import hashlib
 import struct
 from enum import IntEnum
-from functools import lru_cache
 from typing import NamedTuple
+
+from vllm_omni_sched.connectors import native
 
 MAGIC, VERSION = b"vosarena", 1
 PAGE = 4096
@@ -94,16 +95,10 @@ class Layout(NamedTuple):
 
 
 def digest_of(name: bytes) -> int:
-    """Return `new_digest` of a name, from a cache: receivers ask for the same names repeatedly."""
-    return new_digest(name) if len(name) > LONG_NAME else _cached_digest(name)
-
-
-def new_digest(name: bytes) -> int:
     """Return 64 bits of a name, never 0. A receiver that finds a message by it compares the name in the message."""
+    if (kernel := native.kernel) is not None:
+        return int(kernel.digest(name))
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") or 1
-
-
-_cached_digest = lru_cache(maxsize=1024)(new_digest)
 
 
 def buckets_of(digest: int, buckets: int) -> tuple[int, int]:

@@ -49,9 +49,13 @@ class Memory:
             return
         start, length = self.committed, upto - self.committed
         os.posix_fallocate(self.fd, start, length)
-        # mmap.madvise would keep the interpreter lock; older kernels refuse it, and allocate pages on first use
-        _libc.madvise(ctypes.c_void_p(self.address + start), ctypes.c_size_t(length), _POPULATE_WRITE)
+        self.touch(start, length)
         self.committed = upto
+
+    def touch(self, start: int, nbytes: int) -> None:
+        """Map allocated memory of whole pages, so that no message waits for it at its first use."""
+        # mmap.madvise would keep the interpreter lock; older kernels refuse it, and map pages on first use
+        _libc.madvise(ctypes.c_void_p(self.address + start), ctypes.c_size_t(nbytes), _POPULATE_WRITE)
 
     def close(self) -> None:
         """Close the file; it is unmapped once no view or `Index` uses it any more."""

@@ -19,6 +19,7 @@ from vllm_omni_sched.connectors.arena.index import CONSUMED, LEASED, READY, Inde
 from vllm_omni_sched.connectors.arena.layout import RING, State
 from vllm_omni_sched.connectors.arena.options import ArenaOptions
 from vllm_omni_sched.connectors.arena.storage import Storage
+from vllm_omni_sched.connectors.arena.wake import WakeWords, word_of
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message
 from vllm_omni_sched.connectors.medium import EdgeCounts
@@ -103,6 +104,7 @@ class Outbox:
         self.storage = Storage(directory, options)
         self.layout = self.storage.layout
         self._index = Index(self.storage.memory, self.layout)
+        self._compiled, self._checksum = self._index.compiled, options.checksum
         self._buckets = self.layout.buckets
         self._free = [list(range(b, b + at.BUCKET)) for b in range(0, self.layout.slots, at.BUCKET)]
         self._generation = 0
@@ -123,34 +125,54 @@ class Outbox:
         """Return whether an empty outbox would have room for a message."""
         return self.storage.can_hold(message.nbytes, modality, may_be_inline=not message.flags & ON_DEVICE)
 
-    def put(self, message: Message, modality: Modality) -> int | None:
-        """Write a message and show it to receivers; return the bytes it takes, None if there is no room now."""
+    def put(self, message: Message, modality: Modality, words: WakeWords | None = None) -> int | None:
+        """Write a message and show it to receivers; return the bytes it takes, None if there is no room now.
+
+        Args:
+            words: where receivers of its edge sleep.
+        """
         name, nbytes = message.name, message.nbytes
-        digest = at.new_digest(name)
+        # messages with memory on a device are leased, but messages in the ring are copied out at once
+        place = self.storage.allocate(nbytes, modality, not message.flags & ON_DEVICE)
+        if place is None:
+            return None
+        pool, offset, held_bytes = place
+        generation = self._generation = self._generation % 0xFFFFFFFF + 1
+        try:
+            sent = None
+            if self._compiled and pool == RING and name not in self._by_name:
+                sent = self._index.send(message, self._free, offset, generation, self._checksum, self._clock)
+            if sent is None:
+                sent = self._send(message, pool, offset, generation)
+        except BaseException:
+            self.storage.free(pool, offset)
+            raise
+        if sent is None:
+            self.storage.free(pool, offset)
+            return None
+        if words is not None:
+            words.wake(word_of(message.edge))
+        # from here on it can be received; the bookkeeping overlaps with the receiver
+        slot, now = sent
+        self._remember(Sent(slot, message.edge, message.key, name, pool, offset, nbytes, now, message.done))
+        return held_bytes
+
+    def _send(self, message: Message, pool: int, offset: int, generation: int) -> tuple[int, float] | None:
+        """Write a message to its place and publish it; return its slot and the time, None if no slot is free."""
+        name, nbytes = message.name, message.nbytes
+        digest = at.digest_of(name)
         one, other = at.buckets_of(digest, self._buckets)
         free, others = self._free[one], self._free[other]
         if len(others) > len(free):
             free = others
         if not free:
             return None
-        # messages with memory on a device are leased, but messages in the ring are copied out at once
-        place = self.storage.allocate(nbytes, modality, not message.flags & ON_DEVICE)
-        if place is None:
-            return None
-        pool, offset, held_bytes = place
-        self._generation = self._generation % 0xFFFFFFFF + 1
-        try:
-            message.write_to(*self.storage.at(pool, offset, nbytes), self._generation, self._options.checksum)
-        except BaseException:
-            self.storage.free(pool, offset)
-            raise
+        message.write_to(*self.storage.at(pool, offset, nbytes), generation, self._checksum)
         if name in self._by_name:
             self._replace(self._by_name[name])
         slot, now = free.pop(), self._clock()
-        self._index.publish(slot, digest, self._generation, pool, offset, nbytes, now)
-        # from here on it can be received; the bookkeeping overlaps with the receiver
-        self._remember(Sent(slot, message.edge, message.key, name, pool, offset, nbytes, now, message.done))
-        return held_bytes
+        self._index.publish(slot, digest, generation, pool, offset, nbytes, now)
+        return slot, now
 
     def discard(self, key: str) -> int:
         """Take back the messages under ``key`` that were not received, on all edges; return how many."""

@@ -21,7 +21,7 @@ from vllm_omni_sched.connectors.arena.arrivals import ArenaArrivals
 from vllm_omni_sched.connectors.arena.inbox import Inbox, Shown
 from vllm_omni_sched.connectors.arena.options import ArenaOptions, arena_name
 from vllm_omni_sched.connectors.arena.outbox import Outbox, OutboxCounts
-from vllm_omni_sched.connectors.arena.wake import WakeWords, wake_words, word_of
+from vllm_omni_sched.connectors.arena.wake import WakeWords, wake_words
 from vllm_omni_sched.connectors.arrivals import Arrivals
 from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
@@ -124,15 +124,13 @@ class ArenaTransport(MediumTransport):
         if self._credit is not None and (behind := self._behind(message.edge, message.nbytes)) is not None:
             return behind
         try:
-            held_bytes = outbox.put(message, modality)
+            held_bytes = outbox.put(message, modality, self._words)
             if held_bytes is None and outbox.reap():
-                held_bytes = outbox.put(message, modality)
+                held_bytes = outbox.put(message, modality, self._words)
         except OSError as error:
             raise self._no_memory("a pool", "`max_bytes`", error) from error
         if held_bytes is None:
             return Refusal(NoRoomError, self._why_full(outbox, message, modality))
-        if self._words is not None:
-            self._words.wake(word_of(message.edge))
         outbox.reap(REAPED_PER_PUT)
         if outbox.counts.put % TUNE_EVERY == 0:
             outbox.storage.tune()

@@ -67,10 +67,6 @@ class Opener:
             self._places = []
 
     def _from_extension(self, code: int, data: memoryview) -> Any:
-        if code == TENSOR and (kernel := native.kernel) is not None:
-            tensor = kernel.tensor(data, self._places, _kinds)
-            if tensor is not None:
-                return tensor
         if code == BYTES:
             source, at, nbytes = self._places[unpacked(data)]
             return bytes(memoryview(source)[at : at + nbytes])
@@ -115,36 +111,8 @@ def _tensor_like(described: bytes) -> tuple[Any, list[int], int]:
         raise CorruptMessageError(f"a message holds a tensor of unknown dtype {name!r}")
     if min(shape, default=0) < 0:
         raise CorruptMessageError(f"a message holds a tensor of shape {shape}")
-    nbytes = math.prod(shape) * dtype.itemsize
-    _remember_kind(described, name, shape, nbytes)
-    return dtype, shape, nbytes
-
-
-DLPACK = {
-    **{f"int{bits}": (0, bits) for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": (1, bits) for bits in (8, 16, 32, 64)},
-    **{f"float{bits}": (2, bits) for bits in (16, 32, 64)},
-    "bfloat16": (4, 16),
-    "complex64": (5, 64),
-    "complex128": (5, 128),
-    "bool": (6, 8),
-}
-"""Codes and bits of dtypes in DLPack, through which compiled steps make tensors; other dtypes take the Python path."""
-KINDS = 4096
-_kinds: dict[bytes, tuple[int, int, int, tuple[int, ...]]] = {}  # by description: code, bits, bytes in all, shape
-
-
-def _remember_kind(described: bytes, name: str, shape: list[int], nbytes: int) -> None:
-    """Let the compiled steps make tensors of a kind that was checked here."""
-    if native.kernel is None or name not in DLPACK or not 0 < nbytes < 1 << 62:
-        return
-    if not _kinds:
-        import torch
-
-        # the public function is written in Python, and takes longer than making the tensor
-        native.kernel.use_torch(getattr(torch._C, "_from_dlpack", None) or torch.utils.dlpack.from_dlpack)
-    if len(_kinds) < KINDS and all(type(size) is int for size in shape):
-        _kinds[described] = (*DLPACK[name], nbytes, tuple(shape))
+    native.show_torch(torch)
+    return dtype, shape, math.prod(shape) * dtype.itemsize
 
 
 def _check(shape: list[int], itemsize: int, nbytes: int) -> None:
@@ -304,10 +272,14 @@ class Arrival:
             raise CorruptMessageError("a compressed message came by a transport that does not compress")
         if self.flags & ON_DEVICE:
             raise CorruptMessageError("a message with device tensors came by a transport that opens none")
-        try:
-            opener = _openers.pop()
-        except IndexError:
-            opener = Opener()
-        payload = opener.open(self._body, self._places)
-        _openers.append(opener)
+        payload: Any = NotImplemented
+        if (kernel := native.kernel) is not None:
+            payload = kernel.unpack(self._body, self._places)
+        if payload is NotImplemented:
+            try:
+                opener = _openers.pop()
+            except IndexError:
+                opener = Opener()
+            payload = opener.open(self._body, self._places)
+            _openers.append(opener)
         return revive(payload) if revive is not None and self.flags & REVIVE else payload

@@ -15,7 +15,7 @@ import numpy as np
 
 from vllm_omni_sched.config.errors import PayloadError
 from vllm_omni_sched.connectors import native
-from vllm_omni_sched.connectors.edge import Edge, new_name
+from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing.layout import (
     ALIGNMENT,
     BYTES,
@@ -96,6 +96,7 @@ class Packer:
         """
         torch = sys.modules.get("torch")  # a payload can have tensors or images only if their modules are imported
         if torch is not None and isinstance(value, torch.Tensor):
+            native.show_torch(torch)
             return self._tensor(value, torch)
         if isinstance(value, (np.ndarray, np.generic)):
             return self._array(_checked(np.asanyarray(value)))
@@ -121,10 +122,6 @@ class Packer:
             raise PayloadError(f"a tensor that is {_oddity(tensor)} cannot be sent; make it dense first")
         if nbytes > self._longest_bytes:
             self._longest_bytes, self.longest = nbytes, (name, tensor.ndim)
-        if 0 < nbytes <= EMBEDDED and (kernel := native.kernel) is not None:
-            written = kernel.embedded(tensor, front, nbytes)
-            if written is not None:
-                return Ext(TENSOR, written)
         if tensor.is_neg() or tensor.is_conj():
             tensor = tensor.resolve_conj().resolve_neg()
         if nbytes > EMBEDDED or not tensor.is_cpu:
@@ -199,7 +196,7 @@ class Message:
     def __init__(
         self, edge: Edge, key: str, body: bytes, buffers: list[Any], longest: tuple[str, int] | None = None
     ) -> None:
-        self.edge, self.key, self.name = edge, key, new_name(edge, key)
+        self.edge, self.key, self.name = edge, key, name_of(edge, key)
         self.body, self.buffers, self.longest = body, buffers, longest
         self.flags = self.payload_bytes = self.id = 0
         self.next_use_seconds: float | None = None
@@ -229,17 +226,15 @@ class Message:
         """
         if len(target) < self.nbytes:
             raise ValueError(f"a message of {self.nbytes} bytes does not fit into {len(target)}")
+        brief = self.payload_bytes <= BRIEF
+        if brief and (kernel := native.kernel) is not None and kernel.write(target, self, generation, checked):
+            return
         checksum = 0
         for (at, nbytes), buffer in zip(self._places, self.buffers, strict=True):
             if nbytes:
                 _copy(buffer, target, at, address + at)
                 if checked:
                     checksum = zlib.crc32(target[at : at + nbytes], checksum)
-        if (kernel := native.kernel) is not None:
-            flags = self.flags | CHECKED if checked else self.flags
-            sizes = (generation, self.nbytes, self.id, checksum)
-            kernel.write_front(target, self.name, self.body, self._places, flags, *sizes)
-            return
         front = self._front(generation, checksum if checked else None)
         target[: len(front)] = front
 
@@ -285,6 +280,8 @@ def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = Non
     Raises:
         PayloadError: a part of the payload cannot be sent.
     """
+    if (kernel := native.kernel) is not None and (found := kernel.pack(payload)) is not None:
+        return Message(edge, key, *found)
     try:
         packer = _packers.pop()
     except IndexError:

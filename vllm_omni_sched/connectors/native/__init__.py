@@ -13,7 +13,7 @@ from typing import Any
 
 VARIABLE = "VLLM_OMNI_SCHED_NATIVE"
 """Environment variable that turns the compiled steps off when it is 0."""
-INTERFACE = 1
+INTERFACE = 2
 """Number of the functions and layouts in `messages.c`: a module that was built from other sources is not used."""
 
 
@@ -39,3 +39,11 @@ kernel: Any = _loaded[0]
 """The compiled module, None where Python does its work."""
 reason: str = _loaded[1]
 """Why `kernel` is used or not, for `vllm-omni-sched doctor`."""
+_shown: list[Any] = []
+
+
+def show_torch(torch: Any) -> None:
+    """Let the compiled steps read and make tensors, once torch is imported; without it, Python does."""
+    if kernel is not None and not _shown:
+        _shown.append(torch)
+        kernel.use_torch(torch)

@@ -69,10 +69,6 @@ class Worker:
         self._thread: threading.Thread | None = None
         self.failures = 0
 
-    @property
-    def is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
     def wake(self) -> None:
         """Wake the thread; start it if necessary."""
         if not self._event.is_set():

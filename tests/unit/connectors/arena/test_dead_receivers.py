@@ -61,6 +61,17 @@ def test_a_consumer_killed_in_compiled_steps_gives_its_message_back(start: Start
     assert producer.health()[2]["in_flight"] == 0
 
 
+@pytest.mark.skipif(native.kernel is None, reason=why_not_compiled() or "")
+def test_a_producer_killed_in_compiled_steps_has_put_nothing(start: Start) -> None:
+    producer, consumer = start(), start()
+    producer.die_in_compiled_steps(1)
+    producer.dies("put", "k", IN_RING, 9)
+    assert consumer.get("k") is None
+    other = start()
+    other.put("k", IN_RING, 8)
+    assert consumer.get("k") == (IN_RING, 8)
+
+
 @pytest.mark.parametrize(
     ("nbytes", "state"), [(IN_RING, layout.State.CONSUMED), (IN_POOL, layout.State.LEASED)], ids=["ring", "pool"]
 )

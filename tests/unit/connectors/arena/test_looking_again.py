@@ -10,7 +10,7 @@ from tests.support.arena import EDGE, FakeClock, pixels, place, small
 from vllm_omni_sched.connectors.arena import ArenaTransport, inbox
 from vllm_omni_sched.connectors.arena.index import Index
 from vllm_omni_sched.connectors.arena.memory import ByteLocks
-from vllm_omni_sched.connectors.framing import make_message
+from vllm_omni_sched.connectors.framing import Arrival, make_message
 
 LOOKS = 50
 
@@ -38,13 +38,13 @@ class Ends:
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
     monkeypatch.setattr(inbox, "monotonic_seconds", FakeClock())
     with place() as root:
-        ends, find = Ends(root), Index.find
+        ends, receive = Ends(root), Index.receive
 
-        def counted(self: Index, digest: int) -> list[int]:
+        def counted(self: Index, digest: int, name: bytes) -> Arrival | bool:
             ends.searched += 1
-            return find(self, digest)
+            return receive(self, digest, name)
 
-        monkeypatch.setattr(Index, "find", counted)
+        monkeypatch.setattr(Index, "receive", counted)
         yield ends
         ends.sender.close()
         ends.receiver.close()
