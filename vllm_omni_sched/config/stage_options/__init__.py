@@ -1,9 +1,11 @@
 """Options of the scheduler over vLLM-Omni's stages, with their defaults, bounds and meaning.
 
 Names and defaults follow the design article on a multimodal batch scheduler for vLLM-Omni (batches of 1 to 32, adjusted
-each 1000 ms, to a latency target of 50 ms). `config.stage_yaml` reads them.
+each 1000 ms, to a latency target of 50 ms). Its own file loads as it is printed: its names are further names of these
+options. `config.stage_yaml` reads them.
 """
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -12,6 +14,7 @@ from pydantic import Field, model_validator
 from vllm_omni_sched.config.stage_options.base import Options
 from vllm_omni_sched.config.stage_options.batching import BatchingOptions
 from vllm_omni_sched.config.stage_options.graph import GraphOptions
+from vllm_omni_sched.config.units import Size
 
 
 class BalancePolicy(str, Enum):
@@ -67,7 +70,8 @@ class RuntimeOptions(Options):
     )
     edges: dict[str, str] = Field(
         default_factory=dict,
-        description="Connector of an edge, such as `thinker->talker: local`; if unset, the only one is on all edges.",
+        description="Connector of an edge, such as `thinker->talker: local`; if unset, the only one is on all edges, "
+        "and several are the routes of all edges.",
     )
     recovery: RecoveryOptions = Field(RecoveryOptions(), description="Recovery from the death of a replica.")
     credits: CreditOptions = Field(CreditOptions(), description="Back-pressure from the last stage to the first.")
@@ -98,9 +102,10 @@ class RuntimeOptions(Options):
                         f"replica is repaired: {self.stall_seconds:g} <= {seconds:g}; raise the one or lower the other"
                     )
         unused = [name for name in self.connectors if name not in self.edges.values()]
-        if unused and (self.edges or len(unused) > 1):
+        if unused and self.edges:
             raise ValueError(
-                f"option 'connectors.{unused[0]}' is on no edge; name an edge for it in 'edges', or remove it"
+                f"option 'connectors.{unused[0]}' is on no edge; name an edge for it in 'edges', or remove it (or "
+                "remove 'edges': then each message of each edge takes the connector that suits it)"
             )
         return self
 
@@ -153,11 +158,38 @@ class PoolShares(Options):
         return self
 
 
-class PoolOptions(Options):
-    """Options of memory pools by modality."""
+LEAST_POOL, MOST_POOL = 64 << 10, 1 << 40
 
-    total_bytes: int | None = Field(None, ge=1, description="Bytes of all pools; null: there are no pools.")
+
+class PoolOptions(Options):
+    """Options of memory pools by modality: bounds on the inputs of requests, and the pools of connectors."""
+
+    total_bytes: Size | None = Field(
+        None, ge=1, description="Most bytes of the inputs of requests in the pipeline; null: they are not bounded."
+    )
     shares: PoolShares = Field(PoolShares(), description="Guaranteed fractions of `total_bytes`.")
+    text_pool_size: Size | None = Field(
+        None,
+        ge=LEAST_POOL,
+        le=MOST_POOL,
+        description="First size of the pool of ids in the shared memory of `runtime.connectors`; it grows to four "
+        "times as much. Default: 256 MB.",
+    )
+    image_pool_size: Size | None = Field(
+        None, ge=LEAST_POOL, le=MOST_POOL, description="The same for features and pixels. Default: 2 GB."
+    )
+    audio_pool_size: Size | None = Field(
+        None, ge=LEAST_POOL, le=MOST_POOL, description="The same for samples. Default: 512 MB."
+    )
+    pool_growth_factor: float | None = Field(
+        None, gt=1, le=4, description="Factor by which these pools grow. Default: 1.5."
+    )
+
+    @property
+    def of_connectors(self) -> dict[str, Any]:
+        """Return the options that concern the pools of connectors, as far as they are given."""
+        names = ("text_pool_size", "image_pool_size", "audio_pool_size", "pool_growth_factor")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class AnomalyOptions(Options):
@@ -228,15 +260,39 @@ class MonitoringOptions(Options):
         return self
 
 
+_WITHOUT_SECTION = {
+    **dict.fromkeys(("min_batch_size", "max_batch_size", "adjustment_interval", "latency_target"), "batching"),
+    **dict.fromkeys(("text_pool_size", "image_pool_size", "audio_pool_size", "pool_growth_factor"), "pools"),
+}
+"""Options that the design article lists without a section, and the section that they belong to."""
+
+
 class StageSchedConfig(Options):
-    """All options of the scheduler over stages."""
+    """All options of the scheduler over stages. The options that the design article lists may be outside a section."""
 
     runtime: RuntimeOptions = Field(RuntimeOptions(), description="Connectors, recovery and back-pressure.")
     graph: GraphOptions = Field(GraphOptions(), description="Merging, order, affinity and placement of work.")
     batching: BatchingOptions = Field(BatchingOptions(), description="Limits on the work that runs at once.")
     balancing: BalancingOptions = Field(BalancingOptions(), description="Choice of a replica for each request.")
-    pools: PoolOptions = Field(PoolOptions(), description="Memory pools by modality.")
+    pools: PoolOptions = Field(PoolOptions(), description="Memory pools by modality, of requests and of connectors.")
     monitoring: MonitoringOptions = Field(MonitoringOptions(), description="Monitoring of stages.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _into_sections(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or not _WITHOUT_SECTION.keys() & value.keys():
+            return value
+        given = dict(value)
+        for name, section in _WITHOUT_SECTION.items():
+            if name not in given:
+                continue
+            inside = {} if given.get(section) is None else given[section]
+            if not isinstance(inside, Mapping):
+                return value  # which is refused for that
+            if name in inside:
+                raise ValueError(f"options {name!r} and '{section}.{name}' are the same: keep one")
+            given[section] = {**inside, name: given.pop(name)}
+        return given
 
     @model_validator(mode="after")
     def _notices(self) -> "StageSchedConfig":
