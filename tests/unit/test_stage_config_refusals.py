@@ -137,6 +137,12 @@ def test_unknown_stages_are_refused(stages, says):
             "runtime: {recovery: {hang_seconds: 5}}, monitoring: {enabled: false}",
             "'runtime.recovery.hang_seconds' is 5, but without 'monitoring.enabled' nothing",
         ),
+        ("monitoring: {journal: {path: faults.jsonl}}", "'monitoring.journal.path': must be absolute, such as '/var"),
+        ("monitoring: {journal: {max_bytes: 1KB}}", "'monitoring.journal.max_bytes': .*nearest valid value is 65536"),
+        (
+            "monitoring: {enabled: false, journal: {path: /f}}",
+            "'journal.path' needs 'enabled': turn that on, or remove",
+        ),
         ("monitoring: {forecast: {horizon_seconds: 6}}", "'horizon_seconds' must not be below 'bin_seconds': 6 < 60"),
         ("monitoring: {anomaly: {leak_significance: 1}}", "anomaly.leak_significance': .*less than 0.5, got 1"),
     ],

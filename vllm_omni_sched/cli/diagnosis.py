@@ -287,6 +287,9 @@ def _shared_parts(config: StageSchedConfig, found: Deployed | None) -> Iterator[
     ahead = f"{watching.forecast.horizon_seconds:g} s ahead" + (
         ", replicas move" if watching.forecast.move_replicas else ""
     )
+    journal = watching.journal
+    kept = f"{journal.path}, at most {journal.max_bytes:,} bytes"
+    yield Status("journal", journal.path is not None, kept if journal.path else "'monitoring.journal.path' is null")
     yield _part("forecast", watching.forecast.enabled, ahead, "monitoring.forecast.enabled")
 
 

@@ -8,13 +8,14 @@ from pydantic import BeforeValidator
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|min|h)\s*", re.IGNORECASE)
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|min|h|d)\s*", re.IGNORECASE)
 _SECONDS = {
     "us": Fraction(1, 1_000_000),
     "ms": Fraction(1, 1000),
     "s": Fraction(1),
     "min": Fraction(60),
     "h": Fraction(3600),
+    "d": Fraction(86400),
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from vllm_omni_sched.config.stage_options.base import Options
 from vllm_omni_sched.config.stage_options.batching import BatchingOptions
@@ -244,6 +244,26 @@ class ForecastOptions(Options):
         return self
 
 
+class JournalOptions(Options):
+    """Options of the journal of faults."""
+
+    path: str | None = Field(
+        None,
+        description="File for the journal of faults, an absolute path, with a second one beside it (`.1`); null: there "
+        "is none. `vllm-omni-sched faults` shows it.",
+    )
+    max_bytes: Size = Field(
+        16 << 20, ge=64 << 10, le=1 << 40, description="Most bytes of both files; the oldest entries go."
+    )
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("/"):
+            raise ValueError("must be absolute, such as '/var/log/omni/faults.jsonl'")
+        return value
+
+
 class MonitoringOptions(Options):
     """Options of monitoring."""
 
@@ -252,11 +272,14 @@ class MonitoringOptions(Options):
     )
     anomaly: AnomalyOptions = Field(AnomalyOptions(), description="Detection of anomalies.")
     forecast: ForecastOptions = Field(ForecastOptions(), description="Forecast of the load.")
+    journal: JournalOptions = Field(JournalOptions(), description="Journal of faults.")
 
     @model_validator(mode="after")
     def _watched(self) -> "MonitoringOptions":
         if self.forecast.enabled and not self.enabled:
             raise ValueError("option 'forecast.enabled' needs 'enabled': turn both on, or the forecast off")
+        if self.journal.path is not None and not self.enabled:
+            raise ValueError("option 'journal.path' needs 'enabled': turn that on, or remove the path")
         return self
 
 

@@ -316,7 +316,7 @@ class RecoveryDriver:
     async def fail(self, request_id: str, stage_id: int, why: str, reason: FailReason) -> None:
         """End a request with an error."""
         orchestrator = self._orchestrator
-        orchestrator.driver.board.given_up(stage_id, reason.value)
+        orchestrator.driver.failed(stage_id, request_id, reason, why)
         await orchestrator.output_async_queue.put(
             ErrorMessage(error=f"Stage-{stage_id}: {why}", fatal=True, request_id=request_id, stage_id=stage_id)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vllm_omni_sched.config.stage_options import AnomalyOptions
@@ -30,10 +31,17 @@ class StageMonitor:
         options: options of the detectors.
         graph: the graph of stages.
         board: receives the findings.
+        found: gets the anomalies that are detected here, when they begin: its stage, the anomaly and the time.
     """
 
-    def __init__(self, options: AnomalyOptions, graph: StageGraph, board: StageBoard) -> None:
-        self._options, self._board = options, board
+    def __init__(
+        self,
+        options: AnomalyOptions,
+        graph: StageGraph,
+        board: StageBoard,
+        found: Callable[[int, Anomaly, float], None],
+    ) -> None:
+        self._options, self._board, self._found = options, board, found
         self._ids = {str(stage): stage.stage_id for stage in graph.stages}
         self._names = {stage_id: name for name, stage_id in self._ids.items()}
         self._leak = MemoryLeak(alpha=options.leak_significance, horizon_seconds=options.leak_horizon_seconds)
@@ -58,7 +66,9 @@ class StageMonitor:
             self._memory(pools, now)
         if self._options.enabled:
             for one in self._news.begun((*self._leak.check(now), *self._edge.check(now))):
-                self.tell(self._stage_of(one.subject), one)
+                stage_id = self._stage_of(one.subject)
+                self.tell(stage_id, one)
+                self._found(stage_id, one, now)
 
     def tell(self, stage_id: int, anomaly: Anomaly) -> None:
         """Log and count an anomaly that begins."""
