@@ -137,6 +137,21 @@ def test_unknown_stages_are_refused(stages, says):
             "runtime: {recovery: {hang_seconds: 5}}, monitoring: {enabled: false}",
             "'runtime.recovery.hang_seconds' is 5, but without 'monitoring.enabled' nothing",
         ),
+        ("runtime: {recovery: {act_on: [leaks]}}", "'runtime.recovery.act_on': input should be 'timeout', 'leak' or"),
+        (
+            "runtime: {recovery: {act_on: [leak], enabled: false}}",
+            "in 'runtime': option 'recovery.act_on' needs 'recovery.enabled': turn that on, or remove 'act_on'",
+        ),
+        ("runtime: {recovery: {dry_run: true}}", "'recovery.dry_run' needs 'recovery.act_on': name anomalies there"),
+        (
+            "runtime: {recovery: {act_on: [leak]}}, monitoring: {anomaly: {enabled: false}}",
+            "'runtime.recovery.act_on' needs 'monitoring.anomaly.enabled', which finds anomalies: turn that on, or",
+        ),
+        (
+            "monitoring: {forecast: {enabled: true, history_path: a}}",
+            "'monitoring.forecast.history_path': must be absolu",
+        ),
+        ("monitoring: {forecast: {history_path: /a}}", "'history_path' needs 'enabled': turn that on, or remove the"),
         ("monitoring: {journal: {path: faults.jsonl}}", "'monitoring.journal.path': must be absolute, such as '/var"),
         ("monitoring: {journal: {max_bytes: 1KB}}", "'monitoring.journal.max_bytes': .*nearest valid value is 65536"),
         (

@@ -287,6 +287,7 @@ def _shared_parts(config: StageSchedConfig, found: Deployed | None) -> Iterator[
     ahead = f"{watching.forecast.horizon_seconds:g} s ahead" + (
         ", replicas move" if watching.forecast.move_replicas else ""
     )
+    ahead += f", history in {watching.forecast.history_path}" if watching.forecast.history_path else ""
     journal = watching.journal
     kept = f"{journal.path}, at most {journal.max_bytes:,} bytes"
     yield Status("journal", journal.path is not None, kept if journal.path else "'monitoring.journal.path' is null")
@@ -322,6 +323,7 @@ def _parts(config: StageSchedConfig, found: Deployed, stage: Stage) -> Iterator[
     )
     yield _part("recovery", recovery.enabled, again, "runtime.recovery.enabled")
     yield _hangs(config)
+    yield _remedies(config)
 
 
 def _balancing(config: StageSchedConfig, stage: Stage) -> Status:
@@ -352,6 +354,14 @@ def _hangs(config: StageSchedConfig) -> Status:
     if not (watching.enabled and watching.anomaly.enabled):
         return Status("hangs", False, "they need 'monitoring.anomaly'")
     return Status("hangs", True, f"a replica that hangs for {recovery.hang_seconds:g} s more is ended")
+
+
+def _remedies(config: StageSchedConfig) -> Status:
+    recovery = config.runtime.recovery
+    if not recovery.act_on:
+        return Status("remedies", False, "'runtime.recovery.act_on' is empty: anomalies are only reported")
+    how = "it would be replaced (dry_run)" if recovery.dry_run else "the replica is replaced"
+    return Status("remedies", True, f"after {', '.join(recovery.act_on)}, {how}")
 
 
 def _part(name: str, active: bool, reason: str, option: str) -> Status:

@@ -11,6 +11,7 @@ from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
 from vllm_omni_sched.monitor.journal.fault import MOST_TEXT, Fault, FaultKind, fault_of, line_of
 from vllm_omni_sched.monitor.journal.recorder import FaultRecorder
 from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Replica
+from vllm_omni_sched.monitor.recovery.remedies import RemedyStep
 
 ONE, OTHER = Replica(1, 0), Replica(1, 1)
 WALL = 1.7e9
@@ -101,5 +102,5 @@ def test_what_is_no_entry_is_an_error(line: bytes) -> None:
 
 
 def test_kinds_are_told_apart() -> None:
-    kinds = [kind.value for which in (FaultKind, IncidentKind, AnomalyKind) for kind in which]
+    kinds = [kind.value for which in (FaultKind, IncidentKind, AnomalyKind, RemedyStep) for kind in which]
     assert len(kinds) == len(set(kinds))

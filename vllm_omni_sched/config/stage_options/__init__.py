@@ -7,7 +7,7 @@ options. `config.stage_yaml` reads them.
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -53,6 +53,16 @@ class RecoveryOptions(Options):
         description="A replica that hangs longer is terminated; `monitoring.anomaly`, which detects hangs, must be "
         "on; null: never.",
     )
+    act_on: list[Literal["timeout", "leak", "sick_edge"]] = Field(
+        default_factory=list,
+        description="Anomalies of a replica after which it is replaced: requests that are in a stage for too long or a "
+        "stuck queue (timeout), a memory leak, transfers that fail or are slow (sick_edge). Others are only logged "
+        "and counted.",
+    )
+    dry_run: bool = Field(False, description="Only log, count and record what `act_on` would lead to.")
+    cooldown_seconds: float = Field(
+        300.0, ge=0, description="Least time between two replacements in a stage because of `act_on`."
+    )
 
 
 class CreditOptions(Options):
@@ -85,6 +95,14 @@ class RuntimeOptions(Options):
     drain_seconds: float = Field(
         60.0, gt=0, description="How long a replica that is to be moved may take to become empty; after that it stays."
     )
+
+    @model_validator(mode="after")
+    def _recovers(self) -> "RuntimeOptions":
+        if self.recovery.act_on and not self.recovery.enabled:
+            raise ValueError("option 'recovery.act_on' needs 'recovery.enabled': turn that on, or remove 'act_on'")
+        if self.recovery.dry_run and not self.recovery.act_on:
+            raise ValueError("option 'recovery.dry_run' needs 'recovery.act_on': name anomalies there, or remove it")
+        return self
 
     @model_validator(mode="after")
     def _connected(self) -> "RuntimeOptions":
@@ -192,6 +210,17 @@ class PoolOptions(Options):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
+def absolute(value: str | None, example: str) -> str | None:
+    """Return a path that is absolute, or None.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if value is not None and not value.startswith("/"):
+        raise ValueError(f"must be absolute, such as {example!r}")
+    return value
+
+
 class AnomalyOptions(Options):
     """Options of anomaly detection."""
 
@@ -231,6 +260,16 @@ class ForecastOptions(Options):
     horizon_seconds: float = Field(600.0, gt=0, description="How far ahead to forecast.")
     move_replicas: bool = Field(False, description="Move replicas from one stage to another ahead of the load.")
     max_replicas: int = Field(8, ge=1, description="Most replicas that a stage may reach by moves.")
+    history_path: str | None = Field(
+        None,
+        description="File that keeps the counts of arrivals over restarts, an absolute path; null: a start begins "
+        "without a history.",
+    )
+
+    @field_validator("history_path")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        return absolute(value, "/var/lib/omni/arrivals.json")
 
     @model_validator(mode="after")
     def _far_enough(self) -> "ForecastOptions":
@@ -241,6 +280,8 @@ class ForecastOptions(Options):
             )
         if self.move_replicas and not self.enabled:
             raise ValueError("option 'move_replicas' needs 'enabled': turn both on, or 'move_replicas' off")
+        if self.history_path is not None and not self.enabled:
+            raise ValueError("option 'history_path' needs 'enabled': turn that on, or remove the path")
         return self
 
 
@@ -259,9 +300,7 @@ class JournalOptions(Options):
     @field_validator("path")
     @classmethod
     def _absolute(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith("/"):
-            raise ValueError("must be absolute, such as '/var/log/omni/faults.jsonl'")
-        return value
+        return absolute(value, "/var/log/omni/faults.jsonl")
 
 
 class MonitoringOptions(Options):
@@ -327,5 +366,10 @@ class StageSchedConfig(Options):
                     f"option 'runtime.recovery.hang_seconds' is {recovery.hang_seconds:g}, but without "
                     f"'monitoring.{name}' nothing notices a replica that hangs: turn that on, or set 'hang_seconds' to "
                     "null"
+                )
+            if recovery.act_on and not on:
+                raise ValueError(
+                    f"option 'runtime.recovery.act_on' needs 'monitoring.{name}', which finds anomalies: turn that on, "
+                    "or remove 'act_on'"
                 )
         return self

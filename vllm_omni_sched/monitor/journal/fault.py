@@ -12,23 +12,20 @@ MOST_TEXT = 500
 
 
 class FaultKind(str, Enum):
-    """What an entry is about, beside the kinds of `IncidentKind` and of `AnomalyKind`."""
+    """What an entry is about, beside the kinds of `IncidentKind`, `AnomalyKind` and `RemedyStep`."""
 
     STARTED = "started"  # the pipeline
     STOPPED = "stopped"
     KILLED = "killed"  # a replica that hung
     REDISPATCHED = "redispatched"  # requests run again on another replica, or on the one that came back
     FAILED = "failed"  # requests were answered with an error
-    ACTED = "acted"  # a replica is replaced because of an anomaly
-    WOULD_ACT = "would_act"  # it would be, without `dry_run`
-    LEFT_ALONE = "left_alone"  # it is not, for the reason given
     ENTRIES_LOST = "entries_lost"  # of this journal, because it could not be written
 
 
 class Fault(msgspec.Struct, omit_defaults=True, frozen=True):
     """An entry of the journal.
 
-    ``at``: wall-clock time, in seconds since 1970. ``kind``: a value of `FaultKind`, `IncidentKind` or `AnomalyKind`.
+    ``at``: wall-clock time, in seconds since 1970. ``kind``: of one of these four.
     ``stage``, ``name``, ``replica``: what it concerns; -1 and "" for none. ``requests``: how many requests it affects.
     ``request_id``: the request, or the first of them. ``seconds``: since the outage or the anomaly began, by a
     monotonic clock.

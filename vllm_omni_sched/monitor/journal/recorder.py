@@ -6,6 +6,7 @@ from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly
 from vllm_omni_sched.monitor.journal.fault import Fault, FaultKind
 from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Replica
+from vllm_omni_sched.monitor.recovery.remedies import RemedyAction
 
 Write = Callable[[Fault], None]
 
@@ -59,9 +60,9 @@ class FaultRecorder:
         """Record that the processes of a replica were killed, which had hung for so long."""
         self._replica(FaultKind.KILLED.value, Replica(stage_id, replica_id), seconds=seconds, cause="it hung")
 
-    def acted(self, kind: FaultKind, replica: Replica, cause: str) -> None:
+    def remedy(self, decision: RemedyAction) -> None:
         """Record what follows from an anomaly."""
-        self._replica(kind.value, replica, cause=cause)
+        self._replica(decision.step.value, decision.replica, cause=decision.cause)
 
     def anomaly(self, stage_id: int, anomaly: Anomaly, now: float) -> None:
         """Record an anomaly that begins."""

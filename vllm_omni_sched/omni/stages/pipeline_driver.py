@@ -22,7 +22,8 @@ from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
 from vllm_omni_sched.monitor.forecast.plan import Move, MoveReason, PoolState
-from vllm_omni_sched.monitor.recovery.events import FailReason, Incident, IncidentKind
+from vllm_omni_sched.monitor.recovery.events import FailReason, Incident, IncidentKind, Replica
+from vllm_omni_sched.monitor.recovery.remedies import RemedyAction, RemedyStep
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.monitor.stage_metrics import StageCollector
 from vllm_omni_sched.omni.stages.placement.forecaster import Forecaster
@@ -72,13 +73,15 @@ class PipelineDriver:
         self.board = StageBoard(
             [stage.stage_id for stage in graph.stages],
             anomalies=[kind.value for kind in AnomalyKind],
-            incidents=[kind.value for kind in IncidentKind],
+            incidents=[kind.value for kinds in (IncidentKind, RemedyStep) for kind in kinds],
             reasons=[reason.value for reason in FailReason],
         )
         forecast = config.monitoring.forecast
-        self.forecaster = Forecaster(forecast, self.board, config.batching.max_batch_size) if forecast.enabled else None
+        self.forecaster = (
+            Forecaster(forecast, self.board, config.batching.max_batch_size, wall) if forecast.enabled else None
+        )
         monitor = StageMonitor if config.monitoring.enabled else NullMonitor
-        self.monitor = monitor(config.monitoring.anomaly, graph, self.board, self.anomaly)
+        self.monitor = monitor(config.monitoring.anomaly, graph, self.board, self._found)
         names = {stage.stage_id: stage.name for stage in graph.stages}
         journal = config.monitoring.journal
         self.journal = FaultJournal(journal, names, wall) if journal.path is not None else None
@@ -111,6 +114,8 @@ class PipelineDriver:
             case e.AnomalyBegins(stage_id, anomaly):
                 self.monitor.tell(stage_id, anomaly)
                 self.anomaly(stage_id, anomaly, now)
+            case e.Remedy(decision):
+                self._remedy(decision)
             case e.SharesMoved(shares):
                 said = ", ".join(f"{modality} {share:.0%}" for modality, share in shares.items())
                 logger.info("memory pools: guaranteed shares are now %s", said)
@@ -210,6 +215,23 @@ class PipelineDriver:
         """Keep an anomaly that was logged and counted."""
         if self.journal is not None:
             self.journal.anomaly(stage_id, anomaly, now)
+
+    def _found(self, stage_id: int, replica: Replica, anomaly: Anomaly, now: float) -> None:
+        """Keep an anomaly that only the driver can see, and tell the core."""
+        self.anomaly(stage_id, anomaly, now)
+        for action in self.handle(e.AnomalyFound(replica.stage, replica.index, anomaly.kind), now):
+            self.do(action, now)
+
+    def _remedy(self, decision: RemedyAction) -> None:
+        """Log, count and keep what follows from an anomaly, and do it."""
+        replica = decision.replica
+        step, cause = decision.step.value, decision.cause
+        logger.warning("stage %d replica %d: %s (%s)", replica.stage, replica.index, step, cause)
+        self.board.incident(replica.stage, replica.index, step)
+        if self.journal is not None:
+            self.journal.remedy(decision)
+        if self.recovery is not None:
+            self.recovery.remedy(decision)
 
     def failed(self, stage_id: int, request_id: str, reason: FailReason, why: str) -> None:
         """Count and keep a request that was given up."""

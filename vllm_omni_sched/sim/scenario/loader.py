@@ -207,6 +207,8 @@ def _unknown(scenario: Scenario, known: KnownNames, folder: Path) -> Iterator[st
             check_against(scenario.orchestration, names)
             runtime, edges = scenario.orchestration.runtime, [(at, at + 1) for at in range(len(names) - 1)]
             edge_connectors(runtime, runtime.connectors, names, edges)
+            if runtime.recovery.act_on:
+                yield "[orchestration]: 'runtime.recovery.act_on' is not simulated: remove it"
         except ConfigError as error:
             yield f"[orchestration]: {error}"
     yield from _of_workload(scenario, known, folder)

@@ -87,10 +87,14 @@ class HangDetector:
                 )
                 if (journal := self._orchestrator.driver.journal) is not None:
                     journal.killed(action.stage_id, replica_id, action.seconds)
-                processes.kill(processes.with_children(processes.pids_of(pool.clients[replica_id])))
-                self._orchestrator.spawn(self._died(pool, replica_id))
+                self.terminate(pool, replica_id)
             case HangStep.FORGET:
                 pool.suspect(replica_id, on=False)
+
+    def terminate(self, pool: ScheduledPool, replica_id: int) -> None:
+        """Kill the processes of a replica, and see to it that its death is handled."""
+        processes.kill(processes.with_children(processes.pids_of(pool.clients[replica_id])))
+        self._orchestrator.spawn(self._died(pool, replica_id))
 
     def _report(self, action: HangAction, follows: str) -> str:
         """Log and count that a replica hangs; return why it counts as hanging."""

@@ -10,6 +10,7 @@ from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly import Anomaly, MemoryLeak, SickEdge
 from vllm_omni_sched.monitor.anomaly.news import News
+from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.stage_board import Side, StageBoard
 from vllm_omni_sched.omni.stages.reports.processes import host_bytes, pids_of, with_children
 from vllm_omni_sched.omni.stages.reports.report_reader import Moved, ReportReader
@@ -31,7 +32,8 @@ class StageMonitor:
         options: options of the detectors.
         graph: the graph of stages.
         board: receives the findings.
-        found: gets the anomalies that are detected here, when they begin: its stage, the anomaly and the time.
+        found: gets each anomaly that is detected here when it begins: its stage, the replica that it was measured at,
+            the anomaly and the time.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class StageMonitor:
         options: AnomalyOptions,
         graph: StageGraph,
         board: StageBoard,
-        found: Callable[[int, Anomaly, float], None],
+        found: Callable[[int, Replica, Anomaly, float], None],
     ) -> None:
         self._options, self._board, self._found = options, board, found
         self._ids = {str(stage): stage.stage_id for stage in graph.stages}
@@ -68,7 +70,7 @@ class StageMonitor:
             for one in self._news.begun((*self._leak.check(now), *self._edge.check(now))):
                 stage_id = self._stage_of(one.subject)
                 self.tell(stage_id, one)
-                self._found(stage_id, one, now)
+                self._found(stage_id, self._replica_of(one.subject), one, now)
 
     def tell(self, stage_id: int, anomaly: Anomaly) -> None:
         """Log and count an anomaly that begins."""
@@ -82,6 +84,13 @@ class StageMonitor:
             return self._ids[subject]
         _, arrow, to = subject.partition("->")
         return int(to.partition(" ")[0]) if arrow else self._ids[subject.partition(" replica ")[0]]
+
+    def _replica_of(self, subject: str) -> Replica:
+        """Return the replica of a subject: the one that holds the memory, or whose transfers are sick."""
+        if subject in self._ends:
+            return Replica(*self._ends[subject][0])
+        name, _, replica_id = subject.rpartition(" replica ")
+        return Replica(self._ids[name], int(replica_id))
 
     def _memory(self, pools: list[ScheduledPool], now: float) -> None:
         import psutil
