@@ -18,6 +18,7 @@ from tests.omni.harness.processes import Driver
 from tests.omni.harness.spec import RunSpec
 from tests.omni.test_stages import stock
 from tests.support.mooncake import Deployment, why_not
+from vllm_omni_sched.monitor.journal.fault import fault_of
 
 pytestmark = pytest.mark.slow
 
@@ -59,10 +60,12 @@ def article(master: str) -> dict[str, Any]:
 
 @pytest.mark.omni
 def test_over_the_article_s_connectors_small_messages_go_inline_and_large_ones_through_the_pool(
-    at_home: tuple[Driver, str],
+    at_home: tuple[Driver, str], tmp_path: Path
 ):
     driver, master = at_home
-    how = {"scheduling": article(master), "scenarios": ("sized",), "max_model_len": 3072}
+    journal = tmp_path / "faults.jsonl"
+    options = article(master) | {"monitoring": {"journal": {"path": str(journal)}}}
+    how = {"scheduling": options, "scenarios": ("sized",), "max_model_len": 3072}
     outcome = driver.run(RunSpec(TEXT_TO_SOUND, "full_payload", "", {}, **how))
     assert outcome.results["error"] is None
     found = outcome.results["scenarios"]["sized"]
@@ -71,6 +74,9 @@ def test_over_the_article_s_connectors_small_messages_go_inline_and_large_ones_t
     assert messages == (2, 2)  # of the thinker and of the talker; all stages are on this host
     assert inline == (2, 1)  # what the talker says stays small
     assert nbytes[0] < 1 << 20 < nbytes[1]
+    kept = [fault_of(line) for line in journal.read_bytes().splitlines()]
+    assert [one.kind for one in kept if one.kind in ("started", "stopped")] == ["started", "stopped"]
+    assert kept[0].cause.endswith("stages thinker, talker, vocoder")
 
 
 @pytest.mark.omni

@@ -303,7 +303,7 @@ class ScheduledOrchestrator(Orchestrator):
         await super()._shutdown_extensions()
         self.payloads.close()
         self._publisher.close()
-        self.driver.close()
+        await asyncio.get_running_loop().run_in_executor(None, self.driver.close)  # it may wait for the disk
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine beside the event loop; its errors are logged."""
