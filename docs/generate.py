@@ -38,6 +38,7 @@ from vllm_omni_sched.config.load import written  # noqa: E402
 from vllm_omni_sched.config.options import OmniSchedConfig  # noqa: E402
 from vllm_omni_sched.config.profiles import PROFILES  # noqa: E402
 from vllm_omni_sched.config.stage_options import StageSchedConfig  # noqa: E402
+from vllm_omni_sched.config.units import bytes_of, milliseconds_of  # noqa: E402
 from vllm_omni_sched.connectors.arena.options import (  # noqa: E402
     ArenaOptions,
     AudioPool,
@@ -160,6 +161,8 @@ def _values(field: object) -> str:
     if get_origin(annotation) is dict:
         inside = get_args(annotation)[1]
         return "options" if inside is Any else "options by name" if inside is ForeignOptions else "by edge"
+    units = {bytes_of: "size, as `512MB`", milliseconds_of: "duration, as `50ms`"}
+    text = next((units[rule.func] for rule in rules if getattr(rule, "func", None) in units), text)
     bounds = {key: getattr(rule, key) for rule in rules for key in ("ge", "le") if hasattr(rule, key)}
     if "le" in bounds and bounds["le"] >= FAR:
         del bounds["le"]  # no help to a reader

@@ -8,4 +8,7 @@ Clock = Callable[[], float]
 
 monotonic_seconds: Clock = time.perf_counter
 
+wall_seconds: Clock = time.time
+"""Seconds since 1970; the clock may be set, so only to tell people when something was, never for a duration."""
+
 sleep_seconds: Callable[[float], None] = time.sleep

@@ -10,7 +10,8 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import VARIABLE, check_against, load_stage_config, read_stage_options
 from vllm_omni_sched.graph.order import DEFAULT_CLASSES
-from vllm_omni_sched.resource.pid import PidGains
+from vllm_omni_sched.resource.pid import PidBatch, PidGains
+from vllm_omni_sched.resource.pipeline.stage_limits import control_of
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "stages.yaml"
 
@@ -34,9 +35,14 @@ def test_the_complete_example_says_the_defaults():
     assert given["runtime"].pop("edges") == {"thinker->talker": "local", "talker->code2wav": "local"}
     assert set(given["batching"].pop("stages")) == {"talker", "2"}
     assert given["pools"].pop("total_bytes") == 8 << 30
+    assert config.pools.of_connectors == article().pools.of_connectors
+    for name in config.pools.of_connectors:
+        del given["pools"][name]
+    assert given["monitoring"]["journal"].pop("path") == "/var/log/omni/faults.jsonl"
     assert given["graph"]["priority"].pop("by_modality") == {"audio": "realtime"}
     assert given["graph"]["priority"].pop("client_classes") == ["interactive", "batch"]
     usual = StageSchedConfig().model_dump()
+    del usual["monitoring"]["journal"]["path"]
     del usual["graph"]["priority"]["by_modality"], usual["graph"]["priority"]["client_classes"]
     del (
         usual["runtime"]["connectors"],
@@ -44,6 +50,8 @@ def test_the_complete_example_says_the_defaults():
         usual["batching"]["stages"],
         usual["pools"]["total_bytes"],
     )
+    for name in config.pools.of_connectors:
+        del usual["pools"][name]
     assert given == usual
 
 
@@ -117,38 +125,55 @@ def test_what_several_sections_share_is_not_there_twice(tmp_path):
     assert [own.hold_ms for own in stages.values()] == [1, 1, 1]
 
 
-ARTICLE = """
-runtime:
-  connectors:
-    shared: {name: SharedMemoryConnector}
-    store: {name: MooncakeStoreConnector, extra: {host: 127.0.0.1, metadata_server: "http://127.0.0.1:8080/metadata"}}
-  edges: {thinker->talker: shared, talker->code2wav: store}
-batching:
-  enabled: true
-  min_batch_size: 1
-  max_batch_size: 32
-  target_latency_ms: 50
-  adjust_interval_ms: 1000
-pools:
-  total_bytes: 8589934592
-  shares: {text: 0.1, image: 0.4, audio: 0.1, video: 0.4}
-monitoring:
-  enabled: true
-  anomaly: {enabled: true}
-  forecast: {enabled: true}
-"""
+ARTICLE = Path(__file__).parents[1] / "support" / "article.yaml"
 
 
-def test_the_layout_of_the_design_article_loads(tmp_path):
-    """Its names and values as the project's plan quotes them; the article's own text was not to be had."""
-    config = load_stage_config(None, {VARIABLE: str(deploy(tmp_path, ARTICLE, "article.yaml"))})
+def article():
+    return load_stage_config(None, {VARIABLE: str(ARTICLE)})
+
+
+def test_the_file_of_the_design_article_loads_as_it_is_printed():
+    config = article()
     batches = config.batching.of_stage(1, "talker")
     assert (batches.min_batch_size, batches.max_batch_size) == (1, 32)
     assert (batches.target_latency_ms, batches.adjust_interval_ms) == (50, 1000)
-    assert batches == StageSchedConfig().batching.of_stage(1, "talker")
+    assert batches == StageSchedConfig().batching.of_stage(1, "talker")  # ours follow it
     assert {key: one.name for key, one in config.runtime.connectors.items()} == {
-        "shared": "SharedMemoryConnector",
-        "store": "MooncakeStoreConnector",
+        "connector_small": "SharedMemoryConnector",
+        "connector_large": "SharedMemoryConnector",
+        "connector_distributed": "MooncakeConnector",
     }
-    assert config.pools.shares.image == 0.4
-    assert config.monitoring.forecast.enabled
+    assert config.pools.of_connectors == {
+        "text_pool_size": 256 << 20,
+        "image_pool_size": 2 << 30,
+        "audio_pool_size": 512 << 20,
+        "pool_growth_factor": 1.5,
+    }
+
+
+def test_latency_target_and_interval_reach_the_controller_unswapped():
+    config = read_stage_options({"latency_target": "70ms", "adjustment_interval": "3s", "max_batch_size": 9}, "here")
+    limits = config.batching.of_stage(0)
+    controller = control_of(config.batching, limits, 64)
+    assert isinstance(controller, PidBatch)
+    assert (controller.target_seconds, controller.interval_seconds) == (0.07, 3.0)
+    assert (controller.minimum, controller.maximum) == (1, 9)
+
+
+@pytest.mark.parametrize(
+    ("written", "milliseconds"), [(50, 50.0), ("50ms", 50.0), ("0.5 s", 500.0), ("500us", 0.5), ("1min", 60_000.0)]
+)
+def test_durations_have_units(written, milliseconds):
+    theirs = dict.fromkeys(("latency_target", "adjustment_interval"), written)
+    ours = dict.fromkeys(("target_latency_ms", "adjust_interval_ms"), written)
+    for options in (theirs, {"batching": theirs}, {"batching": ours}):
+        limits = read_stage_options(options, "here").batching.of_stage(0)
+        assert (limits.target_latency_ms, limits.adjust_interval_ms) == (milliseconds, milliseconds)
+    own = read_stage_options({"batching": {"stages": {"talker": {"latency_target": written}}}}, "here").batching
+    assert own.of_stage(1, "talker").target_latency_ms == milliseconds
+
+
+@pytest.mark.parametrize(("written", "nbytes"), [(1 << 20, 1 << 20), ("1MB", 1 << 20), ("64 KiB", 64 << 10)])
+def test_sizes_have_units(written, nbytes):
+    pools = read_stage_options({"pools": {"total_bytes": written, "audio_pool_size": written}}, "here").pools
+    assert (pools.total_bytes, pools.audio_pool_size) == (nbytes, nbytes)

@@ -50,9 +50,31 @@ def test_unknown_stages_are_refused(stages, says):
             "'edges.xy' must name two stages, such as 'thinker->",
         ),
         (
-            "runtime: {connectors: {a: {name: A}, b: {name: B}}}",
+            "runtime: {connectors: {a: {name: A}, b: {name: B}}, edges: {x->y: b}}",
             "'connectors.a' is on no edge; name an edge for it in 'edges', or remove it",
         ),
+        ("batching: {latency_target: 50 parsecs}", "'batching.latency_target': '50 parsecs' is not a duration: give a"),
+        ("latency_target: 0ms", "option 'latency_target': .*greater than 0, got 0.0"),
+        (
+            "latency_target: 1ms, batching: {target_latency_ms: 1}",
+            "in 'batching': options 'latency_target' and 'target",
+        ),
+        (
+            "batching: {stages: {talker: {adjustment_interval: 1, adjust_interval_ms: 2}}}",
+            "in 'batching.stages.talker': options 'adjustment_interval' and 'adjust_interval_ms' are the same",
+        ),
+        (
+            "max_batch_size: 3, batching: {max_batch_size: 3}",
+            "'max_batch_size' and 'batching.max_batch_size' are the same",
+        ),
+        ("text_pool_size: 1MB, pools: 3", "option 'pools' must be a mapping of total_bytes, .*, got 3"),
+        (
+            "pools: {image_pool_size: 2 GBytes}",
+            "option 'pools.image_pool_size': '2 GBytes' is not a size: give bytes, or",
+        ),
+        ("audio_pool_size: 12", "option 'audio_pool_size': .*; the nearest valid value is 65536"),
+        ("pools: {text_pool_sizes: 1MB}", "unknown option .*; did you mean 'pools.text_pool_size'?"),
+        ("pool_growth_factor: 1", "option 'pool_growth_factor': .*greater than 1, got 1"),
         ("monitoring: {enabled: false, forecast: {enabled: true}}", "'forecast.enabled' needs 'enabled': turn both on"),
         (
             "graph: {priority: {classes: {vip: {rank: -1}}}}",
@@ -114,6 +136,27 @@ def test_unknown_stages_are_refused(stages, says):
         (
             "runtime: {recovery: {hang_seconds: 5}}, monitoring: {enabled: false}",
             "'runtime.recovery.hang_seconds' is 5, but without 'monitoring.enabled' nothing",
+        ),
+        ("runtime: {recovery: {act_on: [leaks]}}", "'runtime.recovery.act_on': input should be 'timeout', 'leak' or"),
+        (
+            "runtime: {recovery: {act_on: [leak], enabled: false}}",
+            "in 'runtime': option 'recovery.act_on' needs 'recovery.enabled': turn that on, or remove 'act_on'",
+        ),
+        ("runtime: {recovery: {dry_run: true}}", "'recovery.dry_run' needs 'recovery.act_on': name anomalies there"),
+        (
+            "runtime: {recovery: {act_on: [leak]}}, monitoring: {anomaly: {enabled: false}}",
+            "'runtime.recovery.act_on' needs 'monitoring.anomaly.enabled', which finds anomalies: turn that on, or",
+        ),
+        (
+            "monitoring: {forecast: {enabled: true, history_path: a}}",
+            "'monitoring.forecast.history_path': must be absolu",
+        ),
+        ("monitoring: {forecast: {history_path: /a}}", "'history_path' needs 'enabled': turn that on, or remove the"),
+        ("monitoring: {journal: {path: faults.jsonl}}", "'monitoring.journal.path': must be absolute, such as '/var"),
+        ("monitoring: {journal: {max_bytes: 1KB}}", "'monitoring.journal.max_bytes': .*nearest valid value is 65536"),
+        (
+            "monitoring: {enabled: false, journal: {path: /f}}",
+            "'journal.path' needs 'enabled': turn that on, or remove",
         ),
         ("monitoring: {forecast: {horizon_seconds: 6}}", "'horizon_seconds' must not be below 'bin_seconds': 6 < 60"),
         ("monitoring: {anomaly: {leak_significance: 1}}", "anomaly.leak_significance': .*less than 0.5, got 1"),

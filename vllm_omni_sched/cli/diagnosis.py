@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
@@ -21,6 +22,8 @@ from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import VARIABLE, load_stage_config, resolved_stage_options
 from vllm_omni_sched.connectors import native
+from vllm_omni_sched.connectors.mooncake import store
+from vllm_omni_sched.connectors.named_routes import EdgeConnector, Route, resolved_connectors
 from vllm_omni_sched.graph.stages import Stage, StageKind
 from vllm_omni_sched.resource.pipeline.stage_limits import window_of
 from vllm_omni_sched.video import sandbox
@@ -79,6 +82,7 @@ DEPLOY_KEYS = frozenset(
     {KEY, "async_chunk", "base_config", "connectors", "edges", "pipeline", "platforms", "session_mode", "stages"}
 )
 """Top-level keys of vLLM-Omni's deploy YAML that distinguish it from a file of our options."""
+REACH_SECONDS = 2.0  # to connect to the master of a Mooncake store
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ class EdgeFinding:
     connector: str | None
     extra: Mapping[str, Any]
     source: str
+    routes: list[Route] = field(default_factory=list)  # of several connectors in `runtime.connectors`
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,7 @@ class StagesDiagnosis:
     pipeline: list[Status] = field(default_factory=list)  # parts that all stages share
     stages: list[StageFinding] = field(default_factory=list)
     edges: list[EdgeFinding] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # what would stop the pipeline if it were started here and now
     problems: list[str] = field(default_factory=list)
 
 
@@ -149,10 +155,19 @@ def diagnose_stages(file: Path, model: str | None = None) -> StagesDiagnosis:
         except OmniSchedError as error:
             known.problems.append(str(error))
             return known
+    connectors: Mapping[str, EdgeConnector] = {}
+    try:
+        connectors = resolved_connectors(config)
+        _load_mooncake(connectors)
+    except OmniSchedError as error:
+        known.problems.append(f"{file}: {error}")
+        return known
+    warnings = list(_warnings(connectors))
     if found is None:
         how = "give --model, from which the pipeline follows" if is_deploy else "give the deploy YAML"
         note = f"The stages of the pipeline are not known, so their names and edges are not checked: {how}."
-        return StagesDiagnosis(str(file), True, note, known.options, list(_shared_parts(config, None)))
+        parts, every = list(_shared_parts(config, None)), list(_every_edge(config, connectors))
+        return StagesDiagnosis(str(file), True, note, known.options, parts, edges=every, warnings=warnings)
     return StagesDiagnosis(
         str(file),
         True,
@@ -160,7 +175,8 @@ def diagnose_stages(file: Path, model: str | None = None) -> StagesDiagnosis:
         known.options,
         list(_shared_parts(config, found)),
         [_stage(config, found, one) for one in found.graph.stages],
-        list(_edges(found)),
+        list(_edges(found, connectors)),
+        warnings,
     )
 
 
@@ -175,7 +191,63 @@ def _stage(config: StageSchedConfig, found: Deployed, stage: Stage) -> StageFind
     return StageFinding(stage.stage_id, stage.name, stage.kind.value, stage.replicas, devices, parts)
 
 
-def _edges(found: Deployed) -> Iterator[EdgeFinding]:
+def _load_mooncake(connectors: Mapping[str, EdgeConnector]) -> None:
+    """Check that the Mooncake library is there if a connector of ours needs it.
+
+    Raises:
+        ConfigError: it is not installed, or what it needs of the system is not.
+    """
+    if any(one.mooncake is not None for one in connectors.values()):
+        store.load_library()
+
+
+def _warnings(connectors: Mapping[str, EdgeConnector]) -> Iterator[str]:
+    for one in connectors.values():
+        if one.mooncake is None:
+            continue
+        extra, options = one.mooncake
+        if (why := _unreachable(options.master_address)) is not None:
+            yield (
+                f"option '{extra}.master': nothing answers at {options.master} from here ({why}). The stages would not "
+                "start: start `mooncake_master` there, correct the address, or remove the connector if all stages are "
+                "on one host"
+            )
+        if not _is_own_address(options.host):
+            yield (
+                f"option '{extra}.host': {options.host} is not an address of this host. Set the one at which other "
+                "hosts reach it, on each host its own"
+            )
+
+
+def _unreachable(address: tuple[str, int]) -> str | None:
+    """Return why no connection to an address can be made; None if it can."""
+    try:
+        socket.create_connection(address, timeout=REACH_SECONDS).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _is_own_address(host: str) -> bool:
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as trial:
+                trial.bind(address)
+    except OSError:
+        return False
+    return True
+
+
+def _every_edge(config: StageSchedConfig, connectors: Mapping[str, EdgeConnector]) -> Iterator[EdgeFinding]:
+    """Yield the connector of all edges of a pipeline that is not known."""
+    if not config.runtime.edges:
+        for one in connectors.values():
+            yield EdgeFinding("every edge", one.name, one.extra, "runtime.connectors", list(one.routes))
+
+
+def _edges(found: Deployed, connectors: Mapping[str, EdgeConnector]) -> Iterator[EdgeFinding]:
+    routes = next((list(one.routes) for one in connectors.values() if one.routes), [])
     for stage in found.graph.stages:
         for source in stage.sources:
             edge = str(source), str(stage.stage_id)
@@ -183,9 +255,9 @@ def _edges(found: Deployed) -> Iterator[EdgeFinding]:
             if (spec := found.connectors.get(edge)) is None:
                 yield EdgeFinding(name, None, {}, "vLLM-Omni's default")
             else:
-                yield EdgeFinding(
-                    name, spec.name, spec.extra, "runtime.connectors" if edge in found.ours else "deploy YAML"
-                )
+                ours = edge in found.ours
+                written = "runtime.connectors" if ours else "deploy YAML"
+                yield EdgeFinding(name, spec.name, spec.extra, written, routes if ours else [])
 
 
 def _shared_parts(config: StageSchedConfig, found: Deployed | None) -> Iterator[Status]:
@@ -215,6 +287,10 @@ def _shared_parts(config: StageSchedConfig, found: Deployed | None) -> Iterator[
     ahead = f"{watching.forecast.horizon_seconds:g} s ahead" + (
         ", replicas move" if watching.forecast.move_replicas else ""
     )
+    ahead += f", history in {watching.forecast.history_path}" if watching.forecast.history_path else ""
+    journal = watching.journal
+    kept = f"{journal.path}, at most {journal.max_bytes:,} bytes"
+    yield Status("journal", journal.path is not None, kept if journal.path else "'monitoring.journal.path' is null")
     yield _part("forecast", watching.forecast.enabled, ahead, "monitoring.forecast.enabled")
 
 
@@ -247,6 +323,7 @@ def _parts(config: StageSchedConfig, found: Deployed, stage: Stage) -> Iterator[
     )
     yield _part("recovery", recovery.enabled, again, "runtime.recovery.enabled")
     yield _hangs(config)
+    yield _remedies(config)
 
 
 def _balancing(config: StageSchedConfig, stage: Stage) -> Status:
@@ -277,6 +354,14 @@ def _hangs(config: StageSchedConfig) -> Status:
     if not (watching.enabled and watching.anomaly.enabled):
         return Status("hangs", False, "they need 'monitoring.anomaly'")
     return Status("hangs", True, f"a replica that hangs for {recovery.hang_seconds:g} s more is ended")
+
+
+def _remedies(config: StageSchedConfig) -> Status:
+    recovery = config.runtime.recovery
+    if not recovery.act_on:
+        return Status("remedies", False, "'runtime.recovery.act_on' is empty: anomalies are only reported")
+    how = "it would be replaced (dry_run)" if recovery.dry_run else "the replica is replaced"
+    return Status("remedies", True, f"after {', '.join(recovery.act_on)}, {how}")
 
 
 def _part(name: str, active: bool, reason: str, option: str) -> Status:

@@ -66,6 +66,8 @@ def stage_parts(found: StagesDiagnosis) -> list[RenderableType]:
     parts += [_stage(stage) for stage in found.stages]
     if found.edges:
         parts.append(_edges(found.edges))
+    if found.warnings:
+        parts.append(problems_table("\nWrong on this host", found.warnings))
     if found.note:
         parts.append(Text(f"\n{found.note}"))
     parts.append(_stages_verdict(found))
@@ -81,9 +83,17 @@ def _stage(stage: StageFinding) -> Table:
 def _edges(edges: list[EdgeFinding]) -> Table:
     table = section("\nEdges", "edge", "connector", "source")
     for edge in edges:
-        extra = f" {json.dumps(edge.extra, default=str)}" if edge.extra else ""
+        extra = f" {json.dumps(edge.extra, default=str)}" if edge.extra and not edge.routes else ""
         table.add_row(f"  {edge.edge}", (edge.connector or "–") + extra, Text(edge.source, "dim"))
+        for route in edge.routes:
+            values = ", ".join(f"{name} {_number(value)}" for name, value in route.values.items())
+            table.add_row(Text(f"    {route.name or 'default'}", "dim"), f"{route.carries}: {values}", "")
     return table
+
+
+def _number(value: Any) -> str:
+    """Return a value with its digits grouped."""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _stages_verdict(found: StagesDiagnosis) -> RenderableType:

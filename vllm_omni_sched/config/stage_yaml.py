@@ -17,7 +17,8 @@ from pydantic import BaseModel, ValidationError
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import KEY, ResolvedOption, explain, is_nearly_ours, read_yaml
 from vllm_omni_sched.config.stage_options import RuntimeOptions, StageSchedConfig
-from vllm_omni_sched.config.stage_options.batching import StageBatchOptions
+from vllm_omni_sched.config.stage_options.batching import ALIASES, StageBatchOptions
+from vllm_omni_sched.config.units import UnitError
 
 VARIABLE = "VLLM_OMNI_SCHED_STAGES"
 
@@ -70,7 +71,7 @@ def read_stage_options(options: Any, where: str) -> StageSchedConfig:
     try:
         return StageSchedConfig.model_validate(dict(options))
     except ValidationError as error:
-        raise ConfigError(f"{where}: " + "; ".join(_explain(e) for e in error.errors())) from None
+        raise ConfigError(f"{where}: " + "; ".join(_as_written(e, options) for e in error.errors())) from None
 
 
 def resolved_stage_options(config: StageSchedConfig) -> list[ResolvedOption]:
@@ -126,11 +127,15 @@ def _check_stages(option: str, given: Iterable[str], ids: Mapping[str, int]) -> 
 
 
 def edge_connectors(
-    options: RuntimeOptions, stage_names: Mapping[int, str], edges: Collection[tuple[int, int]]
+    options: RuntimeOptions,
+    connectors: Iterable[str],
+    stage_names: Mapping[int, str],
+    edges: Collection[tuple[int, int]],
 ) -> dict[tuple[int, int], str]:
     """Return the name of each edge's connector, by the ids of its stages.
 
     Args:
+        connectors: names of the connectors; without ``edges`` in the options there is one, for all edges.
         stage_names: as for `check_against`.
         edges: the edges of the graph.
 
@@ -138,7 +143,7 @@ def edge_connectors(
         ConfigError: a stage or an edge is unknown, or an edge is given twice.
     """
     if not options.edges:
-        return {edge: name for name in options.connectors for edge in edges}
+        return {edge: name for name in connectors for edge in edges}
     ids = _ids(stage_names)
     found: dict[tuple[int, int], str] = {}
     for key, name in options.edges.items():
@@ -193,6 +198,19 @@ def _in_deploy(path: Path, inherited_by: tuple[Path, ...] = ()) -> tuple[Any, st
     return options, where
 
 
+def _as_written(error: Any, options: Mapping[str, Any]) -> str:
+    """Return one sentence for a validation error, with the key as the operator has written it."""
+    *sections, name = map(str, error["loc"]) if error["loc"] else ("",)
+    inside: Any = options
+    for section in sections:
+        inside = inside.get(section) if isinstance(inside, Mapping) else None
+    names = [name, *(alias for alias, of in ALIASES.items() if of == name)]
+    known = [".".join([*sections, one]) for one in names if isinstance(inside, Mapping) and one in inside]
+    known += [one for one in names if one in options]
+    path = ".".join([*sections, name])
+    return _explain(error).replace(f"'{path}'", f"'{known[0]}'") if known else _explain(error)
+
+
 def _explain(error: Any) -> str:
     """Return one sentence for a validation error, with the path of its key."""
     model: type[BaseModel] = StageSchedConfig
@@ -201,6 +219,8 @@ def _explain(error: Any) -> str:
     if error["type"] == "value_error":  # concerns several options, in our own words
         problem = str(error["msg"]).removeprefix("Value error, ")
         at = ".".join(map(str, error["loc"]))
+        if isinstance(error.get("ctx", {}).get("error"), UnitError):
+            return f"option {at!r}: {problem}"
         return f"in {at!r}: {problem}" if at else problem
     loc, prefix = tuple(error["loc"]), ""
     while len(loc) > 1 and (inner := _model_in(model, str(loc[0]))) is not None:

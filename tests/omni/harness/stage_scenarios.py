@@ -117,12 +117,38 @@ async def connected(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     return {"answers": answers, "connectors": [config["name"] for config in configs]}
 
 
+SMALL, LARGE = Ask("How do you do?", thinks=5, says=6), Ask("What crosses an edge " * 110, thinks=5, says=6)
+
+
+async def sized(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+    """What connectors count of a request with few hidden states, and of one that has more than a megabyte of them."""
+    found: dict[str, dict[str, float]] = {}
+    names = ("connector_messages_total", "connector_inline_messages_total", "connector_sent_bytes_total")
+    for name, ask in {"small": SMALL, "large": LARGE}.items():
+        before = {each: _of_arena(each) for each in names}
+        least = before[names[0]] + len(spec.edges)
+        await ask_all(omni, spec, f"{prefix}-{name}", {name: ask})
+        # stages write their pages once a second
+        await until(partial(_has_sent, least))
+        found[name] = {each: _of_arena(each) - before[each] for each in names}
+    configs = [pool.stage_vllm_config.model_config.stage_connector_config for pool in omni.engine.stage_pools]
+    return {"counted": found, "connectors": [config["name"] for config in configs]}
+
+
+def _has_sent(messages: float) -> bool:
+    return _arena_messages() >= messages
+
+
 def _arena_messages() -> float:
+    return _of_arena("connector_messages_total")
+
+
+def _of_arena(name: str) -> float:
     return sum(
         sample.value
         for family in REGISTRY.collect()
         for sample in family.samples
-        if sample.name == "vllm:omni_sched_connector_messages_total" and sample.labels["path"] == "arena"
+        if sample.name == f"vllm:omni_sched_{name}" and sample.labels["path"] == "arena"
     )
 
 
@@ -135,7 +161,7 @@ STAGE_SCENARIOS: dict[str, Callable[[Any, PipelineSpec, str], Awaitable[Result]]
     "killed_1": partial(killed, stage_id=1),
     "told": told,
 }
-EDGE_SCENARIOS = {"connected": connected}  # only where the arena is the connector
+EDGE_SCENARIOS = {"connected": connected, "sized": sized}  # only where the arena is the connector
 
 
 async def ask_all(omni: Any, spec: PipelineSpec, prefix: str, asks: Mapping[str, Ask]) -> dict[str, Any]:

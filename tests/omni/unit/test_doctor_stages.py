@@ -1,14 +1,20 @@
 """`vllm-omni-sched doctor --stages`: options of the stage scheduler, what they make active, and what is wrong."""
 
 import json
+import socket
+from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from tests.support.stage_files import deploy
 from vllm_omni_sched.cli import app, diagnosis, doctor
 from vllm_omni_sched.cli.diagnosis import Diagnosis
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_yaml import VARIABLE
+
+ARTICLE = Path(__file__).parents[2] / "support" / "article.yaml"
 
 TEXT = """
 pipeline: tiny_text_to_sound
@@ -135,6 +141,71 @@ def test_without_vllm_omni_no_stage_can_start(tmp_path, healthy):
     assert options_of(found)["runtime.stall_seconds"] == (1800, False)
 
 
+@pytest.fixture
+def no_library(healthy):
+    """Whether the Mooncake library is installed does not matter."""
+    healthy.setattr(diagnosis.store, "load_library", lambda: None)
+
+
+@pytest.mark.usefixtures("no_library")
+def test_the_article_s_file_is_shown_with_its_routes_and_what_is_wrong(healthy):
+    healthy.setattr(diagnosis, "_unreachable", lambda address: f"{address} is unknown")
+    healthy.setattr(diagnosis, "_is_own_address", lambda host: host != "192.168.1.100")
+    status, found = findings("--stages", ARTICLE)
+    assert (status, found["stages"]["problems"]) == (0, [])
+    shown = options_of(found)
+    assert shown["batching.target_latency_ms"] == (50, True)
+    assert shown["batching.adjust_interval_ms"] == (1000, True)
+    assert shown["pools.image_pool_size"] == (2 << 30, True)
+    (edge,) = found["stages"]["edges"]
+    assert (edge["edge"], edge["connector"], edge["source"]) == (
+        "every edge",
+        "OmniAutoConnector",
+        "runtime.connectors",
+    )
+    routes = {route["name"]: route["values"] for route in edge["routes"]}
+    assert list(routes) == ["connector_small", "connector_large", "", "connector_distributed"]
+    assert routes["connector_large"]["inline_up_to_bytes"] == 1 << 20
+    assert routes["connector_distributed"]["localbuf"] == 64 << 20
+    master, host = found["stages"]["warnings"]
+    assert (
+        "'runtime.connectors.connector_distributed.extra.master': nothing answers at master:50051 from here" in master
+    )
+    assert "'runtime.connectors.connector_distributed.extra.host': 192.168.1.100 is not an address of this host" in host
+    said = run("--stages", ARTICLE)[1]
+    assert "image to stages on this host: inline_up_to_bytes 1,048,576, tuned_from_bytes 32,768" in said
+    assert "Wrong on this host" in said
+
+
+def test_addresses_are_tried():
+    assert diagnosis._is_own_address("127.0.0.1")
+    assert not diagnosis._is_own_address("192.0.2.1")  # for documentation
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = listening.getsockname()
+        assert diagnosis._unreachable(address) is None
+    assert diagnosis._unreachable(address) == "Connection refused"
+
+
+def test_a_missing_library_is_a_problem(healthy):
+    def missing():
+        raise ConfigError("the Mooncake transport needs mooncake-transfer-engine, which is not installed")
+
+    healthy.setattr(diagnosis.store, "load_library", missing)
+    status, found = findings("--stages", ARTICLE)
+    assert status == 1
+    assert found["stages"]["problems"] == [
+        f"{ARTICLE}: the Mooncake transport needs mooncake-transfer-engine, which is not installed"
+    ]
+
+
+def test_connectors_that_cannot_be_combined_are_a_problem_without_a_pipeline(tmp_path):
+    text = "runtime: {connectors: {a: {name: SharedMemoryConnector}, b: {name: OmniAutoConnector}}}\n"
+    status, found = findings("--stages", deploy(tmp_path, text, "ours.yaml"))
+    assert status == 1
+    (problem,) = found["stages"]["problems"]
+    assert "ours.yaml: option 'runtime.connectors.b.name': OmniAutoConnector cannot be one of several routes" in problem
+
+
 def test_a_model_without_stages_is_a_usage_error():
     assert run("--model", "m")[0] == 2
 
@@ -176,6 +247,27 @@ def test_each_stage_and_edge_is_shown_with_what_is_active(tmp_path, tiny):
     said = run("--stages", file)[1]
     assert "Stage talker (1), ar, 2 replicas" in said
     assert "a request without progress for 4000 s fails" in said
+
+
+@pytest.mark.omni
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_library", "tiny")
+def test_the_article_s_connectors_are_on_each_edge_of_a_pipeline(tmp_path, healthy):
+    healthy.setattr(diagnosis, "_unreachable", lambda _: None)
+    healthy.setattr(diagnosis, "_is_own_address", lambda _: True)
+    content = yaml.safe_load(TEXT) | {"omni_sched": yaml.safe_load(ARTICLE.read_text())}
+    status, found = findings("--stages", deploy(tmp_path, yaml.safe_dump(content)))
+    assert (status, found["stages"]["problems"], found["stages"]["warnings"]) == (0, [], [])
+    edges = found["stages"]["edges"]
+    assert [(edge["edge"], edge["connector"]) for edge in edges] == [
+        ("thinker (0) -> talker (1)", "OmniAutoConnector"),
+        ("talker (1) -> vocoder (2)", "OmniAutoConnector"),
+    ]
+    assert [[route["name"] for route in edge["routes"]] for edge in edges] == [
+        ["connector_small", "connector_large", "", "connector_distributed"]
+    ] * 2
+    batching = [part for part in found["stages"]["stages"][1]["parts"] if part["feature"] == "batching"]
+    assert batching[0]["reason"] == "1 to 32 requests, aims at 50 ms, adjusted each 1000 ms"
 
 
 @pytest.mark.omni

@@ -15,7 +15,7 @@ from vllm_omni.engine import stage_runtime
 from vllm_omni.engine.stage_runtime import DistStageRuntime, StageRuntime
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.stage_yaml import VARIABLE, read_stage_options
+from vllm_omni_sched.config.stage_yaml import VARIABLE, load_stage_config, read_stage_options
 from vllm_omni_sched.omni.stages.start import edges, hooks
 from vllm_omni_sched.plugin import register
 
@@ -51,8 +51,8 @@ def line(**connectors: Any) -> list[Any]:
 
 
 def connected(runtime: dict[str, Any], transfer: Any = None, stages: list[Any] | None = None) -> Any:
-    options = read_stage_options({"runtime": runtime}, "here").runtime
-    return edges.with_our_connectors(options, SimpleNamespace(_stage_configs=stages or line()), transfer)
+    config = read_stage_options({"runtime": runtime}, "here")
+    return edges.with_our_connectors(config, SimpleNamespace(_stage_configs=stages or line()), transfer)
 
 
 def test_without_connectors_of_ours_nothing_changes() -> None:
@@ -119,6 +119,36 @@ def test_bad_edges_are_refused_by_name(named: dict[str, str], says: str) -> None
         connected({"connectors": {"ours": ARENA}, "edges": named})
 
 
+def test_the_article_s_file_is_one_connector_on_all_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(edges, "reach_master", lambda options, clock: tried.append(options.master))
+    article = Path(__file__).parents[2] / "support" / "article.yaml"
+    config = load_stage_config(None, {VARIABLE: str(article)})
+    assert config is not None
+    found = edges.with_our_connectors(config, SimpleNamespace(_stage_configs=line()), None).connectors
+    assert set(found) == {("0", "1"), ("1", "2")}
+    (one, other) = found.values()
+    assert one == other
+    assert one.name == "OmniAutoConnector"
+    assert one.extra["arena"]["text"]["inline_bytes"] == 32768
+    assert one.extra["mooncake"]["master"] == "master:50051"
+    assert tried == ["master:50051"]
+
+
+def test_a_mooncake_store_without_a_master_is_refused_before_stages_load_their_models() -> None:
+    extra = {"master": "127.0.0.1:1", "connect_timeout_seconds": 0.01}
+    far = {"name": "MooncakeConnector", "extra": extra}
+    says = r"\.far\.extra\.master': no Mooncake master answers at 127\.0\.0\.1:1 .*: start .*; or remove the connector"
+    with pytest.raises(ConfigError, match=says):
+        connected({"connectors": {"near": SHM, "far": far}})
+
+
+def test_sizes_of_pools_without_a_connector_that_has_any_are_refused() -> None:
+    config = read_stage_options({"text_pool_size": "1MB"}, "here")
+    with pytest.raises(ConfigError, match=r"'pools\.text_pool_size' is for the shared memory .*: add one"):
+        edges.with_our_connectors(config, SimpleNamespace(_stage_configs=line()), None)
+
+
 def test_an_unknown_connector_is_refused_by_name() -> None:
     with pytest.raises(
         ConfigError, match=r"connectors\.ours\.name': .* 'ArenaConector'; did you mean 'ArenaConnector'"
@@ -127,7 +157,7 @@ def test_an_unknown_connector_is_refused_by_name() -> None:
 
 
 def test_on_several_hosts_the_deploy_yaml_has_to_say_it() -> None:
-    options = read_stage_options({"runtime": {"connectors": {"ours": ARENA}}}, "here").runtime
+    options = read_stage_options({"runtime": {"connectors": {"ours": ARENA}}}, "here")
     with pytest.raises(ConfigError, match=r"'runtime\.connectors': .*--stage-id"):
         edges.with_our_connectors(options, object.__new__(DistStageRuntime), None)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_moves import MovingRig, at
 from tests.support.omni_stages import StageSpec
+from vllm_omni_sched.monitor.forecast.history import history_of
+from vllm_omni_sched.omni.stages.placement import arrival_file
 from vllm_omni_sched.omni.stages.placement.forecaster import TESTED, Forecaster, StageShares
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
@@ -163,3 +167,46 @@ async def test_ways_are_those_of_late() -> None:
 
 async def test_nobody_has_come_yet() -> None:
     assert StageShares().rates({"text": 1.0}) == {}
+
+
+async def run(rig: Arriving, seconds: int) -> Forecaster:
+    for number in range(seconds):
+        await rig.second(number, 1, 1, (0.1,))
+    forecaster = rig.driver.forecaster
+    assert isinstance(forecaster, Forecaster)
+    return forecaster
+
+
+async def test_counts_survive_a_restart_in_a_file_of_this_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "arrivals.json"
+    async with Arriving(LAST, history_path=str(path)) as rig:
+        await run(rig, 6)
+    saved = history_of(path.read_bytes())
+    assert saved.bin_seconds == 1.0
+    assert sum(saved.counts["text"]) >= 4
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [file.name for file in tmp_path.iterdir()] == ["arrivals.json"]
+    async with Arriving(LAST, history_path=str(path)) as rig:
+        forecaster = await run(rig, 4)
+        counts = forecaster._model.history(rig.now, saved.until).counts["text"]
+    assert counts[: len(saved.counts["text"])] == saved.counts["text"]
+    assert len(counts) > len(saved.counts["text"])
+
+
+@pytest.mark.parametrize("content", [None, b"damaged", b'{"bin_seconds": 7, "until": 0, "counts": {}}'])
+async def test_without_a_usable_file_a_forecast_begins_anew(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "arrivals.json"
+    if content is not None:
+        path.write_bytes(content)
+    async with Arriving(LAST, history_path=str(path)) as rig:
+        await run(rig, 4)
+    assert history_of(path.read_bytes()).counts["text"]
+
+
+async def test_a_place_that_cannot_be_written_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(arrival_file.logger, "warning", lambda text, *values: said.append(text % values))
+    async with Arriving(LAST, history_path=str(tmp_path / "missing" / "arrivals.json")) as rig:
+        await run(rig, 5)
+    (warning,) = said
+    assert "cannot be saved" in warning

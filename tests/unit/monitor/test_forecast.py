@@ -10,6 +10,7 @@ import pytest
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.forecast.backtest import rolling_origin
 from vllm_omni_sched.monitor.forecast.guard import Guard, GuardReason
+from vllm_omni_sched.monitor.forecast.history import ArrivalHistory, bytes_of, continued, history_of
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions, ForecastReason, LoadForecast
 from vllm_omni_sched.monitor.forecast.models import ModelChoice
 from vllm_omni_sched.monitor.forecast.plan import Move, MoveReason, PlanOptions, PoolState, ReplicaPlanner
@@ -190,3 +191,74 @@ def test_without_the_guard_the_model_speaks_though_it_errs():
     assert found[1].reason is ForecastReason.BEST
     assert found[1].model is not ModelChoice.NAIVE
     assert found[1].mean != found[0].mean
+
+
+def season(at):
+    return 100 * (1 + 0.7 * np.sin(2 * np.pi * at / SEASON))
+
+
+@installed
+@pytest.mark.parametrize("missed", [0, 30])
+def test_a_restored_history_is_used_as_if_it_had_been_observed(missed):
+    before = LoadForecast(OPTIONS)
+    now = tell(before, days(144, np.random.default_rng(0)))
+    saved = history_of(bytes_of(before.history(now, wall=1e9)))
+    after = LoadForecast(OPTIONS)
+    start, wall = 7.0, 1e9 + 60.0 * missed  # another monotonic clock
+    after.restore(saved, start, wall)
+    told = after.forecast(start, "image")
+    assert told.reason is ForecastReason.BEST
+    assert told.model is not ModelChoice.NAIVE
+    assert after.fits == 1
+    assert np.abs(np.array(told.mean) - season(np.arange(144, 148) + missed)).max() < 60
+    counts = after.history(start, wall).counts["image"]
+    assert counts[-missed - 144 :][:144] == saved.counts["image"]
+    assert len(counts) == 144 + missed
+
+
+@installed
+def test_what_is_observed_goes_on_behind_the_restored_history():
+    forecast = LoadForecast(OPTIONS)
+    forecast.restore(ArrivalHistory(60.0, until=5000.0, counts={"text": (1.0, 2.0)}), now=30.0, wall=5030.0)
+    forecast.observe(40.0, "text", 3.0)
+    forecast.observe(70.0, "text", 9.0)
+    forecast.observe(70.0, "audio", 4.0)
+    history = forecast.history(130.0, 6000.0)
+    assert history.counts == {"text": (1.0, 2.0, 3.0, 9.0), "audio": (4.0,)}
+    assert history.until == 6000.0 - 10.0
+
+
+def test_bins_in_which_nothing_was_observed_get_the_counts_of_a_season_before():
+    assert continued((1.0, 2.0, 3.0), 4, 3) == (1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 1.0)
+    assert continued((1.0, 2.0), 3, 3) == (1.0, 2.0, 2.0, 1.0, 2.0)  # the last one until there is a season
+    assert continued((), 5, 3) == ()
+    assert continued((1.0,), 0, 3) == (1.0,)
+
+
+@installed
+@pytest.mark.parametrize(
+    ("history", "wall", "says"),
+    [
+        (ArrivalHistory(30.0, 0.0, {"text": (1.0,)}), 0.0, "its bins have 30 s, and option 'bin_seconds' is 60"),
+        (ArrivalHistory(60.0, 0.0, {"text": (1.0,)}), 60.0 * 513, "it ends 513 bins ago, and 512 are kept"),
+    ],
+)
+def test_a_history_of_other_bins_or_of_long_ago_is_refused(history, wall, says):
+    with pytest.raises(ConfigError, match=says):
+        LoadForecast(OPTIONS).restore(history, 0.0, wall)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "not a history"),
+        (b"[]", "not a history"),
+        (b'{"bin_seconds": 60, "until": 1, "counts": {"text": ["many"]}}', "not a history"),
+        (b'{"bin_seconds": 60, "until": 1, "counts": {"text": [-1]}}', "negative or infinite"),
+        (b'{"bin_seconds": 60, "until": 1, "counts": {}, "format": "other"}', "its format is 'other'"),
+        (b"\xff\xfe", "not a history"),
+    ],
+)
+def test_a_damaged_history_is_an_error(content, says):
+    with pytest.raises(ConfigError, match=says):
+        history_of(content)

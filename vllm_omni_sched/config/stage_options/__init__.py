@@ -1,17 +1,20 @@
 """Options of the scheduler over vLLM-Omni's stages, with their defaults, bounds and meaning.
 
 Names and defaults follow the design article on a multimodal batch scheduler for vLLM-Omni (batches of 1 to 32, adjusted
-each 1000 ms, to a latency target of 50 ms). `config.stage_yaml` reads them.
+each 1000 ms, to a latency target of 50 ms). Its own file loads as it is printed: its names are further names of these
+options. `config.stage_yaml` reads them.
 """
 
+from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from vllm_omni_sched.config.stage_options.base import Options
 from vllm_omni_sched.config.stage_options.batching import BatchingOptions
 from vllm_omni_sched.config.stage_options.graph import GraphOptions
+from vllm_omni_sched.config.units import Size
 
 
 class BalancePolicy(str, Enum):
@@ -50,6 +53,16 @@ class RecoveryOptions(Options):
         description="A replica that hangs longer is terminated; `monitoring.anomaly`, which detects hangs, must be "
         "on; null: never.",
     )
+    act_on: list[Literal["timeout", "leak", "sick_edge"]] = Field(
+        default_factory=list,
+        description="Anomalies of a replica after which it is replaced: requests that are in a stage for too long or a "
+        "stuck queue (timeout), a memory leak, transfers that fail or are slow (sick_edge). Others are only logged "
+        "and counted.",
+    )
+    dry_run: bool = Field(False, description="Only log, count and record what `act_on` would lead to.")
+    cooldown_seconds: float = Field(
+        300.0, ge=0, description="Least time between two replacements in a stage because of `act_on`."
+    )
 
 
 class CreditOptions(Options):
@@ -67,7 +80,8 @@ class RuntimeOptions(Options):
     )
     edges: dict[str, str] = Field(
         default_factory=dict,
-        description="Connector of an edge, such as `thinker->talker: local`; if unset, the only one is on all edges.",
+        description="Connector of an edge, such as `thinker->talker: local`; if unset, the only one is on all edges, "
+        "and several are the routes of all edges.",
     )
     recovery: RecoveryOptions = Field(RecoveryOptions(), description="Recovery from the death of a replica.")
     credits: CreditOptions = Field(CreditOptions(), description="Back-pressure from the last stage to the first.")
@@ -81,6 +95,14 @@ class RuntimeOptions(Options):
     drain_seconds: float = Field(
         60.0, gt=0, description="How long a replica that is to be moved may take to become empty; after that it stays."
     )
+
+    @model_validator(mode="after")
+    def _recovers(self) -> "RuntimeOptions":
+        if self.recovery.act_on and not self.recovery.enabled:
+            raise ValueError("option 'recovery.act_on' needs 'recovery.enabled': turn that on, or remove 'act_on'")
+        if self.recovery.dry_run and not self.recovery.act_on:
+            raise ValueError("option 'recovery.dry_run' needs 'recovery.act_on': name anomalies there, or remove it")
+        return self
 
     @model_validator(mode="after")
     def _connected(self) -> "RuntimeOptions":
@@ -98,9 +120,10 @@ class RuntimeOptions(Options):
                         f"replica is repaired: {self.stall_seconds:g} <= {seconds:g}; raise the one or lower the other"
                     )
         unused = [name for name in self.connectors if name not in self.edges.values()]
-        if unused and (self.edges or len(unused) > 1):
+        if unused and self.edges:
             raise ValueError(
-                f"option 'connectors.{unused[0]}' is on no edge; name an edge for it in 'edges', or remove it"
+                f"option 'connectors.{unused[0]}' is on no edge; name an edge for it in 'edges', or remove it (or "
+                "remove 'edges': then each message of each edge takes the connector that suits it)"
             )
         return self
 
@@ -153,11 +176,49 @@ class PoolShares(Options):
         return self
 
 
-class PoolOptions(Options):
-    """Options of memory pools by modality."""
+LEAST_POOL, MOST_POOL = 64 << 10, 1 << 40
 
-    total_bytes: int | None = Field(None, ge=1, description="Bytes of all pools; null: there are no pools.")
+
+class PoolOptions(Options):
+    """Options of memory pools by modality: bounds on the inputs of requests, and the pools of connectors."""
+
+    total_bytes: Size | None = Field(
+        None, ge=1, description="Most bytes of the inputs of requests in the pipeline; null: they are not bounded."
+    )
     shares: PoolShares = Field(PoolShares(), description="Guaranteed fractions of `total_bytes`.")
+    text_pool_size: Size | None = Field(
+        None,
+        ge=LEAST_POOL,
+        le=MOST_POOL,
+        description="First size of the pool of ids in the shared memory of `runtime.connectors`; it grows to four "
+        "times as much. Default: 256 MB.",
+    )
+    image_pool_size: Size | None = Field(
+        None, ge=LEAST_POOL, le=MOST_POOL, description="The same for features and pixels. Default: 2 GB."
+    )
+    audio_pool_size: Size | None = Field(
+        None, ge=LEAST_POOL, le=MOST_POOL, description="The same for samples. Default: 512 MB."
+    )
+    pool_growth_factor: float | None = Field(
+        None, gt=1, le=4, description="Factor by which these pools grow. Default: 1.5."
+    )
+
+    @property
+    def of_connectors(self) -> dict[str, Any]:
+        """Return the options that concern the pools of connectors, as far as they are given."""
+        names = ("text_pool_size", "image_pool_size", "audio_pool_size", "pool_growth_factor")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+def absolute(value: str | None, example: str) -> str | None:
+    """Return a path that is absolute, or None.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if value is not None and not value.startswith("/"):
+        raise ValueError(f"must be absolute, such as {example!r}")
+    return value
 
 
 class AnomalyOptions(Options):
@@ -199,6 +260,16 @@ class ForecastOptions(Options):
     horizon_seconds: float = Field(600.0, gt=0, description="How far ahead to forecast.")
     move_replicas: bool = Field(False, description="Move replicas from one stage to another ahead of the load.")
     max_replicas: int = Field(8, ge=1, description="Most replicas that a stage may reach by moves.")
+    history_path: str | None = Field(
+        None,
+        description="File that keeps the counts of arrivals over restarts, an absolute path; null: a start begins "
+        "without a history.",
+    )
+
+    @field_validator("history_path")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        return absolute(value, "/var/lib/omni/arrivals.json")
 
     @model_validator(mode="after")
     def _far_enough(self) -> "ForecastOptions":
@@ -209,7 +280,27 @@ class ForecastOptions(Options):
             )
         if self.move_replicas and not self.enabled:
             raise ValueError("option 'move_replicas' needs 'enabled': turn both on, or 'move_replicas' off")
+        if self.history_path is not None and not self.enabled:
+            raise ValueError("option 'history_path' needs 'enabled': turn that on, or remove the path")
         return self
+
+
+class JournalOptions(Options):
+    """Options of the journal of faults."""
+
+    path: str | None = Field(
+        None,
+        description="File for the journal of faults, an absolute path, with a second one beside it (`.1`); null: there "
+        "is none. `vllm-omni-sched faults` shows it.",
+    )
+    max_bytes: Size = Field(
+        16 << 20, ge=64 << 10, le=1 << 40, description="Most bytes of both files; the oldest entries go."
+    )
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        return absolute(value, "/var/log/omni/faults.jsonl")
 
 
 class MonitoringOptions(Options):
@@ -220,23 +311,50 @@ class MonitoringOptions(Options):
     )
     anomaly: AnomalyOptions = Field(AnomalyOptions(), description="Detection of anomalies.")
     forecast: ForecastOptions = Field(ForecastOptions(), description="Forecast of the load.")
+    journal: JournalOptions = Field(JournalOptions(), description="Journal of faults.")
 
     @model_validator(mode="after")
     def _watched(self) -> "MonitoringOptions":
         if self.forecast.enabled and not self.enabled:
             raise ValueError("option 'forecast.enabled' needs 'enabled': turn both on, or the forecast off")
+        if self.journal.path is not None and not self.enabled:
+            raise ValueError("option 'journal.path' needs 'enabled': turn that on, or remove the path")
         return self
 
 
+_WITHOUT_SECTION = {
+    **dict.fromkeys(("min_batch_size", "max_batch_size", "adjustment_interval", "latency_target"), "batching"),
+    **dict.fromkeys(("text_pool_size", "image_pool_size", "audio_pool_size", "pool_growth_factor"), "pools"),
+}
+"""Options that the design article lists without a section, and the section that they belong to."""
+
+
 class StageSchedConfig(Options):
-    """All options of the scheduler over stages."""
+    """All options of the scheduler over stages. The options that the design article lists may be outside a section."""
 
     runtime: RuntimeOptions = Field(RuntimeOptions(), description="Connectors, recovery and back-pressure.")
     graph: GraphOptions = Field(GraphOptions(), description="Merging, order, affinity and placement of work.")
     batching: BatchingOptions = Field(BatchingOptions(), description="Limits on the work that runs at once.")
     balancing: BalancingOptions = Field(BalancingOptions(), description="Choice of a replica for each request.")
-    pools: PoolOptions = Field(PoolOptions(), description="Memory pools by modality.")
+    pools: PoolOptions = Field(PoolOptions(), description="Memory pools by modality, of requests and of connectors.")
     monitoring: MonitoringOptions = Field(MonitoringOptions(), description="Monitoring of stages.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _into_sections(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or not _WITHOUT_SECTION.keys() & value.keys():
+            return value
+        given = dict(value)
+        for name, section in _WITHOUT_SECTION.items():
+            if name not in given:
+                continue
+            inside = {} if given.get(section) is None else given[section]
+            if not isinstance(inside, Mapping):
+                return value  # which is refused for that
+            if name in inside:
+                raise ValueError(f"options {name!r} and '{section}.{name}' are the same: keep one")
+            given[section] = {**inside, name: given.pop(name)}
+        return given
 
     @model_validator(mode="after")
     def _notices(self) -> "StageSchedConfig":
@@ -248,5 +366,10 @@ class StageSchedConfig(Options):
                     f"option 'runtime.recovery.hang_seconds' is {recovery.hang_seconds:g}, but without "
                     f"'monitoring.{name}' nothing notices a replica that hangs: turn that on, or set 'hang_seconds' to "
                     "null"
+                )
+            if recovery.act_on and not on:
+                raise ValueError(
+                    f"option 'runtime.recovery.act_on' needs 'monitoring.{name}', which finds anomalies: turn that on, "
+                    "or remove 'act_on'"
                 )
         return self

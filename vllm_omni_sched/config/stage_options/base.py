@@ -1,15 +1,19 @@
 """Base class of all options of the stage scheduler."""
 
 from collections.abc import Mapping
-from typing import Any, get_origin
+from typing import Any, ClassVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Options(BaseModel):
-    """Strict and frozen options; an unknown key is an error. An empty section has its defaults."""
+    """Strict and frozen options; an unknown key is an error. An empty section has its defaults.
+
+    ``aliases``: other names of options, with the same meaning. An option that is given under two names is an error.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    aliases: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -19,4 +23,10 @@ class Options(BaseModel):
         if not isinstance(value, Mapping):
             return value
         by_name = {name for name, field in cls.model_fields.items() if get_origin(field.annotation) is dict}
-        return {key: inner for key, inner in value.items() if inner is not None or key not in by_name}
+        given = {key: inner for key, inner in value.items() if inner is not None or key not in by_name}
+        for alias, name in cls.aliases.items():
+            if alias in given:
+                if name in given:
+                    raise ValueError(f"options {alias!r} and {name!r} are the same: keep one")
+                given[name] = given.pop(alias)
+        return given

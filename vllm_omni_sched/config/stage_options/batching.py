@@ -1,11 +1,15 @@
 """Options of batching in a stage."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
 from vllm_omni_sched.config.stage_options.base import Options
+from vllm_omni_sched.config.units import Milliseconds
+
+ALIASES = {"latency_target": "target_latency_ms", "adjustment_interval": "adjust_interval_ms"}
+"""Names of the design article."""
 
 
 class ProgressiveOptions(Options):
@@ -25,20 +29,24 @@ class ProgressiveOptions(Options):
 class StageBatchOptions(Options):
     """Options that differ in one stage; null: as for all stages."""
 
+    aliases: ClassVar[Mapping[str, str]] = ALIASES
+
     enabled: bool | None = Field(None, description="Control the size of this stage's batches.")
     min_batch_size: int | None = Field(None, ge=1, description="Least requests of a batch.")
     max_batch_size: int | None = Field(None, ge=1, description="Most requests of a batch.")
-    target_latency_ms: float | None = Field(None, gt=0, description="Target latency in milliseconds.")
-    adjust_interval_ms: float | None = Field(
+    target_latency_ms: Milliseconds | None = Field(None, gt=0, description="Target latency in milliseconds.")
+    adjust_interval_ms: Milliseconds | None = Field(
         None, gt=0, description="Least time between two decisions, in milliseconds."
     )
-    hold_ms: float | None = Field(
+    hold_ms: Milliseconds | None = Field(
         None, ge=0, description="How long a batch may wait for more requests, in milliseconds."
     )
 
 
 class BatchLimits(Options):
     """Options of the batches of one stage."""
+
+    aliases: ClassVar[Mapping[str, str]] = ALIASES
 
     enabled: bool = Field(
         True,
@@ -47,15 +55,17 @@ class BatchLimits(Options):
     )
     min_batch_size: int = Field(1, ge=1, description="Least requests of a batch.")
     max_batch_size: int = Field(32, ge=1, description="Most requests of a batch.")
-    target_latency_ms: float = Field(
+    target_latency_ms: Milliseconds = Field(
         50.0,
         gt=0,
         description="Target latency in milliseconds: in an autoregressive stage from sending a request to a "
         "replica until its first output, in any other until it is done. If a request alone takes more than half of "
         "it, the target is twice that time.",
     )
-    adjust_interval_ms: float = Field(1000.0, gt=0, description="Least time between two decisions, in milliseconds.")
-    hold_ms: float = Field(
+    adjust_interval_ms: Milliseconds = Field(
+        1000.0, gt=0, description="Least time between two decisions, in milliseconds."
+    )
+    hold_ms: Milliseconds = Field(
         50.0, ge=0, description="How long a batch may wait for more requests, where that pays, in milliseconds."
     )
 

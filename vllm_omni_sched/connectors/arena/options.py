@@ -87,7 +87,9 @@ class ArenaOptions(BaseModel):
     growth_factor: float = Field(1.5, gt=1, le=4, allow_inf_nan=False, description="Factor by which a full pool grows.")
     ring_bytes: MemoryBytes = Field(8 * MIB, ge=64 * KIB, description="Size of the ring for small messages.")
     tune_inline: bool = Field(
-        True, description="Fit `inline_bytes` to what receivers measure, up to 4 times as much or down to a quarter."
+        True,
+        description="Fit `inline_bytes` to what receivers measure: down to a quarter of it or 32 KB, and up to 4 times "
+        "as much or 1 MB, whichever is further.",
     )
     max_messages: int = Field(16384, ge=64, le=1 << 20, description="Most messages in flight per sending process.")
     max_inflight: Count | None = Field(

@@ -18,7 +18,9 @@ FEW, MANY = 4 << 10, 16 << 10
 MEASURED = 16
 """Number of messages of each kind before a limit is computed."""
 RANGE = 4
-"""Largest factor by which a limit differs from the option, in either direction."""
+"""Factor by which a limit may differ from the option, in either direction."""
+LOW, HIGH = 32 << 10, 1 << 20
+"""Limits in bytes that tuning may always reach: those of the design article for text and for images."""
 _LIMIT = struct.Struct("<d")
 
 
@@ -78,9 +80,17 @@ def told(directory: Path) -> list[float]:
     return found
 
 
+def bounds_of(inline_bytes: int) -> tuple[int, int]:
+    """Return the least and the largest limit that tuning may choose, from the option; 0 stays 0."""
+    if not inline_bytes:
+        return 0, 0
+    return min(inline_bytes // RANGE, LOW), max(inline_bytes * RANGE, HIGH)
+
+
 def limit_of(inline_bytes: int, receivers: Iterable[float]) -> int:
     """Return the payload size up to which messages go through the ring, from the option and receivers' limits."""
     sound = [limit for limit in receivers if 0 <= limit < float("inf")]
     if not sound:
         return inline_bytes
-    return int(min(max(statistics.median(sound), inline_bytes / RANGE), inline_bytes * RANGE))
+    least, most = bounds_of(inline_bytes)
+    return int(min(max(statistics.median(sound), least), most))

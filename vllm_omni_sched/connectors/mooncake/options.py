@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from vllm_omni_sched.config.units import bytes_of
 from vllm_omni_sched.connectors.bounds import Count, MemoryBytes, Seconds, StoredBytes
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?\s*", re.IGNORECASE)
-_UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/]+):(?P<port>\d{1,5})")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-
-def bytes_of(value: Any) -> Any:
-    """Convert a size such as ``512MB``, ``"64 MiB"`` or ``1g`` to bytes; units are powers of 1024, as in vLLM-Omni."""
-    if not isinstance(value, str):
-        return value
-    found = _SIZE.fullmatch(value)
-    if found is None:
-        raise ValueError(f"{value!r} is not a size: give bytes, or a number with KB, MB or GB")
-    return int(Fraction(found[1]) * _UNITS[found[2].lower()])  # a float overflows
 
 
 Size = Annotated[MemoryBytes, BeforeValidator(bytes_of)]
@@ -41,7 +29,7 @@ class MooncakeOptions(BaseModel):
     master: str = Field("127.0.0.1:50051", description="Address of `mooncake_master`.")
     segment: Size = Field(512 * MIB, ge=0, description="Bytes of this process's part of the store.")
     localbuf: Size = Field(
-        512 * MIB, ge=MIB, description="Bytes of this process's registered buffers; touched as they are used."
+        64 * MIB, ge=MIB, description="Bytes of this process's registered buffers; touched as they are used."
     )
     proto: Literal["auto", "tcp", "rdma"] = Field("auto", description="auto: rdma where this host has a device for it.")
     rdma: str = Field("", description="Devices for rdma; empty: all.")

@@ -66,7 +66,7 @@ class Store:
         self._options = options
         self._library = load_library()
         self.protocol = options.protocol()
-        _reach(options, clock)
+        reach_master(options, clock)
         os.environ.setdefault(SETUP_RETRIES, "1")  # otherwise the library tries for 90 s, whichever timeout is set
         self.calls = Calls(clock)
         self._closing = threading.Lock()
@@ -210,9 +210,12 @@ class Store:
         ending.close(0.0)
 
 
-def _reach(options: MooncakeOptions, clock: Clock) -> None:
+def reach_master(options: MooncakeOptions, clock: Clock) -> None:
     """Wait until a process listens at the master's address: the library waits silently, and then returns only a
     code.
+
+    Raises:
+        RendezvousError: none does within ``connect_timeout_seconds``.
     """
     until = clock() + options.connect_timeout_seconds
     while True:

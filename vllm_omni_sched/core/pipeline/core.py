@@ -14,6 +14,7 @@ from vllm_omni_sched.core.pipeline.watch import PipelineWatch
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.recovery.options import recovery_options
 from vllm_omni_sched.monitor.recovery.policy import Recovery
+from vllm_omni_sched.monitor.recovery.remedies import Remedies, RemedyAction, RemedyOptions, Trigger
 
 KEPT_TRANSITIONS = 10_000
 
@@ -43,7 +44,10 @@ class PipelineCore:
        next `Tick`.
     4. What follows the death of a replica is decided by `Recovery`, unless that is off, and done by `PipelineRecovery`.
     5. `Check` answers with anomalies that begin (`PipelineWatch`) and with shares of memory pools that move.
-    6. Drivers read `stages`, `context` and `recovery`, and never change them.
+    6. What follows from an anomaly of a replica that serves is decided by `Remedies`, if options ask for it. A request
+       that is in a stage for too long concerns its replica; a queue that stands still, the replica of the stage that
+       has had a request for longest.
+    7. Drivers read `stages`, `context` and `recovery`, and never change them.
 
     Args:
         context: what the stages share.
@@ -57,6 +61,7 @@ class PipelineCore:
         self.recovery = self._recovery(keeps_outputs)
         monitoring = context.config.monitoring
         watched = checked and monitoring.enabled and monitoring.anomaly.enabled
+        self._remedies = self._remedies_of(monitoring.anomaly.enabled and monitoring.enabled)
         self._watch = PipelineWatch(monitoring.anomaly, context.graph) if watched else None
         self._departed: dict[str, None] = {}  # requests that have left while work begun for them goes on
         self.log: deque[Transition] = deque(maxlen=KEPT_TRANSITIONS)
@@ -82,6 +87,23 @@ class PipelineCore:
         policy = Recovery({}, sources, recovery_options(options), context.rng)
         return PipelineRecovery(policy, self.stages, context.together, self._waive)
 
+    def _remedies_of(self, watched: bool) -> Remedies | None:
+        options = self.context.config.runtime.recovery
+        if not (watched and options.enabled and options.act_on):
+            return None
+        chosen = RemedyOptions(
+            act_on=frozenset(map(Trigger, options.act_on)),
+            dry_run=options.dry_run,
+            cooldown_seconds=options.cooldown_seconds,
+            max_restarts=options.max_restarts,
+            window_seconds=options.window_seconds,
+        )
+        return Remedies(chosen, self._serves)
+
+    def _serves(self, replica: Replica) -> bool:
+        known = self.stages[replica.stage].replicas.get(replica.index) if replica.stage in self.stages else None
+        return known is not None and known.serves
+
     def handle(self, event: e.Event, now: float) -> list[e.Action]:
         """Record an event, and return what to do.
 
@@ -97,9 +119,45 @@ class PipelineCore:
             actions += self._forgotten(now)
         if self._watch is not None:
             self._watch.after(actions, now)
+        if self._remedies is not None:
+            actions += self._remedied(self._remedies, event, actions, now)
         for action in actions:
             self._log(action, now)
         return actions
+
+    def _remedied(self, remedies: Remedies, event: e.Event, actions: list[e.Action], now: float) -> list[e.Remedy]:
+        """Return what follows from anomalies that begin, and from the ends of replacements."""
+        found: list[RemedyAction] = []
+        for action in actions:
+            match action:
+                case e.AnomalyBegins(stage_id, anomaly):
+                    replica_id = self._concerned(stage_id, anomaly.request_id)
+                    if replica_id is not None:
+                        found += remedies.found(anomaly.kind, Replica(stage_id, replica_id), now)
+                case e.Ended(work, _, True) if remedies.replacing is not None:
+                    remedies.finished(Replica(work.stage_id, work.replica_id))
+                case _:
+                    pass
+        match event:
+            case e.AnomalyFound(stage_id, replica_id, kind):
+                found += remedies.found(kind, Replica(stage_id, replica_id), now)
+            case e.ReplaceEnded(stage_id, replica_id, outcome):
+                found += remedies.ended(Replica(stage_id, replica_id), outcome, now)
+            case e.Check():
+                found += remedies.tick(now)
+            case _:
+                pass
+        return [e.Remedy(one) for one in found]
+
+    def _concerned(self, stage_id: int, request_id: str) -> int | None:
+        """Return the replica that runs a request, or without one what has run for longest in a stage."""
+        running = self.stages[stage_id].running
+        if request_id:
+            work = running.get(request_id)
+        else:
+            works = (one for one in running.values() if one.started is not None)
+            work = min(works, key=lambda one: one.started or 0.0, default=None)
+        return None if work is None or work.replica_id < 0 else work.replica_id
 
     def _check(self, now: float) -> list[e.Action]:
         found = [] if self._watch is None else self._watch.check(self.stages, now)
@@ -210,6 +268,8 @@ class PipelineCore:
                 stages[stage_id].mark(replica_id, suspected=on)
             case e.DeathExamined() | e.RestartFailed() | e.ReplicaStarting():
                 pass  # of interest to recovery alone
+            case e.AnomalyFound() | e.ReplaceEnded():
+                pass  # of interest to remedies alone
             case _:
                 raise TypeError(f"not an event of a pipeline: {event!r}")
         return []
@@ -292,6 +352,8 @@ class PipelineCore:
         for stage in self.stages.values():
             stage.validate()
         context = self.context
+        if self._remedies is not None:
+            self._remedies.validate()
         assert context.grants.keys() <= context.known.keys(), "memory of requests that have left"
         assert context.waived <= context.known.keys(), "waived credits of requests that have left"
         if self.recovery is not None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
-from vllm_omni_sched.monitor.anomaly.finding import Anomaly
+from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
 from vllm_omni_sched.monitor.recovery.events import FailReason, Incident
+from vllm_omni_sched.monitor.recovery.remedies import RemedyAction, ReplaceOutcome
 from vllm_omni_sched.resource.pipeline.stage_cost import Features
 from vllm_omni_sched.resource.pipeline.stage_gate import ReleaseReason
 
@@ -284,6 +285,24 @@ class ReplicaSuspected:
     cause: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class AnomalyFound:
+    """An anomaly of a replica has begun that the core cannot see: a leak, or a sick edge."""
+
+    stage_id: int
+    replica_id: int
+    kind: AnomalyKind
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceEnded:
+    """A replacement that the core has asked for (`Remedy`) is over, or could not begin."""
+
+    stage_id: int
+    replica_id: int
+    outcome: ReplaceOutcome
+
+
 # ---- other events
 
 
@@ -467,6 +486,13 @@ class AnomalyBegins:
 
 
 @dataclass(frozen=True, slots=True)
+class Remedy:
+    """Log and count what follows from an anomaly of a replica, and do it; `ReplaceEnded` follows a replacement."""
+
+    decision: RemedyAction
+
+
+@dataclass(frozen=True, slots=True)
 class SharesMoved:
     """The guaranteed shares of the memory pools have followed the demand; by modality."""
 
@@ -531,6 +557,8 @@ Event = (
     | ReplicaGone
     | ReplicaDraining
     | ReplicaSuspected
+    | AnomalyFound
+    | ReplaceEnded
     | LimitsRaised
     | MemoryMeasured
     | Check
@@ -554,6 +582,7 @@ Action = (
     | Restart
     | Report
     | AnomalyBegins
+    | Remedy
     | SharesMoved
     | Forgotten
     | Chosen

@@ -11,6 +11,7 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.extras import how_to_install
 from vllm_omni_sched.monitor.forecast.backtest import rolling_origin
 from vllm_omni_sched.monitor.forecast.guard import Guard
+from vllm_omni_sched.monitor.forecast.history import ArrivalHistory, continued
 from vllm_omni_sched.monitor.forecast.models import Model, ModelChoice, Naive, Series, fit, root
 
 
@@ -94,12 +95,13 @@ class _Series:
 class LoadForecast:
     """Forecasts arrivals of each modality.
 
-    1. Counts go into bins of ``bin_seconds``; bins in which nothing came count as zero.
     1. Counts go into bins of ``bin_seconds``; bins without arrivals count as zero.
-       season (or third of the history); the one of the least absolute error is fitted and speaks, if it beats naive
-       season (or third of the history); the one with the least absolute error is fitted and used, if it beats naive
-    by ``margin``. Between fits, it takes each count without a fit.
+    2. Every ``refit_bins``, all models are compared by a back-test on the last season (or third of the history). The
+       one with the least absolute error is fitted and used if it beats naive by ``margin``. Between fits, it takes each
+       count without a fit.
     3. A `Guard` compares it with naive at ``horizon_seconds`` ahead; while it is worse, naive is used.
+    4. A history of an earlier process (`restore`) is used as if it had been observed here. Bins in between, in which
+       nothing was observed, are filled by `continued`.
 
     Raises:
         ConfigError: statsmodels is not installed.
@@ -115,6 +117,41 @@ class LoadForecast:
     def observe(self, now: float, modality: str, count: float = 1.0) -> None:
         """Record arrivals. Arrivals of a bin that is over are counted in the present one."""
         self._upto(now, modality).count += count
+
+    def history(self, now: float, wall: float) -> ArrivalHistory:
+        """Return the bins that are over.
+
+        Args:
+            wall: wall-clock time of ``now``.
+        """
+        for modality in list(self._series):
+            self._upto(now, modality)
+        counts = {modality: tuple(series.counts) for modality, series in self._series.items()}
+        return ArrivalHistory(self.options.bin_seconds, wall - now % self.options.bin_seconds, counts)
+
+    def restore(self, history: ArrivalHistory, now: float, wall: float) -> None:
+        """Take over the history of an earlier process, before anything is observed; arguments as for `history`.
+
+        Raises:
+            ConfigError: its bins have another width, or it is older than what is kept.
+        """
+        options = self.options
+        if history.bin_seconds != options.bin_seconds:
+            raise ConfigError(
+                f"its bins have {history.bin_seconds:g} s, and option 'bin_seconds' is {options.bin_seconds:g}"
+            )
+        missed = max(round((wall - now % options.bin_seconds - history.until) / options.bin_seconds), 0)
+        if missed > options.kept_bins:
+            raise ConfigError(f"it ends {missed} bins ago, and {options.kept_bins} are kept")
+        at = math.floor(now / options.bin_seconds)
+        for modality, before in history.counts.items():
+            if not before or modality in self._series:
+                continue
+            counts = deque(continued(before, missed, options.season_bins), maxlen=options.kept_bins)
+            series = _Series(at, Guard(options.guard_window), counts)
+            series.naive = series.model = Naive(np.sqrt(np.array(counts)))
+            series.reason, series.since_fit = ForecastReason.SHORT_HISTORY, len(counts)
+            self._series[modality] = series
 
     def forecast(self, now: float, modality: str) -> Forecast:
         """Return the forecast for the horizon; naive for a modality never seen."""

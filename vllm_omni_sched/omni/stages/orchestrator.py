@@ -16,7 +16,7 @@ from vllm_omni.engine.stage_pool import StageUnavailableError
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.logs import get_logger
-from vllm_omni_sched.monitor.recovery.events import Replica
+from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Replica
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
 from vllm_omni_sched.omni.stages.placement.replica_migrator import ReplicaMigrator
@@ -247,6 +247,10 @@ class ScheduledOrchestrator(Orchestrator):
         if await self.recovery.died(self.stage_pools[stage_id], replica_id, error):
             return
         queue = self.stage_pools[stage_id].queue
+        if self.driver.journal is not None:  # without recovery, nothing else keeps it
+            lost = sum(work.replica_id == replica_id for work in queue.running.values())
+            died = Incident(self.clock(), Replica(stage_id, replica_id), IncidentKind.DIED, str(error), lost)
+            self.driver.journal.incident(died)
         following = [
             receiver
             for work in queue.running.values()
@@ -299,6 +303,7 @@ class ScheduledOrchestrator(Orchestrator):
         await super()._shutdown_extensions()
         self.payloads.close()
         self._publisher.close()
+        await asyncio.get_running_loop().run_in_executor(None, self.driver.close)  # it may wait for the disk
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine beside the event loop; its errors are logged."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from vllm_omni_sched.clock import Clock, wall_seconds
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.context import PipelineContext
@@ -19,15 +20,17 @@ from vllm_omni_sched.core.pipeline.requests import PipelineRequest
 from vllm_omni_sched.engine.metrics.bridge import PagePublisher, attach
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.logs import get_logger
-from vllm_omni_sched.monitor.anomaly.finding import AnomalyKind
+from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
 from vllm_omni_sched.monitor.forecast.plan import Move, MoveReason, PoolState
-from vllm_omni_sched.monitor.recovery.events import FailReason, Incident, IncidentKind
+from vllm_omni_sched.monitor.recovery.events import FailReason, Incident, IncidentKind, Replica
+from vllm_omni_sched.monitor.recovery.remedies import RemedyAction, RemedyStep
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.monitor.stage_metrics import StageCollector
 from vllm_omni_sched.omni.stages.placement.forecaster import Forecaster
 from vllm_omni_sched.omni.stages.placement.layout import StageLayout
 from vllm_omni_sched.omni.stages.placement.replica_migrator import MigrationOutcome, ReplicaMigrator
 from vllm_omni_sched.omni.stages.queue import StageQueue
+from vllm_omni_sched.omni.stages.reports.fault_journal import FaultJournal
 from vllm_omni_sched.omni.stages.reports.memory import HostMemory
 from vllm_omni_sched.omni.stages.reports.stage_monitor import NullMonitor, StageMonitor
 from vllm_omni_sched.omni.stages.requests import Classes, bytes_of, features_of, keys_of, modality_of
@@ -48,9 +51,17 @@ class PipelineDriver:
         graph: the stages.
         async_chunk: whether all stages of a request run at once.
         rng: random source.
+        wall: the wall clock, for the journal of faults.
     """
 
-    def __init__(self, config: StageSchedConfig, graph: StageGraph, async_chunk: bool, rng: Random) -> None:
+    def __init__(
+        self,
+        config: StageSchedConfig,
+        graph: StageGraph,
+        async_chunk: bool,
+        rng: Random,
+        wall: Clock = wall_seconds,
+    ) -> None:
         self.config, self.graph = config, graph
         self.memory = HostMemory()
         self.classes = Classes(config.graph.priority)
@@ -62,13 +73,18 @@ class PipelineDriver:
         self.board = StageBoard(
             [stage.stage_id for stage in graph.stages],
             anomalies=[kind.value for kind in AnomalyKind],
-            incidents=[kind.value for kind in IncidentKind],
+            incidents=[kind.value for kinds in (IncidentKind, RemedyStep) for kind in kinds],
             reasons=[reason.value for reason in FailReason],
         )
         forecast = config.monitoring.forecast
-        self.forecaster = Forecaster(forecast, self.board, config.batching.max_batch_size) if forecast.enabled else None
+        self.forecaster = (
+            Forecaster(forecast, self.board, config.batching.max_batch_size, wall) if forecast.enabled else None
+        )
         monitor = StageMonitor if config.monitoring.enabled else NullMonitor
-        self.monitor = monitor(config.monitoring.anomaly, graph, self.board)
+        self.monitor = monitor(config.monitoring.anomaly, graph, self.board, self._found)
+        names = {stage.stage_id: stage.name for stage in graph.stages}
+        journal = config.monitoring.journal
+        self.journal = FaultJournal(journal, names, wall) if journal.path is not None else None
         self.merges = config.graph.merging.enabled
 
     def handle(self, event: e.Event, now: float) -> list[e.Action]:
@@ -97,10 +113,16 @@ class PipelineDriver:
                 self.incident(incident)
             case e.AnomalyBegins(stage_id, anomaly):
                 self.monitor.tell(stage_id, anomaly)
+                self.anomaly(stage_id, anomaly, now)
+            case e.Remedy(decision):
+                self._remedy(decision)
             case e.SharesMoved(shares):
                 said = ", ".join(f"{modality} {share:.0%}" for modality, share in shares.items())
                 logger.info("memory pools: guaranteed shares are now %s", said)
             case e.RunsAgain() | e.GivenUp() | e.Unserved() | e.Restart() | e.Forgotten():
+                if self.journal is not None and isinstance(action, e.RunsAgain):
+                    first = action.works[0]
+                    self.journal.redispatched(first.stage_id, first.replica_id, action.receivers)
                 if self.recovery is not None:
                     self.recovery.do(action)
             case _:
@@ -186,6 +208,36 @@ class PipelineDriver:
             f" ({incident.cause})" if incident.cause else "",
         )
         self.board.incident(incident.replica.stage, incident.replica.index, incident.kind.value)
+        if self.journal is not None:
+            self.journal.incident(incident)
+
+    def anomaly(self, stage_id: int, anomaly: Anomaly, now: float) -> None:
+        """Keep an anomaly that was logged and counted."""
+        if self.journal is not None:
+            self.journal.anomaly(stage_id, anomaly, now)
+
+    def _found(self, stage_id: int, replica: Replica, anomaly: Anomaly, now: float) -> None:
+        """Keep an anomaly that only the driver can see, and tell the core."""
+        self.anomaly(stage_id, anomaly, now)
+        for action in self.handle(e.AnomalyFound(replica.stage, replica.index, anomaly.kind), now):
+            self.do(action, now)
+
+    def _remedy(self, decision: RemedyAction) -> None:
+        """Log, count and keep what follows from an anomaly, and do it."""
+        replica = decision.replica
+        step, cause = decision.step.value, decision.cause
+        logger.warning("stage %d replica %d: %s (%s)", replica.stage, replica.index, step, cause)
+        self.board.incident(replica.stage, replica.index, step)
+        if self.journal is not None:
+            self.journal.remedy(decision)
+        if self.recovery is not None:
+            self.recovery.remedy(decision)
+
+    def failed(self, stage_id: int, request_id: str, reason: FailReason, why: str) -> None:
+        """Count and keep a request that was given up."""
+        self.board.given_up(stage_id, reason.value)
+        if self.journal is not None:
+            self.journal.failed(stage_id, request_id, reason.value, why)
 
     def prepare(self, rates: Mapping[int, float], tested: bool, migrator: ReplicaMigrator, now: float) -> None:
         """Raise batch limits for the forecast requests per second by stage, and move replicas or report missing ones.
@@ -259,6 +311,11 @@ class PipelineDriver:
     def _seconds(self, stage_id: int) -> float | None:
         stage = self.core.stages.get(stage_id)
         return None if stage is None else stage.request_seconds
+
+    def close(self) -> None:
+        """Write what is kept beyond this process."""
+        if self.journal is not None:
+            self.journal.close()
 
     def publish(self) -> PagePublisher | ExitStack:
         """Publish the metrics on /metrics of this process if monitoring is on; the caller closes the result."""

@@ -291,7 +291,10 @@ def _unknown(scenario: Scenario, known: KnownNames, folder: Path) -> Iterator[st
         try:
             names = {at: stage.name for at, stage in enumerate(scenario.stages)}
             check_against(scenario.orchestration, names)
-            edge_connectors(scenario.orchestration.runtime, names, [(at, at + 1) for at in range(len(names) - 1)])
+            runtime, edges = scenario.orchestration.runtime, [(at, at + 1) for at in range(len(names) - 1)]
+            edge_connectors(runtime, runtime.connectors, names, edges)
+            if runtime.recovery.act_on:
+                yield "[orchestration]: 'runtime.recovery.act_on' is not simulated: remove it"
         except ConfigError as error:
             yield f"[orchestration]: {error}"
     yield from _of_workload(scenario, known, folder)

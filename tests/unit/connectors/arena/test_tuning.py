@@ -61,7 +61,7 @@ def test_a_process_that_had_to_wait_for_its_processor_says_nothing() -> None:
         ([], 1000),
         ([2000.0], 2000),
         ([1500.0, 1600.0, 9e9], 1600),
-        ([9e9], 1000 * RANGE),
+        ([9e9], 1 * MIB),
         ([0.0], 1000 // RANGE),
         ([math.nan, -1.0, math.inf], 1000),  # no receiver says that
     ],
@@ -69,6 +69,19 @@ def test_a_process_that_had_to_wait_for_its_processor_says_nothing() -> None:
 def test_a_limit_is_near_what_the_option_says(told: list[float], limit: int) -> None:
     assert limit_of(1000, told) == limit
     assert limit_of(0, told) == 0  # nothing goes through the ring, whatever receivers say
+
+
+@pytest.mark.parametrize(
+    ("inline", "bounds"),
+    [
+        (32 * KIB, (8 * KIB, 1 * MIB)),  # the design article's for text
+        (64 * KIB, (16 * KIB, 1 * MIB)),
+        (512 * KIB, (32 * KIB, 2 * MIB)),
+        (1 * MIB, (32 * KIB, 4 * MIB)),  # the design article's for images
+    ],
+)
+def test_a_limit_can_always_reach_both_of_the_design_article(inline: int, bounds: tuple[int, int]) -> None:
+    assert (limit_of(inline, [0.0]), limit_of(inline, [9e9])) == bounds
 
 
 @pytest.fixture

@@ -41,6 +41,11 @@ BAD = [
     ("encode_ahead = true", "batch_min = 90", "[policy]: option 'batch_min' must not be above 'batch_max'"),
     ('policy = "least-queue"', 'polcy = "cost"', "did you mean 'balancing.policy'?"),
     ('policy = "least-queue"', 'policy = "best"', "[orchestration]: option 'balancing.policy' must be one of"),
+    (
+        "[orchestration.balancing]",
+        '[orchestration.runtime.recovery]\nact_on = ["leak"]\n[orchestration.balancing]',
+        "[orchestration]: 'runtime.recovery.act_on' is not simulated: remove it",
+    ),
     ("[orchestration.balancing]", "[orchestration.balance]", "[orchestration]: unknown option 'balance'; did you mean"),
     ('kind = "video"', 'kind = "vidio"', "'stages.video.kind' must be one of ['engine', 'encoder', 'video', 'servers'], got 'vidio'; did you mean 'video'?"),
     ('kind = "video"', "", "'stages.video.kind' is missing: one of ['engine', 'encoder', 'video', 'servers']"),

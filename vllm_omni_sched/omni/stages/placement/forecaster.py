@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
+from vllm_omni_sched.clock import Clock, wall_seconds
 from vllm_omni_sched.config.stage_options import ForecastOptions
 from vllm_omni_sched.monitor.forecast.load import Forecast, ForecastReason, LoadForecast
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions as Model
 from vllm_omni_sched.monitor.forecast.plan import Move, PlanOptions, PoolPlan, PoolState, ReplicaPlanner
 from vllm_omni_sched.monitor.stage_board import StageBoard
+from vllm_omni_sched.omni.stages.placement.arrival_file import ArrivalFile
 
 MODALITIES = ("text", "image", "audio", "video")
 TESTED = (ForecastReason.BEST, ForecastReason.QUIET)  # not while there is too little data to test a model, or one errs
@@ -57,12 +60,15 @@ class Forecaster:
         options: options of the forecast.
         board: publishes observed and forecast rates.
         max_batch_size: upper bound of raised limits.
+        wall: the wall clock, to which the bins of a saved history belong.
 
     Raises:
         ConfigError: statsmodels is missing.
     """
 
-    def __init__(self, options: ForecastOptions, board: StageBoard, max_batch_size: int) -> None:
+    def __init__(
+        self, options: ForecastOptions, board: StageBoard, max_batch_size: int, wall: Clock = wall_seconds
+    ) -> None:
         self._options, self._board = options, board
         self._model = LoadForecast(
             Model(
@@ -73,6 +79,9 @@ class Forecaster:
         )
         self._planner = ReplicaPlanner(PlanOptions(max_batch_size=max_batch_size))
         self._counts = dict.fromkeys(MODALITIES, 0)
+        path = options.history_path
+        self._file = ArrivalFile(Path(path), wall) if path is not None else None
+        self._loaded = False
         self.shares = StageShares()
         self._began: float | None = None
         self._fitting: asyncio.Task[None] | None = None
@@ -111,10 +120,16 @@ class Forecaster:
         prepare(rates, tested)
 
     def _fit(self, counts: Mapping[str, int], now: float) -> dict[str, Forecast]:
-        """Update the model and forecast; only this method uses the model, in one thread at a time."""
+        """Update the model and forecast; only this method uses the model and its file, in one thread at a time."""
+        if self._file is not None and not self._loaded:
+            self._loaded = True
+            self._file.load(self._model, now)
         for modality, count in counts.items():
             self._model.observe(now, modality, count)
-        return {modality: self._model.forecast(now, modality) for modality in counts}
+        forecasts = {modality: self._model.forecast(now, modality) for modality in counts}
+        if self._file is not None:
+            self._file.save(self._model, now)
+        return forecasts
 
     def plan(
         self, stages: Mapping[str, PoolState], spare: int, now: float

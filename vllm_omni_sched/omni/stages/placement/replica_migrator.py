@@ -82,8 +82,11 @@ class ReplicaMigrator:
             return MigrationOutcome.MISFIT
         return self._begin(self._replace(replica, self.devices.next_free(stage_id), devices), replica)
 
-    def relocate(self, replica: Replica, devices: str) -> MigrationOutcome | asyncio.Task[MigrationOutcome]:
-        """Move the replica to other devices. The last one of its stage stops only after the new one has started."""
+    def relocate(self, replica: Replica, devices: str | None) -> MigrationOutcome | asyncio.Task[MigrationOutcome]:
+        """Move the replica to other devices, or replace it on its own ones.
+
+        The last one of its stage stops only after the new one has started.
+        """
         why = self._refused(replica)
         if not self.devices.fits(replica.stage, devices):
             why = MigrationOutcome.MISFIT
@@ -198,7 +201,7 @@ class ReplicaMigrator:
         self._record_alone(replica, IncidentKind.DIED, cause)
         return MigrationOutcome.LOST
 
-    async def _start_before_stop(self, replica: Replica, devices: str) -> MigrationOutcome:
+    async def _start_before_stop(self, replica: Replica, devices: str | None) -> MigrationOutcome:
         """Start the new replica before the old one is stopped; if that fails, the old one stays."""
         successor = self.devices.next_free(replica.stage)
         error = await self._start(successor, devices)

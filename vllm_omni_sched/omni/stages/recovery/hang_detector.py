@@ -17,7 +17,7 @@ from vllm_omni_sched.core.pipeline.hangs import (
     ReplicaWork,
 )
 from vllm_omni_sched.logs import get_logger
-from vllm_omni_sched.monitor.anomaly.finding import AnomalyKind
+from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
 from vllm_omni_sched.omni.stages.reports import processes
 from vllm_omni_sched.omni.stages.work import Work
 
@@ -85,16 +85,26 @@ class HangDetector:
                     action.subject,
                     action.seconds,
                 )
-                processes.kill(processes.with_children(processes.pids_of(pool.clients[replica_id])))
-                self._orchestrator.spawn(self._died(pool, replica_id))
+                if (journal := self._orchestrator.driver.journal) is not None:
+                    journal.killed(action.stage_id, replica_id, action.seconds)
+                self.terminate(pool, replica_id)
             case HangStep.FORGET:
                 pool.suspect(replica_id, on=False)
+
+    def terminate(self, pool: ScheduledPool, replica_id: int) -> None:
+        """Kill the processes of a replica, and see to it that its death is handled."""
+        processes.kill(processes.with_children(processes.pids_of(pool.clients[replica_id])))
+        self._orchestrator.spawn(self._died(pool, replica_id))
 
     def _report(self, action: HangAction, follows: str) -> str:
         """Log and count that a replica hangs; return why it counts as hanging."""
         why = f"it has work but has sent and computed nothing for {action.seconds:.3g} s"
         logger.warning("stage %s hangs: %s; %s", action.subject, why, follows)
-        self._orchestrator.driver.board.anomaly(action.stage_id, AnomalyKind.SILENT_REPLICA.value)
+        driver, now = self._orchestrator.driver, self._orchestrator.clock()
+        driver.board.anomaly(action.stage_id, AnomalyKind.SILENT_REPLICA.value)
+        evidence = {"replica": float(action.replica_id), "seconds": action.seconds}
+        found = Anomaly(AnomalyKind.SILENT_REPLICA, action.subject, now - action.seconds, evidence)
+        driver.anomaly(action.stage_id, found, now)
         return why
 
     async def _died(self, pool: ScheduledPool, replica_id: int) -> None:

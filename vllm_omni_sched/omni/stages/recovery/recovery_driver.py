@@ -13,7 +13,9 @@ from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.requests import StageWork
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import FailReason, Replica
+from vllm_omni_sched.monitor.recovery.remedies import RemedyAction, RemedyStep, ReplaceOutcome
 from vllm_omni_sched.omni.stages.payloads import Payloads
+from vllm_omni_sched.omni.stages.placement.replica_migrator import MigrationOutcome
 from vllm_omni_sched.omni.stages.recovery.async_chunk_recovery import AsyncChunkRecovery, abort_run
 from vllm_omni_sched.omni.stages.recovery.handover import Handover, Handovers
 from vllm_omni_sched.omni.stages.recovery.parking import Parking
@@ -316,7 +318,7 @@ class RecoveryDriver:
     async def fail(self, request_id: str, stage_id: int, why: str, reason: FailReason) -> None:
         """End a request with an error."""
         orchestrator = self._orchestrator
-        orchestrator.driver.board.given_up(stage_id, reason.value)
+        orchestrator.driver.failed(stage_id, request_id, reason, why)
         await orchestrator.output_async_queue.put(
             ErrorMessage(error=f"Stage-{stage_id}: {why}", fatal=True, request_id=request_id, stage_id=stage_id)
         )
@@ -346,6 +348,37 @@ class RecoveryDriver:
         self.parking.unpark(replica.stage)
         await self._orchestrator.release()
 
+    # ---- anomalies of replicas that serve
+
+    def remedy(self, decision: RemedyAction) -> None:
+        """Replace or end a replica that has an anomaly."""
+        match decision.step:
+            case RemedyStep.REPLACE:
+                self._replace(decision.replica)
+            case RemedyStep.TERMINATE:
+                replica = decision.replica
+                self._orchestrator.hang_detector.terminate(self._pools[replica.stage], replica.index)
+            case _:
+                pass  # it is left alone
+
+    def _replace(self, replica: Replica) -> None:
+        """Stop a replica when it is empty, and start it again on its own devices; then report how that ended."""
+        migrator = self._orchestrator.migrator
+        begun: MigrationOutcome | asyncio.Task[MigrationOutcome] = MigrationOutcome.GONE
+        if replica in migrator.devices:
+            begun = migrator.relocate(replica, migrator.devices.devices_of(replica))
+        if isinstance(begun, MigrationOutcome):
+            self._replaced(replica, begun)
+        else:
+            begun.add_done_callback(partial(self._on_moved, replica))
+
+    def _on_moved(self, replica: Replica, task: asyncio.Task[MigrationOutcome]) -> None:
+        if not task.cancelled():
+            self._replaced(replica, MigrationOutcome.LOST if task.exception() is not None else task.result())
+
+    def _replaced(self, replica: Replica, outcome: MigrationOutcome) -> None:
+        self._pools[replica.stage].queue.handle(e.ReplaceEnded(replica.stage, replica.index, _ENDS[outcome]))
+
     # ---- replicas that move
 
     def serves(self, replica: Replica) -> bool:
@@ -356,6 +389,19 @@ class RecoveryDriver:
         """Return whether requests are on the replica or on their way to it."""
         return self._core is not None and bool(self._core.policy.in_flight(replica))
 
+
+_ENDS = {
+    MigrationOutcome.MOVED: ReplaceOutcome.REPLACED,
+    MigrationOutcome.BUSY: ReplaceOutcome.BUSY,
+    MigrationOutcome.STAYED: ReplaceOutcome.NOT_EMPTY,
+    MigrationOutcome.DIED: ReplaceOutcome.DIED,
+    MigrationOutcome.BACK: ReplaceOutcome.NOT_STARTED,
+    MigrationOutcome.LOST: ReplaceOutcome.NOT_STARTED,
+    MigrationOutcome.GONE: ReplaceOutcome.UNABLE,
+    MigrationOutcome.LAST: ReplaceOutcome.UNABLE,
+    MigrationOutcome.MISFIT: ReplaceOutcome.UNABLE,
+    MigrationOutcome.DISTRIBUTED: ReplaceOutcome.UNABLE,
+}
 
 _UNSERVED = {
     FailReason.NO_REPLICA: "it has no replica, and none is being restarted",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vllm_omni_sched.config.stage_options import AnomalyOptions
@@ -9,6 +10,7 @@ from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly import Anomaly, MemoryLeak, SickEdge
 from vllm_omni_sched.monitor.anomaly.news import News
+from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.stage_board import Side, StageBoard
 from vllm_omni_sched.omni.stages.reports.processes import host_bytes, pids_of, with_children
 from vllm_omni_sched.omni.stages.reports.report_reader import Moved, ReportReader
@@ -30,10 +32,18 @@ class StageMonitor:
         options: options of the detectors.
         graph: the graph of stages.
         board: receives the findings.
+        found: gets each anomaly that is detected here when it begins: its stage, the replica that it was measured at,
+            the anomaly and the time.
     """
 
-    def __init__(self, options: AnomalyOptions, graph: StageGraph, board: StageBoard) -> None:
-        self._options, self._board = options, board
+    def __init__(
+        self,
+        options: AnomalyOptions,
+        graph: StageGraph,
+        board: StageBoard,
+        found: Callable[[int, Replica, Anomaly, float], None],
+    ) -> None:
+        self._options, self._board, self._found = options, board, found
         self._ids = {str(stage): stage.stage_id for stage in graph.stages}
         self._names = {stage_id: name for name, stage_id in self._ids.items()}
         self._leak = MemoryLeak(alpha=options.leak_significance, horizon_seconds=options.leak_horizon_seconds)
@@ -58,7 +68,9 @@ class StageMonitor:
             self._memory(pools, now)
         if self._options.enabled:
             for one in self._news.begun((*self._leak.check(now), *self._edge.check(now))):
-                self.tell(self._stage_of(one.subject), one)
+                stage_id = self._stage_of(one.subject)
+                self.tell(stage_id, one)
+                self._found(stage_id, self._replica_of(one.subject), one, now)
 
     def tell(self, stage_id: int, anomaly: Anomaly) -> None:
         """Log and count an anomaly that begins."""
@@ -72,6 +84,13 @@ class StageMonitor:
             return self._ids[subject]
         _, arrow, to = subject.partition("->")
         return int(to.partition(" ")[0]) if arrow else self._ids[subject.partition(" replica ")[0]]
+
+    def _replica_of(self, subject: str) -> Replica:
+        """Return the replica of a subject: the one that holds the memory, or whose transfers are sick."""
+        if subject in self._ends:
+            return Replica(*self._ends[subject][0])
+        name, _, replica_id = subject.rpartition(" replica ")
+        return Replica(self._ids[name], int(replica_id))
 
     def _memory(self, pools: list[ScheduledPool], now: float) -> None:
         import psutil

@@ -76,7 +76,7 @@ def deployed(deploy_yaml: Path, model: str | None, config: StageSchedConfig) -> 
         check_against(config, names)
         edges = [(source, stage.stage_id) for stage in graph.stages for source in stage.sources]
         written = {edge for key, stage in stages.items() for edge in explicit_edges(key, stage)}
-        connectors = merged_connectors(config.runtime, names, edges, original, written)
+        connectors = merged_connectors(config, names, edges, original, written)
         placed = [SimpleNamespace(model_stage=one.name, runtime_config=_runtime(stages, one)) for one in graph.stages]
         if config.graph.partition.enabled:
             assign_initial_devices(config.graph.partition, placed)

@@ -6,26 +6,30 @@ import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.stage_options import RuntimeOptions
+from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.config.errors import ConfigError, RendezvousError
+from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import edge_connectors
+from vllm_omni_sched.connectors.mooncake.store import reach_master
+from vllm_omni_sched.connectors.named_routes import resolved_connectors
 
 Edge = tuple[str, str]
 
 
-def with_our_connectors(options: RuntimeOptions, runtime: Any, transfer: Any) -> Any:
+def with_our_connectors(config: StageSchedConfig, runtime: Any, transfer: Any) -> Any:
     """Return vLLM-Omni's `OmniTransferConfig` with our connectors in it; `transfer` itself if we have none.
 
     Args:
-        options: our options.
+        config: our options.
         runtime: vLLM-Omni's `StageRuntime`, before it has started any replica.
         transfer: the transfer config of the deploy YAML; None if it has none.
 
     Raises:
         ConfigError: a stage, an edge or a connector is unknown, the deploy YAML has another connector on an edge, or a
-            stage would have two: vLLM-Omni gives it one for input and output.
+            stage would have two: vLLM-Omni gives it one for input and output. Or see `resolved_connectors`.
     """
-    if not options.connectors:
+    if not config.runtime.connectors:
+        resolved_connectors(config)  # which other options may need
         return transfer
     from vllm_omni.distributed.omni_connectors.utils.config import OmniTransferConfig
     from vllm_omni.engine.stage_runtime import DistStageRuntime
@@ -44,12 +48,13 @@ def with_our_connectors(options: RuntimeOptions, runtime: Any, transfer: Any) ->
     ]
     names = {key: stage.model_stage or "" for key, stage in stages.items()}
     original = transfer.connectors if transfer is not None else {}
-    merged = merged_connectors(options, names, edges, original, _all_explicit_edges(runtime._stage_configs))
+    merged = merged_connectors(config, names, edges, original, _all_explicit_edges(runtime._stage_configs))
+    _check_reachable(config)
     return OmniTransferConfig(merged, transfer.default_connector if transfer is not None else None)
 
 
 def merged_connectors(
-    options: RuntimeOptions,
+    config: StageSchedConfig,
     names: Mapping[int, str],
     edges: Collection[tuple[int, int]],
     original: Mapping[Edge, Any],
@@ -58,7 +63,7 @@ def merged_connectors(
     """Return the connector of each edge: vLLM-Omni's `ConnectorSpec`, by the ids of both stages as text.
 
     Args:
-        options: our options.
+        config: our options.
         names: of the stages, by id; "" for none.
         edges: edges of the pipeline, by the ids of their stages.
         original: connectors of the deploy YAML, with those that vLLM-Omni has filled in.
@@ -67,14 +72,15 @@ def merged_connectors(
     Raises:
         ConfigError: as for `with_our_connectors`.
     """
-    if not options.connectors:
+    connectors = resolved_connectors(config)
+    if not connectors:
         return dict(original)
     from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
 
-    _check_known(options)
+    _check_known(config)
     ours: dict[Edge, Any] = {
-        (str(start), str(end)): ConnectorSpec(options.connectors[name].name, dict(options.connectors[name].extra))
-        for (start, end), name in edge_connectors(options, names, edges).items()
+        (str(start), str(end)): ConnectorSpec(connectors[name].name, dict(connectors[name].extra))
+        for (start, end), name in edge_connectors(config.runtime, connectors, names, edges).items()
     }
     for edge, spec in ours.items():
         if edge in written and edge in original and original[edge] != spec:
@@ -87,17 +93,30 @@ def merged_connectors(
     return merged
 
 
-def _check_known(options: RuntimeOptions) -> None:
+def _check_known(config: StageSchedConfig) -> None:
     from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 
     known = OmniConnectorFactory.list_registered_connectors()
-    for key, connector in options.connectors.items():
+    for key, connector in config.runtime.connectors.items():
         if connector.name not in known:
             near = difflib.get_close_matches(connector.name, known, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
             raise ConfigError(
                 f"option 'runtime.connectors.{key}.name': there is no connector {connector.name!r}; {hint}"
             )
+
+
+def _check_reachable(config: StageSchedConfig) -> None:
+    """Refuse a route through a Mooncake store without a master before any stage has loaded its model for nothing."""
+    for connector in resolved_connectors(config).values():
+        if connector.mooncake is not None:
+            extra, options = connector.mooncake
+            try:
+                reach_master(options, monotonic_seconds)
+            except RendezvousError as error:
+                raise ConfigError(
+                    f"option '{extra}.master': {error}; or remove the connector if all stages are on one host"
+                ) from error
 
 
 def metadata(runtime: Any) -> list[Any]:
@@ -140,5 +159,6 @@ def _check_one_per_stage(merged: Mapping[Edge, Any], edges: list[Edge], ours: Ma
             if merged.get(before) != merged.get(after):
                 raise ConfigError(
                     f"option 'runtime.edges': stage {after[0]} has one connector for input and output, "
-                    f"so the edges {'->'.join(before)} and {'->'.join(after)} must have the same"
+                    f"so the edges {'->'.join(before)} and {'->'.join(after)} must have the same; name one on both, or "
+                    "remove 'edges', so that each message takes the connector that suits it"
                 )

@@ -76,7 +76,7 @@ def _build_init_plans(original: Callable[..., Any]) -> Callable[..., Any]:
             graph = graph_of_metadata(metadata(self))  # before a stage has loaded its model
             with named:
                 check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
-                omni_transfer_config = with_our_connectors(config.runtime, self, omni_transfer_config)
+                omni_transfer_config = with_our_connectors(config, self, omni_transfer_config)
         return original(self, omni_transfer_config, *others)
 
     return build_logical_stage_init_plans
