@@ -201,8 +201,10 @@ class SharedPlanner:
     def count_into(self, metrics: SchedulerMetrics) -> None:
         """Copy this planner's counts into ``metrics``."""
         counts = self.counts
-        metrics.shared_loaded, metrics.shared_made = counts.loaded, counts.made
-        metrics.shared_awaited, metrics.shared_gave_up = counts.awaited, counts.gave_up
+        metrics.shared_loaded = counts.loaded
+        metrics.shared_made = counts.made
+        metrics.shared_awaited = counts.awaited
+        metrics.shared_gave_up = counts.gave_up
 
     def _release(self, key: str) -> None:
         del self._claims[key]
