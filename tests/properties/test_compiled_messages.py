@@ -32,6 +32,7 @@ from vllm_omni_sched.connectors.arena.meeting import create
 from vllm_omni_sched.connectors.arena.memory import Memory
 from vllm_omni_sched.connectors.framing import Arrival, make_message
 from vllm_omni_sched.connectors.framing.arrival import Opener, front_of
+from vllm_omni_sched.connectors.framing.layout import EMBEDDED
 from vllm_omni_sched.connectors.framing.message import Packer
 from vllm_omni_sched.omni.payloads import _may_hold_outputs
 
@@ -114,7 +115,7 @@ def test_tensors_of_all_kinds_are_the_same(dtype: str, shape: tuple[int, ...]) -
     values = torch.ones(shape).to(getattr(torch, dtype))
     with in_python():
         expected = make_message(EDGE, "k", {"x": values})
-    compiled = kernel.pack({"x": values})
+    compiled = kernel.pack({"x": values}, EMBEDDED)
     assert (compiled is None) == (dtype == "float8_e4m3fn" or len(shape) > 64)  # DLPack knows no other name for it
     if compiled is not None:
         assert compiled == (expected.body, expected.buffers, expected.longest)
@@ -218,7 +219,7 @@ def deep(levels: int) -> Any:
 )
 def test_what_is_no_plain_data_takes_the_python_path(payload: Any) -> None:
     assert kernel is not None
-    assert kernel.pack(payload) is None
+    assert kernel.pack(payload, EMBEDDED) is None
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_what_is_no_plain_data_takes_the_python_path(payload: Any) -> None:
 )
 def test_sizes_at_their_bounds_are_written_and_read_alike(payload: Any) -> None:
     assert kernel is not None
-    body, buffers, longest = kernel.pack(payload)
+    body, buffers, longest = kernel.pack(payload, EMBEDDED)
     assert (body, buffers, longest) == Packer().pack(payload, None)
     places = [(bytearray(buffer.numpy().tobytes()), 0, buffer.nbytes) for buffer in buffers]
     assert same(kernel.unpack(body, places), Opener().open(body, places))
@@ -253,17 +254,21 @@ def test_without_dlpack_functions_python_reads_and_makes_tensors(tmp_path: Path)
     message = make_message(EDGE, "k", {"x": torch.arange(5000), "y": torch.arange(3)})
     for library in (object(), SimpleNamespace(Tensor=int), SimpleNamespace(Tensor=torch.Size)):
         assert fresh.use_torch(library) is False
-        assert fresh.pack({"y": torch.arange(3)}) is None
+        assert fresh.pack({"y": torch.arange(3)}, EMBEDDED) is None
         assert fresh.unpack(message.body, [(bytearray(40000), 0, 40000)]) is NotImplemented
         assert fresh.write(bytearray(message.nbytes), message, 0, False) is False
-    assert fresh.unpack(fresh.pack({"y": 3})[0], []) == {"y": 3}
+    assert fresh.unpack(fresh.pack({"y": 3}, EMBEDDED)[0], []) == {"y": 3}
     assert fresh.use_torch(torch) is True
-    assert fresh.pack({"x": message.buffers[0], "y": torch.arange(3)})[0] == message.body
+    assert fresh.pack({"x": message.buffers[0], "y": torch.arange(3)}, EMBEDDED)[0] == message.body
 
 
 def test_arguments_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert kernel is not None
     message = make_message(EDGE, "k", {"x": torch.arange(500)})
+    for wrong_pack in ((1,), (1, "2"), (1, 2**64), ()):
+        with pytest.raises((TypeError, OverflowError)):
+            kernel.pack(*wrong_pack)
+    assert kernel.pack(torch.arange(0), -1)[1]  # all in buffers
     for room in range(message.nbytes):
         target = bytearray(room)
         with pytest.raises(ValueError, match="does not fit"):

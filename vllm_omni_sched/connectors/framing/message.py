@@ -280,7 +280,7 @@ def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = Non
     Raises:
         PayloadError: a part of the payload cannot be sent.
     """
-    if (kernel := native.kernel) is not None and (found := kernel.pack(payload)) is not None:
+    if (kernel := native.kernel) is not None and (found := kernel.pack(payload, EMBEDDED)) is not None:
         return Message(edge, key, *found)
     try:
         packer = _packers.pop()

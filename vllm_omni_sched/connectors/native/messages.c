@@ -34,7 +34,6 @@
 #define CHECKED 8
 #define HERE 0xFFFFFFFFu
 #define TENSOR 1
-#define EMBEDDED 2048
 
 typedef struct __attribute__((packed)) {
     uint32_t checksum, magic;
@@ -208,6 +207,7 @@ static int look_at(PyObject *object, Tensor *found, size_t *nbytes, size_t *dtyp
 
 typedef struct {
     PyObject *bytes, *buffers;
+    Py_ssize_t embedded; /* most bytes of a tensor in the body */
     size_t used, longest_bytes;
     size_t longest; /* of `dtypes` */
     int32_t longest_ndim;
@@ -279,14 +279,15 @@ static int write_tensor(Writer *to, PyObject *object) {
     if (!look_at(object, &tensor, &nbytes, &dtype)) return 0;
     if (tensor.code == COMPLEX && (may_be(object, s_is_conj) || !look_at(object, &tensor, &nbytes, &dtype))) return 0;
     if (nbytes > to->longest_bytes) to->longest_bytes = nbytes, to->longest = dtype, to->longest_ndim = tensor.ndim;
-    Writer text = {PyBytes_FromStringAndSize(NULL, 64), NULL, 0, 0, 0, 0};
+    Writer text = {PyBytes_FromStringAndSize(NULL, 64), NULL, 0, 0, 0, 0, 0};
     if (text.bytes == NULL) return -1;
     int failed = write_head(&text, 0x92, 0, 0) < 0 || write_text(&text, dtypes[dtype].name, strlen(dtypes[dtype].name)) < 0 ||
                  write_length(&text, (size_t)tensor.ndim, 0x90, 16, 0, 0xDC) < 0;
     for (int32_t i = 0; !failed && i < tensor.ndim; i++) failed = write_positive(&text, (uint64_t)tensor.shape[i]) < 0;
-    size_t described = text.used, inside = nbytes <= EMBEDDED ? nbytes : 0, length = sizeof(Value) + described + inside;
+    int apart = (Py_ssize_t)nbytes > to->embedded;
+    size_t described = text.used, inside = apart ? 0 : nbytes, length = sizeof(Value) + described + inside;
     Value value = {HERE, (uint16_t)described};
-    if (!failed && nbytes > EMBEDDED) {
+    if (!failed && apart) {
         value.buffer = (uint32_t)PyList_GET_SIZE(to->buffers);
         failed = PyList_Append(to->buffers, object) < 0;
     }
@@ -368,14 +369,18 @@ static int write_value(Writer *to, PyObject *value, int depth) {
     return write_tensor(to, value);
 }
 
-PyDoc_STRVAR(pack_doc, "pack(payload)\n--\n\n"
+PyDoc_STRVAR(pack_doc, "pack(payload, embedded)\n--\n\n"
                        "Return the body of a payload, its buffers and its longest array, as `Packer.pack`.\n\n"
-                       "None if it has anything but plain data and plain tensors.");
+                       "None if it has anything but plain data and plain tensors.\n\n"
+                       "Args:\n    embedded: most bytes of a tensor in the body.");
 
-static PyObject *pack(PyObject *module, PyObject *payload) {
-    Writer to = {PyBytes_FromStringAndSize(NULL, 1024), PyList_New(0), 0, 0, 0, 0};
+static PyObject *pack(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "a payload and a number of bytes expected");
+    Py_ssize_t embedded = PyLong_AsSsize_t(args[1]);
+    if (PyErr_Occurred()) return NULL;
+    Writer to = {PyBytes_FromStringAndSize(NULL, 1024), PyList_New(0), embedded, 0, 0, 0, 0};
     PyObject *result = NULL;
-    int done = to.bytes == NULL || to.buffers == NULL ? -1 : write_value(&to, payload, 0);
+    int done = to.bytes == NULL || to.buffers == NULL ? -1 : write_value(&to, args[0], 0);
     if (done == 0)
         result = Py_NewRef(Py_None);
     else if (done > 0 && _PyBytes_Resize(&to.bytes, (Py_ssize_t)to.used) == 0)
@@ -1108,7 +1113,7 @@ static PyType_Spec slots_spec = {"vllm_omni_sched.connectors.native._messages.Sl
 
 static PyMethodDef functions[] = {
     {"use_torch", use_torch, METH_O, use_torch_doc},
-    {"pack", pack, METH_O, pack_doc},
+    {"pack", (PyCFunction)(void (*)(void))pack, METH_FASTCALL, pack_doc},
     {"write", write_to, METH_VARARGS, write_doc},
     {"read_front", read_front, METH_VARARGS, read_front_doc},
     {"unpack", (PyCFunction)(void (*)(void))unpack, METH_FASTCALL, unpack_doc},
