@@ -110,7 +110,7 @@ SUITES = {
     for suite in (
         Suite(
             "check",
-            lambda: {".venv": ["tests/unit", "tests/properties", "tests/contracts"]},
+            lambda: {".venv": ["tests/contracts", "tests/properties", "tests/unit"]},  # the longest files first
             ["-m", "not long and not slow"],
             workers=4,
             beside=("make", "--no-print-directory", "lint"),
