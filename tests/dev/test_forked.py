@@ -187,7 +187,8 @@ def test_the_first_failure_interrupts_the_other_processes(tmp_path: Path) -> Non
     _assert_all_ended(tmp_path)
 
 
-def test_an_interrupt_reaches_all_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupt_or_death_of_the_parent_reaches_all_processes(tmp_path: Path, number: signal.Signals) -> None:
     names = ("a", "b")
     for name in names:
         os.mkfifo(tmp_path / name)
@@ -196,10 +197,10 @@ def test_an_interrupt_reaches_all_processes(tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         for name in names:
             (tmp_path / name).open().close()  # waits until the test has begun
-        process.send_signal(signal.SIGINT)
-        said, _ = process.communicate()
-    assert process.returncode == INTERRUPTED
-    assert "KeyboardInterrupt" in said
+        process.send_signal(number)
+        said, _ = process.communicate()  # ends when no process has the pipe any more
+    assert process.returncode == (INTERRUPTED if number == signal.SIGINT else -number)
+    assert ("KeyboardInterrupt" in said) == (number == signal.SIGINT)
     _assert_all_ended(tmp_path)
 
 

@@ -8,6 +8,7 @@ tests in their order. Fixtures of the session survive from group to group, other
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import select
 import signal
@@ -27,6 +28,7 @@ from tests.support.sharing import group_of
 
 NUMBER_BYTES = 4
 PIPE_BYTES = 1 << 16
+PR_SET_PDEATHSIG = 1
 INTERRUPTED = int(pytest.ExitCode.INTERRUPTED)
 
 
@@ -219,6 +221,7 @@ def _become(
     code = 1
     try:
         signal.signal(signal.SIGINT, _interrupt_once)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)  # its fixtures end as well when its parent is killed
         _leave_parent(session.config, folder)
         session.config.pluginmanager.register(_Reporter(session.config, told))
         _run_groups(session, groups, queue)
