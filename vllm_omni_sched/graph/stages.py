@@ -97,6 +97,12 @@ class StageGraph:
         return {stage_id: tuple(after) for stage_id, after in found.items()}
 
     @cached_property
+    def branches(self) -> bool:
+        """Return whether the stages are more than a line, in which each reads the one with the next smaller id."""
+        before = (stage.stage_id for stage in self.stages)
+        return any(stage.sources != (one,) for one, stage in zip(before, self.stages[1:], strict=False))
+
+    @cached_property
     def order(self) -> tuple[int, ...]:
         """Return all ids in topological order; of several that could be next, the smallest."""
         waits_for = {stage.stage_id: len(stage.sources) for stage in self.stages}

@@ -39,6 +39,7 @@ class PipelineContext:
     def __init__(self, config: StageSchedConfig, graph: StageGraph, rng: Random, together: bool = False) -> None:
         self.config, self.graph, self.rng = config, graph, rng
         self.together = together
+        self.branches = graph.branches
         self.costs = StageCosts()
         priority = config.graph.priority
         self.by_class = priority.enabled
