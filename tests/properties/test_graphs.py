@@ -80,7 +80,9 @@ def undisturbed(one):
     recovery, credits = one.core.recovery, one.core.context.credits
     assert recovery is not None
     assert len(recovery.policy) == 0
-    assert not (recovery.works or recovery.lost or recovery._lacking)
+    assert not recovery.works
+    assert not recovery.lost
+    assert not recovery._lacking
     if credits is not None:
         assert len({credits.free(stage) for stage in credits.order}) == 1
 
