@@ -129,6 +129,10 @@ class RequestFlow:
         self._sent_for[stage_id] = found = self.lacks(stage_id)
         return found
 
+    def sent_for(self, stage_id: int) -> tuple[int, ...]:
+        """Return the successors that the present run of a stage was sent for; nothing before it is sent."""
+        return self._sent_for.get(stage_id, ())
+
     def lacks(self, stage_id: int) -> tuple[int, ...]:
         """Return the successors that wait and lack the output of this stage."""
         return tuple(

@@ -145,6 +145,15 @@ class StageGraph:
         found = _reached([self.stage(stage_id).stage_id], self._successors)
         return tuple(one for one in self.order if one in found)
 
+    def ancestors(self, stage_id: int) -> frozenset[int]:
+        """Return the stages whose output this stage needs, directly or indirectly.
+
+        Raises:
+            ValueError: there is no such stage.
+        """
+        sources = {stage.stage_id: stage.sources for stage in self.stages}
+        return frozenset(_reached(self.stage(stage_id).sources, sources))
+
     def longest_path_seconds(self, costs: Mapping[int, float], start: int) -> float:
         """Return the seconds of the costliest path from ``start``, inclusive, to any final stage.
 

@@ -70,6 +70,20 @@ class RunNames:
         self._stale |= runs.stale
         runs.suffix = f"~{next(self._count)}"
 
+    def renamed(self, request: Any) -> Any:
+        """Return a request of an LLM stage under the names of its present run."""
+        external = request.external_req_id or request.request_id
+        suffix = self.suffix_for(external, request.request_id)
+        if suffix is not None:
+            request = copy.copy(request)
+            request.request_id, request.external_req_id = request.request_id + suffix, external + suffix
+        return request
+
+    def suffix(self, request_id: str) -> str:
+        """Return the suffix of the names of the present run of a request; empty in its first run."""
+        runs = self._runs.get(request_id)
+        return "" if runs is None else runs.suffix
+
     def suffix_for(self, request_id: str, name: str) -> str | None:
         """Return the suffix for a request that an engine is given as ``name``; None in its first run."""
         runs = self._runs.get(request_id)
@@ -87,8 +101,7 @@ class RunNames:
 
     def external(self, request_id: str) -> str:
         """Return the name under which connectors know the present run of a request."""
-        runs = self._runs.get(request_id)
-        return request_id if runs is None else request_id + runs.suffix
+        return request_id + self.suffix(request_id)
 
     def present(self, name: str) -> str:
         """Return the present name in an engine of what it was given as ``name``."""
@@ -122,12 +135,7 @@ class _Renaming:
 
 class _RenamingLLM(_Renaming):
     async def add_request_async(self, request: Any, **more: Any) -> None:
-        external = request.external_req_id or request.request_id
-        suffix = self.run_names.suffix_for(external, request.request_id)
-        if suffix is not None:
-            request = copy.copy(request)
-            request.request_id, request.external_req_id = request.request_id + suffix, external + suffix
-        await super().add_request_async(request, **more)  # type: ignore[misc]
+        await super().add_request_async(self.run_names.renamed(request), **more)  # type: ignore[misc]
 
     async def get_output_async(self) -> Any:
         outputs = await super().get_output_async()  # type: ignore[misc]
