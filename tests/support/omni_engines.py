@@ -24,6 +24,7 @@ from vllm_omni.outputs import OmniRequestOutput
 from vllm_omni.outputs.output_processor import MultimodalOutputProcessor
 
 from vllm_omni_sched.connector_names import register_names
+from vllm_omni_sched.omni.branch_connector import MARK
 
 CONNECTOR = "DictConnector"
 AR, GENERATION, DIFFUSION = "OmniARScheduler", "OmniGenerationScheduler", "diffusion"
@@ -121,6 +122,7 @@ class Replica:
         self._edges = edges
         self.sends_late = False  # what it makes goes out with `send`, and is lost if it dies before
         self._held_back: list[tuple[Any, ...]] = []
+        self._names: dict[str, str] = {}  # as the engine was given them, if they say more
         self._inputs: dict[str, list[int]] = {}
         self._said: dict[str, int] = {}
         self._outputs: list[Any] = []
@@ -131,11 +133,14 @@ class Replica:
             raise EngineDeadError
         if self.refuses is not None:
             raise self.refuses
-        self.took.append(request.request_id)
-        self.requests[request.request_id] = request
+        name = request.request_id.partition(MARK)[0]
+        self._names[name] = request.request_id
+        self.took.append(name)
+        self.requests[name] = request
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
-        for name in request_ids:
+        for one in request_ids:
+            name = one.partition(MARK)[0]
             self.aborted.append(name)
             self._forget(name)
 
@@ -172,7 +177,8 @@ class Replica:
         """Put out tokens of a request."""
         assert name in self.requests, f"stage {self.stage_id} has {list(self.requests)}, not {name}"
         reason = FinishReason.ERROR if error else FinishReason.STOP if last else None
-        self._outputs.append(OmniEngineCoreOutput(request_id=name, new_token_ids=list(tokens), finish_reason=reason))
+        given = self._names[name]
+        self._outputs.append(OmniEngineCoreOutput(request_id=given, new_token_ids=list(tokens), finish_reason=reason))
         if reason is not None:
             self._forget(name)
 
@@ -183,7 +189,10 @@ class Replica:
         tokens, said = engine_output(self.stage_id, inputs), self._said.get(name, 0)
         last = said + most >= len(tokens)
         if last and self._feeds:
-            edge, external = (str(self.stage_id), str(self.stage_id + 1)), self.requests[name].external_req_id
+            request = self.requests[name]
+            # as vLLM-Omni's workers do: only a stage that receives payloads knows the external id
+            external = request.external_req_id if self._fed else request.request_id
+            edge = str(self.stage_id), str(self.stage_id + 1)
             payload = {"tokens": {str(self.stage_id): tokens}} if self._branches else tokens
             self._held_back.append((*edge, f"{external}_{self.stage_id}_0", payload))
             if not self.sends_late:

@@ -13,8 +13,8 @@ from vllm_omni_sched.omni.stages.recovery.run_names import RunNames
 class BranchRunNames(RunNames):
     """Names of the runs of one stage, which is one of several that a request is in at a time.
 
-    Connectors know a run by its external name: under it the stage gets its input, and after a mark it lists the runs of
-    the stages that its output is for (`OmniBranchConnector`).
+    Connectors know a run by its name: under it the stage gets its input, and after a mark it lists the runs of the
+    stages that its output is for (`OmniBranchConnector`).
 
     Args:
         targets: returns the suffixes of the names of these runs, by stage, for a request that is being sent.
@@ -25,7 +25,11 @@ class BranchRunNames(RunNames):
         self._targets = targets
 
     def renamed(self, request: Any) -> Any:
-        external = request.external_req_id or request.request_id
-        request = copy.copy(super().renamed(request))
-        request.external_req_id = address(external, self.suffix(external), self._targets(external))
+        external, name = request.external_req_id or request.request_id, request.request_id
+        runs, targets = self._runs_of(external), self._targets(external)
+        request = copy.copy(request)
+        request.external_req_id = address(external, runs.suffix, targets)
+        # the worker of a stage that receives nothing sends under this name
+        request.request_id = address(name, runs.suffix, targets)
+        self._name_present(runs, name, request.request_id)
         return request

@@ -61,12 +61,13 @@ class RunNames:
         Args:
             given: the names that vLLM-Omni passed to the engines for it.
         """
-        runs = self._runs.setdefault(request_id, _Runs())
+        runs = self._runs_of(request_id)
         runs.over.append(request_id + runs.suffix)
         for name in given:
-            self._given.pop(self._present.pop(name, name), None)
+            present = self._present.pop(name, name)
+            self._given.pop(present, None)
             runs.given.add(name)
-            runs.stale.add(name + runs.suffix)
+            runs.stale.add(present)
         self._stale |= runs.stale
         runs.suffix = f"~{next(self._count)}"
 
@@ -89,10 +90,18 @@ class RunNames:
         runs = self._runs.get(request_id)
         if runs is None:
             return None
-        runs.given.add(name)
-        self._present[name] = name + runs.suffix
-        self._given[name + runs.suffix] = name
+        self._name_present(runs, name, name + runs.suffix)
         return runs.suffix
+
+    def _name_present(self, runs: _Runs, name: str, present: str) -> None:
+        """Record the present name in an engine of what it is given as ``name``."""
+        runs.given.add(name)
+        self._given.pop(self._present.get(name, name), None)
+        self._present[name] = present
+        self._given[present] = name
+
+    def _runs_of(self, request_id: str) -> _Runs:
+        return self._runs.setdefault(request_id, _Runs())
 
     def all_names(self, request_id: str) -> list[str]:
         """Return the external names of all runs of a request, the present one last; empty if there was only one."""
