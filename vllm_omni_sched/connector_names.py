@@ -31,6 +31,7 @@ CONNECTORS: dict[str, Callable[[dict[str, Any]], Any]] = {
         "CudaIpcConnector": "cuda_ipc_connector",
         "MooncakePoolConnector": "mooncake_connector",
         "OmniAutoConnector": "auto_connector",
+        "OmniBranchConnector": "branch_connector",
     }.items()
 }
 

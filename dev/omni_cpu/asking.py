@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from dev.omni_cpu.spec import PipelineSpec
+from dev.omni_cpu.spec import BRANCHES, PipelineSpec
 
 WORDS = 12  # that the text stage says of what is to be drawn
 
@@ -53,12 +53,21 @@ def sampling_params(spec: PipelineSpec, ask: Ask) -> list[Any]:
     """Return sampling parameters for each stage, at temperature 0."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    kinds = [RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY, RequestOutputKind.FINAL_ONLY]
-    max_tokens = [ask.thinks, ask.says, 1]
+    max_tokens = [ask.thinks, ask.says, echoes(ask), 1] if spec.pipeline == BRANCHES else [ask.thinks, ask.says, 1]
     return [
-        SamplingParams(temperature=0.0, max_tokens=max_tokens[stage], ignore_eos=True, output_kind=kinds[stage])
+        SamplingParams(
+            temperature=0.0,
+            max_tokens=max_tokens[stage],
+            ignore_eos=True,
+            output_kind=RequestOutputKind.FINAL_ONLY if stage else RequestOutputKind.CUMULATIVE,
+        )
         for stage in range(spec.stages)
     ]
+
+
+def echoes(ask: Ask) -> int:
+    """Return how many codes the second talker of the pipeline that branches says."""
+    return ask.says // 2 + 1
 
 
 def drawing_params(draw: Draw) -> list[Any]:

@@ -40,10 +40,12 @@ def _stage(spec: PipelineSpec, number: int) -> dict[str, Any]:
         stage |= {"num_replicas": spec.replicas, "devices": ",".join(["0"] * spec.replicas)}
     if spec.pipeline in DIFFUSION:
         return stage  # its prompts go through the front end
-    if number > 0 and spec.connector:
-        stage["input_connectors"] = {f"from_stage_{number - 1}": "c"}
-    if number < spec.stages - 1 and spec.connector:
-        stage["output_connectors"] = {f"to_stage_{number + 1}": "c"}
+    incoming = {f"from_stage_{source}": "c" for source in spec.sources(number)}
+    outgoing = {f"to_stage_{target}": "c" for target in range(spec.stages) if number in spec.sources(target)}
+    if incoming and spec.connector:
+        stage["input_connectors"] = incoming
+    if outgoing and spec.connector:
+        stage["output_connectors"] = outgoing
     return stage
 
 

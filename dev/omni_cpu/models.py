@@ -5,6 +5,7 @@
   thinker's prompt; each later one is its own last code plus the next hidden state of the thinker's answer, as long as
   there is one. So each row that crosses the edge changes what it says, whether rows come one by one or all at once.
 - `Vocoder` turns each code and its hidden state into one frame of sound: the code itself, then what it was said with.
+- `Mixer` does the same, and appends the codes of a second talker.
 """
 
 from __future__ import annotations
@@ -86,6 +87,33 @@ class Vocoder(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         return set()
+
+
+class Mixer(Vocoder):
+    """Adds the codes of a second talker to the sound of the first one's."""
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        *,
+        seq_token_counts: Sequence[int] = (),
+        model_intermediate_buffer: Sequence[dict[str, Any]] = (),
+        **of_the_runner: Any,
+    ) -> OmniOutput:
+        payloads = model_intermediate_buffer
+        plain = super().forward(
+            input_ids,
+            positions,
+            seq_token_counts=seq_token_counts,
+            model_intermediate_buffer=payloads,
+            **of_the_runner,
+        )
+        sound = plain.multimodal_outputs["model_outputs"]
+        mixed = [torch.cat([one, p["codes"]["ref"].float()]) for one, p in zip(sound, payloads, strict=True)]
+        return OmniOutput(text_hidden_states=None, multimodal_outputs={"model_outputs": mixed})
 
 
 def frames(codes: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:

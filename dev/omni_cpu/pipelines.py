@@ -1,4 +1,7 @@
-"""The pipelines: text → text, and text → text → sound, in async-chunk and in full-payload mode; and text → picture."""
+"""The pipelines: text → text, and text → text → sound, in async-chunk and in full-payload mode; and text → picture.
+
+One branches: the thinker's output goes to two talkers, and what both say goes to a mixer.
+"""
 
 from __future__ import annotations
 
@@ -91,4 +94,45 @@ TEXT_TO_PICTURE = PipelineConfig(
     ),
 )
 
-PIPELINES = {pipeline.model_type: pipeline for pipeline in (TEXT_TO_TEXT, TEXT_TO_SOUND, TEXT_TO_PICTURE)}
+BRANCHES = PipelineConfig(
+    model_type="tiny_branches",
+    stages=(
+        _THINKER,
+        StagePipelineConfig(
+            stage_id=1,
+            model_stage="talker",
+            model_arch="TinyTalker",
+            input_sources=(0,),
+            engine_output_type="latent",
+            sync_process_input_func=f"{PROCESSORS}.thinker2talker_prompt",
+            custom_process_next_stage_input_func=f"{PROCESSORS}.talker2vocoder_payload",
+            requires_full_payload_input=True,
+        ),
+        StagePipelineConfig(
+            stage_id=2,
+            model_stage="echo",
+            model_arch="TinyTalker",
+            input_sources=(0,),
+            final_output=True,
+            final_output_type="text",
+            engine_output_type="latent",
+            sync_process_input_func=f"{PROCESSORS}.thinker2talker_prompt",
+            custom_process_next_stage_input_func=f"{PROCESSORS}.echo2mixer_payload",
+            requires_full_payload_input=True,
+        ),
+        StagePipelineConfig(
+            stage_id=3,
+            model_stage="mixer",
+            model_arch="TinyMixer",
+            execution_type=StageExecutionType.LLM_GENERATION,
+            input_sources=(1, 2),
+            final_output=True,
+            final_output_type="audio",
+            engine_output_type="audio",
+            sync_process_input_func=f"{PROCESSORS}.talkers2mixer_prompt",
+            requires_full_payload_input=True,
+        ),
+    ),
+)
+
+PIPELINES = {pipeline.model_type: pipeline for pipeline in (TEXT_TO_TEXT, TEXT_TO_SOUND, TEXT_TO_PICTURE, BRANCHES)}

@@ -91,6 +91,18 @@ def talker2vocoder_chunk(
     )
 
 
+def echo2mixer_payload(
+    transfer_manager: Any, pooling_output: dict[str, Any], request: Any
+) -> dict[str, dict[str, Any]]:
+    return {"codes": {"ref": torch.tensor(list(request.output_token_ids))}}
+
+
+def talkers2mixer_prompt(source_outputs: Sequence[Any], *_: Any) -> list[OmniTokensPrompt]:
+    """Return one prompt from the outputs of both talkers, the first of which says how long the sound is."""
+    talker, _echo = source_outputs
+    return [OmniTokensPrompt(prompt_token_ids=[0] * len(talker.outputs[0].cumulative_token_ids))]
+
+
 def encoder2dit_prompt(source_outputs: Sequence[Any], *_: Any) -> OmniTokensPrompt:
     """Return all that is sent to the diffusion stage: no connector is between the two."""
     return OmniTokensPrompt(prompt_token_ids=list(source_outputs[0].outputs[0].cumulative_token_ids))

@@ -10,12 +10,13 @@ def register() -> None:
     from vllm_omni.diffusion.registry import DiffusionModelRegistry, register_diffusion_model
     from vllm_omni.model_executor.models import OmniModelRegistry
 
-    from dev.omni_cpu.models import Talker, Thinker, Vocoder
+    from dev.omni_cpu.models import Mixer, Talker, Thinker, Vocoder
     from dev.omni_cpu.pipelines import PICTURES, PIPELINES
 
     # Classes, not their dotted names: those vLLM would inspect in a process of their own each. In both registries: one
     # is asked when the engine's arguments are checked, the other when the model is loaded.
-    for name, model in {"TinyThinker": Thinker, "TinyTalker": Talker, "TinyVocoder": Vocoder}.items():
+    models = {"TinyThinker": Thinker, "TinyTalker": Talker, "TinyVocoder": Vocoder, "TinyMixer": Mixer}
+    for name, model in models.items():
         for registry in (ModelRegistry, OmniModelRegistry):
             if name not in registry.get_supported_archs():
                 registry.register_model(name, model)

@@ -13,7 +13,9 @@ MODES: tuple[Mode, ...] = ("async_chunk", "full_payload")
 TEXT_TO_TEXT = "tiny_text_to_text"
 TEXT_TO_SOUND = "tiny_text_to_sound"
 TEXT_TO_PICTURE = "tiny_text_to_picture"
-STAGES = {TEXT_TO_TEXT: 2, TEXT_TO_SOUND: 3, TEXT_TO_PICTURE: 2}
+BRANCHES = "tiny_branches"
+STAGES = {TEXT_TO_TEXT: 2, TEXT_TO_SOUND: 3, TEXT_TO_PICTURE: 2, BRANCHES: 4}
+SOURCES = {BRANCHES: [(), (0,), (0,), (1, 2)]}  # the stages that each stage reads, where they are no line
 DIFFUSION = {TEXT_TO_PICTURE: 1}  # the stage that is one
 
 
@@ -44,7 +46,13 @@ class PipelineSpec:
     @property
     def edges(self) -> list[tuple[str, str]]:
         """By the names of their stages."""
-        return [(str(stage), str(stage + 1)) for stage in range(self.stages - 1)]
+        return [(str(source), str(stage)) for stage in range(self.stages) for source in self.sources(stage)]
+
+    def sources(self, stage: int) -> tuple[int, ...]:
+        """Return the stages that a stage reads."""
+        if self.pipeline in SOURCES:
+            return SOURCES[self.pipeline][stage]
+        return (stage - 1,) if stage else ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the arguments for `PipelineSpec(**…)`."""

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.config.stage_options import StageSchedConfig
+from vllm_omni_sched.graph.flow import FlowPlan
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.pipeline.balance import CostBalancer, LeastQueue
 from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
@@ -29,6 +30,8 @@ from vllm_omni_sched.sim.work import Item, Request
 pytestmark = pytest.mark.usefixtures("validated_core")
 
 PATHS = {"": (0, 1), "text": (1,), "audio": (0, 1, 2)}
+FORKS = {"": FlowPlan((0, 1, 2), {0: (), 1: (0,), 2: (0,)}, (1, 2)), "text": (1,), "audio": (0, 2)}
+JOINS = {"": FlowPlan((0, 1, 2), {0: (), 1: (0,), 2: (0, 1)}, (1, 2)), "text": (1,), "audio": (0, 2)}
 COUNT = 60
 LONG = 5000.0  # seconds; whoever is here still is stuck
 
@@ -77,13 +80,13 @@ def stock(sim, seed, records, **how):
     return Pipeline(sim, pools, requests(random.Random(seed)), records.append, PATHS, **how)
 
 
-def orchestrated(sim, seed, records, options, **how):
-    orchestration = Orchestration(sim, StageSchedConfig(**options), specs(), list(PATHS.values()), random.Random(seed))
+def orchestrated(sim, seed, records, options, paths=PATHS, **how):
+    orchestration = Orchestration(sim, StageSchedConfig(**options), specs(), list(paths.values()), random.Random(seed))
     pools = [
         GatedPool(sim, stage, spec, make, orchestration)
         for stage, (spec, make) in enumerate(zip(specs(), servers(sim, seed), strict=True))
     ]
-    return Pipeline(sim, pools, requests(random.Random(seed)), records.append, PATHS, orchestration, **how)
+    return Pipeline(sim, pools, requests(random.Random(seed)), records.append, paths, orchestration, **how)
 
 
 def break_it(pipeline, rng, aborts):
@@ -152,6 +155,7 @@ OPTIONS = st.fixed_dictionaries(
                 {"credits": {"enabled": False}},
                 {"recovery": {"enabled": False}},
                 {"recovery": {"restart": False}},
+                {"branch_errors": "output"},
             ]
         ),
         "graph": st.sampled_from([{}, {"merging": {"enabled": False}}, {"priority": {"enabled": False}}]),
@@ -162,24 +166,24 @@ OPTIONS = st.fixed_dictionaries(
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**32), OPTIONS, st.integers(0, 8), st.booleans())
-def test_orchestrated(seed, options, aborts, linked):
+@given(st.integers(0, 2**32), OPTIONS, st.integers(0, 8), st.booleans(), st.sampled_from([PATHS, FORKS, JOINS]))
+def test_orchestrated(seed, options, aborts, linked, paths):
     sim, records = Simulator(), []
     link = Link(bytes_per_second=1e6, latency_seconds=0.01, bytes_per_embed=2048.0)
     links = {(0, 1): Links(sim, link)} if linked else {}
-    pipeline = orchestrated(sim, seed, records, options, links=links)
+    pipeline = orchestrated(sim, seed, records, options, paths, links=links)
     break_it(pipeline, random.Random(seed), aborts)
     sim.run(until=LONG)
     check(pipeline, records)
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.integers(0, 2**32))
-def test_with_recovery_nobody_is_lost(seed):
+@given(st.integers(0, 2**32), st.sampled_from([PATHS, FORKS, JOINS]))
+def test_with_recovery_nobody_is_lost(seed, paths):
     """Each replica dies once, not all of a stage at a time."""
     sim, records = Simulator(), []
     options = {"runtime": {"recovery": {"max_redispatches": 20}}}
-    pipeline = orchestrated(sim, seed, records, options)
+    pipeline = orchestrated(sim, seed, records, options, paths)
     rng = random.Random(seed)
     failures = [
         pipeline.fail_by(stage, Failures(stage="", at_seconds=(2.0 + stage, 12.0 + stage), restart_seconds=3.0), rng)

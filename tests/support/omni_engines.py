@@ -16,11 +16,15 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutputs, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
+from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
 from vllm_omni.engine import OmniEngineCoreOutput
 from vllm_omni.engine.stage_pool import StagePool
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from vllm_omni.outputs import OmniRequestOutput
 from vllm_omni.outputs.output_processor import MultimodalOutputProcessor
+
+from vllm_omni_sched.connector_names import register_names
+from vllm_omni_sched.omni.branch_connector import MARK
 
 CONNECTOR = "DictConnector"
 AR, GENERATION, DIFFUSION = "OmniARScheduler", "OmniGenerationScheduler", "diffusion"
@@ -29,13 +33,38 @@ CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind.CUMULATIVE, RequestOutputKind.
 
 @dataclass(frozen=True)
 class StageSpec:
-    """Specifies a stage. ``edge``: it gets payloads by a connector; ``kind``: its scheduler, or diffusion."""
+    """Specifies a stage. ``edge``: it gets payloads by a connector; ``kind``: its scheduler, or diffusion.
+
+    ``sources``: the stages that it reads; None: the one before.
+    """
 
     replicas: int = 1
     final_output: bool = False
     kind: str = AR
     max_num_seqs: int = 8
     edge: bool = False
+    sources: tuple[int, ...] | None = None
+
+    def reads(self, stage_id: int) -> list[int]:
+        if self.sources is not None:
+            return list(self.sources)
+        return [stage_id - 1] if stage_id else []
+
+
+def branches(stages: Sequence[StageSpec]) -> bool:
+    """Whether the stages are more than a line."""
+    return any(spec.reads(at) != ([at - 1] if at else []) for at, spec in enumerate(stages))
+
+
+def connector_spec(stages: Sequence[StageSpec], edges: Edges) -> dict[str, Any]:
+    """The connector of all edges, as in the config of a stage."""
+    if not branches(stages):
+        return {"name": CONNECTOR, "extra": {"edges": edges}}
+    carried = [[source, at] for at, spec in enumerate(stages) if spec.edge for source in spec.reads(at)]
+    return {
+        "name": "OmniBranchConnector",
+        "extra": {"connector": CONNECTOR, "extra": {"edges": edges}, "edges": carried},
+    }
 
 
 FINAL = StageSpec(final_output=True)
@@ -47,7 +76,7 @@ def engine_output(stage_id: int, inputs: Sequence[int]) -> list[int]:
 
 
 class Edges:
-    """Connector of all edges; keeps payloads in a dict until they are got once."""
+    """Carries the payloads of all edges; keeps payloads in a dict until they are got once."""
 
     def __init__(self) -> None:
         self.lying: dict[str, Any] = {}
@@ -77,17 +106,23 @@ class Replica:
     def __init__(self, stage_id: int, spec: StageSpec, stages: Sequence[StageSpec], edges: Edges) -> None:
         self.stage_id, self.model_stage = stage_id, f"stage{stage_id}"
         self.final_output, self.final_output_type = spec.final_output, "text"
-        self.engine_input_source = [stage_id - 1] if stage_id else []
+        self.engine_input_source = spec.reads(stage_id)
         self.requests: dict[str, Any] = {}  # by the name that the engine knows
         self.took: list[str] = []
         self.aborted: list[str] = []
         self.dead = self.down = False
         self._fed = spec.edge
-        self._feeds = stage_id + 1 < len(stages) and stages[stage_id + 1].edge
+        self._feeds = any(stage_id in one.reads(at) and one.edge for at, one in enumerate(stages))
+        self._branches = branches(stages)
+        self._sources = spec.reads(stage_id)
+        if self._branches:
+            register_names()
+            edges = OmniConnectorFactory.create_connector(ConnectorSpec(**connector_spec(stages, edges)))
         self.refuses: Exception | None = None
         self._edges = edges
         self.sends_late = False  # what it makes goes out with `send`, and is lost if it dies before
         self._held_back: list[tuple[Any, ...]] = []
+        self._names: dict[str, str] = {}  # as the engine was given them, if they say more
         self._inputs: dict[str, list[int]] = {}
         self._said: dict[str, int] = {}
         self._outputs: list[Any] = []
@@ -98,11 +133,14 @@ class Replica:
             raise EngineDeadError
         if self.refuses is not None:
             raise self.refuses
-        self.took.append(request.request_id)
-        self.requests[request.request_id] = request
+        name = request.request_id.partition(MARK)[0]
+        self._names[name] = request.request_id
+        self.took.append(name)
+        self.requests[name] = request
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
-        for name in request_ids:
+        for one in request_ids:
+            name = one.partition(MARK)[0]
             self.aborted.append(name)
             self._forget(name)
 
@@ -113,7 +151,7 @@ class Replica:
         return EngineCoreOutputs(outputs=outputs)
 
     def process_engine_inputs(self, outputs: list[Any], prompt: Any, streaming_context: Any = None) -> list[Any]:
-        return [{"prompt_token_ids": list(outputs[0].outputs[0].cumulative_token_ids)}]
+        return [{"prompt_token_ids": [token for one in outputs for token in one.outputs[0].cumulative_token_ids]}]
 
     def shutdown(self) -> None:
         self.down = True
@@ -129,14 +167,18 @@ class Replica:
             got = self._edges.get(str(self.stage_id - 1), str(self.stage_id), f"{external}_{self.stage_id - 1}_0")
             if got is None:
                 return None
-            self._inputs[name] = got[0]
+            payload = got[0]
+            if self._branches:
+                payload = [token for source in self._sources for token in payload["tokens"][str(source)]]
+            self._inputs[name] = payload
         return self._inputs[name]
 
     def say(self, name: str, tokens: Sequence[int], *, last: bool = False, error: bool = False) -> None:
         """Put out tokens of a request."""
         assert name in self.requests, f"stage {self.stage_id} has {list(self.requests)}, not {name}"
         reason = FinishReason.ERROR if error else FinishReason.STOP if last else None
-        self._outputs.append(OmniEngineCoreOutput(request_id=name, new_token_ids=list(tokens), finish_reason=reason))
+        given = self._names[name]
+        self._outputs.append(OmniEngineCoreOutput(request_id=given, new_token_ids=list(tokens), finish_reason=reason))
         if reason is not None:
             self._forget(name)
 
@@ -147,8 +189,12 @@ class Replica:
         tokens, said = engine_output(self.stage_id, inputs), self._said.get(name, 0)
         last = said + most >= len(tokens)
         if last and self._feeds:
-            edge, external = (str(self.stage_id), str(self.stage_id + 1)), self.requests[name].external_req_id
-            self._held_back.append((*edge, f"{external}_{self.stage_id}_0", tokens))
+            request = self.requests[name]
+            # as vLLM-Omni's workers do: only a stage that receives payloads knows the external id
+            external = request.external_req_id if self._fed else request.request_id
+            edge = str(self.stage_id), str(self.stage_id + 1)
+            payload = {"tokens": {str(self.stage_id): tokens}} if self._branches else tokens
+            self._held_back.append((*edge, f"{external}_{self.stage_id}_0", payload))
             if not self.sends_late:
                 self.send()
         self._said[name] = said + most
@@ -229,7 +275,7 @@ def pool_of(stage_id: int, stages: Sequence[StageSpec], edges: Edges) -> StagePo
         scheduler_config=SimpleNamespace(max_num_seqs=spec.max_num_seqs, scheduler_cls=spec.kind),
         model_config=SimpleNamespace(
             max_model_len=4096,
-            stage_connector_config={"name": CONNECTOR, "extra": {"edges": edges}} if spec.edge else None,
+            stage_connector_config=connector_spec(stages, edges) if spec.edge else None,
         ),
     )
     diffusion = spec.kind == DIFFUSION

@@ -22,6 +22,13 @@ def left_over(omni: Any, driver: Any) -> dict[str, Any]:
         "handovers": omni.recovery.handovers._open,
         "watched": omni.stall_guard._stalled._last,
     }
+    if driver.graph.branches:
+        kept |= {"lying": omni.sharing._lying, "starts": omni._starts, "kept": omni._kept, "came from": omni._came_from}
+        kept["on their way"] = omni.recovery._on_their_way
+        names = [pool.names for pool in omni.stage_pools]
+        kept["branch names"] = [
+            one for each in names for one in (*each._runs, *each._present, *each._given, *each._stale)
+        ]
     if omni.recovery.names is not None:
         names = omni.recovery.names
         kept["names"] = [*names._runs, *names._present, *names._given, *names._stale]
@@ -51,3 +58,7 @@ def left_over(omni: Any, driver: Any) -> dict[str, Any]:
         }.items():
             kept[f"{name} of stage {pool.stage_id}"] = of
     return {name: dict(of) if isinstance(of, dict) else list(of) for name, of in kept.items() if of}
+
+
+def _names_in(names: Any) -> list[str]:
+    return [*names._runs, *names._present, *names._given, *names._stale]

@@ -25,6 +25,7 @@ from tests.support.omni_engines import (
     Replica,
     Runtime,
     StageSpec,
+    branches,
     engine_output,
     pool_of,
     replica_of,
@@ -32,6 +33,7 @@ from tests.support.omni_engines import (
 from tests.support.omni_leftovers import left_over
 from vllm_omni_sched.config.stage_yaml import read_stage_options
 from vllm_omni_sched.omni.stages import sharing
+from vllm_omni_sched.omni.stages.branches.orchestrator import BranchingOrchestrator
 from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
 from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
 from vllm_omni_sched.omni.stages.recovery import recovery_driver
@@ -83,7 +85,8 @@ def params(**how: Any) -> SamplingParams:
 
 
 def submission(request_id: str, tokens: Sequence[int], each: Sequence[Any], **request: Any) -> StageSubmissionMessage:
-    """Return what the engine's main thread sends for a request."""
+    """Return what the engine's main thread sends for a request. ``outputs``: the stages whose outputs it asks for."""
+    outputs = request.pop("outputs", None)
     prompt = {"prompt_token_ids": list(tokens)} | request.pop("prompt", {})
     return StageSubmissionMessage(
         type="add_request",
@@ -92,11 +95,11 @@ def submission(request_id: str, tokens: Sequence[int], each: Sequence[Any], **re
         original_prompt=prompt,
         output_prompt_text=None,
         sampling_params_list=list(each),
-        final_stage_id=len(each) - 1,
+        final_stage_id=max(outputs or [len(each) - 1]),
         preprocess_ms=0.0,
         request_timestamp=time.time(),
         enqueue_ts=0.0,
-        final_output_stage_ids=[len(each) - 1],
+        final_output_stage_ids=list(outputs or [len(each) - 1]),
     )
 
 
@@ -142,7 +145,7 @@ class Rig:
         self.driver.publish = lambda: SimpleNamespace(close=lambda: None)  # type: ignore[method-assign,assignment,return-value]
         self.runtime = Runtime(lambda stage_id: replica_of(stage_id, self.stages, self.edges), self.stages)
         self._out: asyncio.Queue[Any] = asyncio.Queue()
-        self.omni = ScheduledOrchestrator(
+        self.omni = (BranchingOrchestrator if branches(self.stages) else ScheduledOrchestrator)(
             driver=self.driver,
             runtime=self.runtime,
             clock=lambda: self.now,

@@ -97,6 +97,12 @@ class StageGraph:
         return {stage_id: tuple(after) for stage_id, after in found.items()}
 
     @cached_property
+    def branches(self) -> bool:
+        """Return whether the stages are more than a line, in which each reads the one with the next smaller id."""
+        before = (stage.stage_id for stage in self.stages)
+        return any(stage.sources != (one,) for one, stage in zip(before, self.stages[1:], strict=False))
+
+    @cached_property
     def order(self) -> tuple[int, ...]:
         """Return all ids in topological order; of several that could be next, the smallest."""
         waits_for = {stage.stage_id: len(stage.sources) for stage in self.stages}
@@ -138,6 +144,15 @@ class StageGraph:
         """
         found = _reached([self.stage(stage_id).stage_id], self._successors)
         return tuple(one for one in self.order if one in found)
+
+    def ancestors(self, stage_id: int) -> frozenset[int]:
+        """Return the stages whose output this stage needs, directly or indirectly.
+
+        Raises:
+            ValueError: there is no such stage.
+        """
+        sources = {stage.stage_id: stage.sources for stage in self.stages}
+        return frozenset(_reached(self.stage(stage_id).sources, sources))
 
     def longest_path_seconds(self, costs: Mapping[int, float], start: int) -> float:
         """Return the seconds of the costliest path from ``start``, inclusive, to any final stage.

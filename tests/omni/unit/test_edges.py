@@ -16,7 +16,9 @@ from vllm_omni.engine.stage_runtime import DistStageRuntime, StageRuntime
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_yaml import VARIABLE, load_stage_config, read_stage_options
+from vllm_omni_sched.graph.stages import GraphError, Stage, StageGraph, StageKind
 from vllm_omni_sched.omni.stages.start import edges, hooks
+from vllm_omni_sched.omni.stages.start.graph import check_one_host
 from vllm_omni_sched.plugin import register
 
 pytestmark = pytest.mark.omni
@@ -186,7 +188,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             [1],
             r"deploy\.yaml: 'omni_sched': option 'runtime\.edges\.thinker->vocoder': the pipeline has no such edge",
         ),
-        ("", [0, 1], r"vocoder \(2\) reads 0, 1, but vLLM-Omni gives"),
+        ("", [0, 1], r"vocoder \(2\) reads 0, 1, and with async_chunk: true vLLM-Omni sends"),
         ("", [2], r"in a cycle: vocoder \(2\)"),
         ("", [-1], r"unreachable from .*: vocoder \(2\)"),
     ],
@@ -200,6 +202,7 @@ def test_what_is_wrong_is_told_before_stages_are_planned(
     thinker, talker, _ = line()
     talker.final_output = True
     runtime._stage_configs, runtime._config_path = [thinker, talker, stage(2, "vocoder", sources)], str(deploy)
+    runtime._async_chunk = True
     with pytest.raises(ConfigError, match=says):
         runtime._build_logical_stage_init_plans(None, [1, 1, 1], {})
     assert not planned
@@ -211,8 +214,35 @@ def test_the_runtime_plans_its_stages_with_them(planned: list[Any], tmp_path: Pa
         "omni_sched: {runtime: {connectors: {ours: {name: ArenaConnector, extra: {stall_seconds: 3}}}}}\n"
     )
     runtime = object.__new__(StageRuntime)
-    runtime._stage_configs = line()
+    runtime._stage_configs, runtime._async_chunk = line(), True
     for path in (str(deploy), None):
         runtime._config_path = path
         runtime._build_logical_stage_init_plans(None, [1, 1, 1], {})
     assert planned == [(OmniTransferConfig(BOTH), ([1, 1, 1], {})), (None, ([1, 1, 1], {}))]
+
+
+def test_stages_that_branch_are_planned_with_the_connector_for_that(planned: list[Any], tmp_path: Path) -> None:
+    deploy = tmp_path / "deploy.yaml"
+    deploy.write_text("omni_sched: {runtime: {connectors: {ours: {name: ArenaConnector}}}}\n")
+    runtime = object.__new__(StageRuntime)
+    thinker, talker, _ = line()
+    talker.final_output = True
+    runtime._stage_configs, runtime._config_path = [thinker, talker, stage(2, "vocoder", [0])], str(deploy)
+    runtime._async_chunk = False
+    runtime._build_logical_stage_init_plans(None, [1, 1, 1], {})
+    [(transfer, _)] = planned
+    extra = {"connector": "ArenaConnector", "extra": {}, "edges": [[0, 1], [0, 2]]}
+    assert transfer.connectors == dict.fromkeys([("0", "1"), ("0", "2")], ConnectorSpec("OmniBranchConnector", extra))
+
+
+def test_stages_on_several_hosts_do_not_branch() -> None:
+    branching = StageGraph.of(
+        [
+            Stage(0, "thinker", StageKind.AR),
+            Stage(1, "talker", StageKind.AR, (0,), final_output=True),
+            Stage(2, "painter", StageKind.AR, (0,), final_output=True),
+        ]
+    )
+    check_one_host(branching, object.__new__(StageRuntime))
+    with pytest.raises(GraphError, match=r"several hosts \(--stage-id\)"):
+        check_one_host(branching, object.__new__(DistStageRuntime))

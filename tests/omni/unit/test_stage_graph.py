@@ -6,9 +6,13 @@ import pytest
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
+from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec, OmniTransferConfig
+
 from tests.support.omni_stages import DIFFUSION, FINAL, GENERATION, Edges, StageSpec, pool_of
+from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.stages import GraphError, StageGraph, StageKind
-from vllm_omni_sched.omni.stages.start.graph import graph_of
+from vllm_omni_sched.omni.stages.start.branch_edges import with_branch_connector
+from vllm_omni_sched.omni.stages.start.graph import check_branches, check_handoffs, graph_of
 
 pytestmark = pytest.mark.omni
 
@@ -60,7 +64,6 @@ def test_a_later_stage_that_names_no_source_reads_the_one_before() -> None:
         ({0: [2]}, r"in a cycle: stage0 \(0\) -> stage1 \(1\) -> stage2 \(2\) -> stage0 \(0\)"),
         ({1: [-1]}, r"unreachable from the entries stage0 \(0\): stage1 \(1\), stage2 \(2\)"),
         ({2: [0], 1: [0]}, r"no final output depends on stage1 \(1\)"),
-        ({2: [0, 1]}, r"stage2 \(2\) reads 0, 1, but vLLM-Omni gives it .* of stage stage1 \(1\) only.* be a line"),
     ],
 )
 def test_what_vllm_omni_cannot_run_is_refused_by_name(sources: dict[int, list[int] | None], says: str) -> None:
@@ -68,6 +71,75 @@ def test_what_vllm_omni_cannot_run_is_refused_by_name(sources: dict[int, list[in
         graph(StageSpec(), StageSpec(), FINAL, sources=sources)
 
 
-def test_a_line_in_another_order_than_that_of_its_ids_is_refused() -> None:
-    with pytest.raises(GraphError, match=r"stage1 \(1\) reads 2, but vLLM-Omni .* stage0 \(0\)"):
+def test_a_stage_that_reads_one_with_a_larger_id_is_refused() -> None:
+    with pytest.raises(GraphError, match=r"stage1 \(1\) reads stage stage2 \(2\), which has a larger id"):
         graph(StageSpec(), StageSpec(final_output=True), StageSpec(), sources={1: [2], 2: [0]})
+
+
+def test_stages_may_fork_and_join() -> None:
+    found = graph(StageSpec(), StageSpec(), StageSpec(), FINAL, sources={2: [0], 3: [2, 1]})
+    assert found.branches
+    assert [one.sources for one in found.stages] == [(), (0,), (0,), (2, 1)]
+    assert [sorted(found.ancestors(one)) for one in range(4)] == [[], [0], [0], [0, 1, 2]]
+    assert not graph(StageSpec(), StageSpec(), FINAL).branches
+
+
+def test_stages_that_branch_exchange_no_chunks() -> None:
+    found = graph(StageSpec(), FINAL, FINAL, sources={2: [0]})
+    check_branches(found, async_chunk=False)
+    with pytest.raises(GraphError, match=r"stage2 \(2\) reads 0, .* of stage stage1 \(1\): set async_chunk: false"):
+        check_branches(found, async_chunk=True)
+    check_branches(graph(StageSpec(), FINAL), async_chunk=True)
+
+
+def test_stages_that_branch_pass_on_no_caches() -> None:
+    stages = (StageSpec(), FINAL, FINAL)
+    pools = [pool_of(at, stages, Edges()) for at in range(3)]
+    branching, line = graph(*stages, sources={2: [0]}), graph(*stages)
+    check_handoffs(branching, pools, None)
+    with pytest.raises(GraphError, match=r"sends its KV cache to the next one"):
+        check_handoffs(branching, pools, {"pd_pair": (0, 1)})
+    check_handoffs(line, pools, {"pd_pair": (0, 1)})
+
+
+LOCAL = ConnectorSpec("SharedMemoryConnector", {"size": 1})
+
+
+def transfer(**connectors: ConnectorSpec) -> OmniTransferConfig:
+    return OmniTransferConfig({(edge[1], edge[3]): spec for edge, spec in connectors.items()}, None)
+
+
+def test_the_connector_of_all_edges_is_wrapped() -> None:
+    found = graph(StageSpec(), FINAL, FINAL, sources={2: [0]})
+    wrapped = with_branch_connector(found, transfer(e0_1=LOCAL, e0_2=LOCAL)).connectors
+    assert wrapped.keys() == {("0", "1"), ("0", "2")}
+    assert {spec.name for spec in wrapped.values()} == {"OmniBranchConnector"}
+    assert wrapped["0", "2"].extra == {"connector": LOCAL.name, "extra": LOCAL.extra, "edges": [[0, 1], [0, 2]]}
+
+
+def test_an_edge_without_a_connector_stays_without() -> None:
+    found = graph(StageSpec(), FINAL, FINAL, sources={2: [0]})
+    wrapped = with_branch_connector(found, transfer(e0_2=LOCAL)).connectors
+    assert wrapped["0", "2"].extra["edges"] == [[0, 2]]
+    assert with_branch_connector(found, None) is None
+
+
+def test_the_connectors_of_a_line_stay_as_they_are() -> None:
+    given = transfer(e0_1=LOCAL)
+    assert with_branch_connector(graph(StageSpec(), FINAL), given) is given
+
+
+@pytest.mark.parametrize(
+    ("connectors", "says"),
+    [
+        ({"e0_1": LOCAL, "e1_2": LOCAL}, r"on the edge 1->2, but stage 2 does not read stage 1: edges are 0->1, 0->2"),
+        ({"e0_1": LOCAL, "e0_2": ConnectorSpec("ArenaConnector", {})}, r"0->1 has SharedMemory.* 0->2 ArenaConnector"),
+        (
+            {"e0_1": ConnectorSpec("NixlConnector", {})},
+            r"NixlConnector receives from one sender, whose address",
+        ),
+    ],
+)
+def test_connectors_that_cannot_branch_are_refused(connectors: dict[str, ConnectorSpec], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        with_branch_connector(graph(StageSpec(), FINAL, FINAL, sources={2: [0]}), transfer(**connectors))

@@ -159,3 +159,16 @@ def test_wrong_calls_are_refused():
     for call in (credits.free, lambda stage: credits.take(stage, "b")):
         with pytest.raises(ValueError, match="unknown stage 'ear'"):
             call("ear")
+
+
+def test_a_request_that_follows_needs_no_credit_and_its_branches_take_theirs():
+    credits = Credits({"s": ["a", "b"], "a": [], "b": []}, {"s": 1, "a": 1, "b": 1})
+    assert credits.take("s", "x")
+    credits.skip("s", "y", ["s", "a", "b"])
+    assert [credits.free(stage) for stage in "sab"] == [0, 0, 0]
+    assert not credits.take("b", "y")
+    credits.give_back("x")
+    assert credits.take("b", "y")
+    assert credits.take("a", "y")
+    assert [credits.free(stage) for stage in "sab"] == [1, 0, 0]
+    credits.validate()

@@ -33,6 +33,13 @@ class ConnectorOptions(Options):
     extra: dict[str, Any] = Field(default_factory=dict, description="Options of the connector.")
 
 
+class BranchErrors(str, Enum):
+    """What an error of a stage ends where a request has several outputs."""
+
+    REQUEST = "request"
+    OUTPUT = "output"
+
+
 class RecoveryOptions(Options):
     """Options of recovery from the death of a replica."""
 
@@ -91,6 +98,12 @@ class RuntimeOptions(Options):
         description="Last resort: a request without progress for so long fails; null: never. A request that "
         "streams makes progress, and so does one in the queue while the pipeline puts out anything. If not set, "
         "at least twice `recovery.hang_seconds` and `recovery.max_wait_seconds`.",
+    )
+    branch_errors: BranchErrors = Field(
+        BranchErrors.REQUEST,
+        strict=False,
+        description="What the error of a stage ends if the request has outputs that do not depend on it, in a pipeline "
+        "with branches: the whole 'request', or only the 'output'.",
     )
     drain_seconds: float = Field(
         60.0, gt=0, description="How long a replica that is to be moved may take to become empty; after that it stays."

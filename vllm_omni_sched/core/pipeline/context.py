@@ -39,6 +39,7 @@ class PipelineContext:
     def __init__(self, config: StageSchedConfig, graph: StageGraph, rng: Random, together: bool = False) -> None:
         self.config, self.graph, self.rng = config, graph, rng
         self.together = together
+        self.branches = graph.branches
         self.costs = StageCosts()
         priority = config.graph.priority
         self.by_class = priority.enabled
@@ -106,12 +107,14 @@ class PipelineContext:
             return True
         return self.credits.take(str(stage_id), request.request_id, request.path_from(stage_id))
 
-    def hand_over(self, stage_id: int, request_id: str, follows: bool) -> None:
+    def hand_over(self, stage_id: int, request: PipelineRequest, follows: bool) -> None:
         """Record that a request has come to a stage; if it follows another one's work there, it needs no credit."""
-        credits = self.credits
+        credits, request_id = self.credits, request.request_id
         if credits is None:
             return
-        if follows:
+        if follows and request.flow is not None and self.branches and request_id not in self.waived:
+            credits.skip(str(stage_id), request_id, map(str, request.flow.plan.stages))
+        elif follows:
             credits.give_back(request_id, str(stage_id))
         for source in self.graph.stage(stage_id).sources:
             if credits.has_started(request_id, str(source)):

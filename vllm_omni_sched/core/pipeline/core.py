@@ -6,11 +6,13 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from vllm_omni_sched.config.stage_options import BranchErrors
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.context import PipelineContext
 from vllm_omni_sched.core.pipeline.recovery import PipelineRecovery
 from vllm_omni_sched.core.pipeline.stage import StageScheduler
 from vllm_omni_sched.core.pipeline.watch import PipelineWatch
+from vllm_omni_sched.graph.flow import StagePhase
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.recovery.options import recovery_options
 from vllm_omni_sched.monitor.recovery.policy import Recovery
@@ -47,7 +49,9 @@ class PipelineCore:
     6. What follows from an anomaly of a replica that serves is decided by `Remedies`, if options ask for it. A request
        that is in a stage for too long concerns its replica; a queue that stands still, the replica of the stage that
        has had a request for longest.
-    7. Drivers read `stages`, `context` and `recovery`, and never change them.
+    7. Where stages branch, `RequestFlow` decides which stages of a request start next (`Proceeds`), and what ends with
+       the error of one (`Fails`); the option `branch_errors` says whether outputs that do not depend on it still come.
+    8. Drivers read `stages`, `context` and `recovery`, and never change them.
 
     Args:
         context: what the stages share.
@@ -83,9 +87,10 @@ class PipelineCore:
             return None
         # if all stages run at once, none waits for the output of another
         alone = context.together or keeps_outputs
+        alone = alone or context.branches  # there the flows of the requests know what runs again
         sources = {} if alone else {stage.stage_id: stage.sources for stage in context.graph.stages}
         policy = Recovery({}, sources, recovery_options(options), context.rng)
-        return PipelineRecovery(policy, self.stages, context.together, self._waive)
+        return PipelineRecovery(policy, self.stages, context.together, self._waive, context.branches)
 
     def _remedies_of(self, watched: bool) -> Remedies | None:
         options = self.context.config.runtime.recovery
@@ -113,6 +118,8 @@ class PipelineCore:
         actions = self._handle(event, now)
         if self.recovery is not None:
             actions += self.recovery.after(event, actions, now)
+        if isinstance(event, e.Finished):
+            actions += self._proceeding(actions, now)
         if isinstance(event, e.Left):
             self._departed[event.request_id] = None
         if self._departed:
@@ -158,6 +165,36 @@ class PipelineCore:
             works = (one for one in running.values() if one.started is not None)
             work = min(works, key=lambda one: one.started or 0.0, default=None)
         return None if work is None or work.replica_id < 0 else work.replica_id
+
+    def _proceeding(self, ended: list[e.Action], now: float) -> list[e.Action]:
+        """Return where requests go on whose work has ended, for those whose flow the core follows."""
+        found: list[e.Action] = []
+        for action in ended:
+            if not (isinstance(action, e.Ended) and action.ok):
+                continue
+            stage_id = action.work.stage_id
+            for name in action.receivers:
+                known = self.context.known.get(name)
+                if known is None or known.flow is None:
+                    continue
+                found.append(e.Proceeds(name, stage_id, known.flow.finished(stage_id)))
+                if self.recovery is not None and known.flow.lacks(stage_id):
+                    found += self.recovery.run_once_more(name, stage_id, now)
+        return found
+
+    def _stage_failed(self, stage_id: int, request_id: str, now: float) -> list[e.Action]:
+        known, context = self.context.known.get(request_id), self.context
+        if known is None or known.flow is None:
+            return [e.Fails(request_id, stage_id, (), (), whole=True, over=True)]
+        flow = known.flow
+        dropped = flow.failed(stage_id)
+        only_output = context.config.runtime.branch_errors is BranchErrors.OUTPUT
+        whole = not only_output or len(flow.dropped) == len(flow.plan.outputs)
+        if context.credits is not None:
+            for one in dropped.stages:
+                context.credits.give_back(request_id, str(one))
+            self._credits_changed(request_id, now)
+        return [e.Fails(request_id, stage_id, *dropped, whole=whole, over=whole or flow.is_over)]
 
     def _check(self, now: float) -> list[e.Action]:
         found = [] if self._watch is None else self._watch.check(self.stages, now)
@@ -208,11 +245,15 @@ class PipelineCore:
             case e.Arrived(request):
                 context.arrived(request)
                 self.log.append(Transition(now, request.request_id, -1, "arrives"))
+                if request.flow is not None:
+                    return [e.Proceeds(request.request_id, None, request.flow.begin())]
             case e.Left(request_id):
                 context.left(request_id)
                 self.log.append(Transition(now, request_id, -1, "leaves"))
             case e.Placed(work, replica_id):
                 return self._started(stages[work.stage_id].placed(work, replica_id, now), now)
+            case e.StageFailed(stage_id, request_id):
+                return self._stage_failed(stage_id, request_id, now)
             case e.Detached(stage_id, request_id):
                 return stages[stage_id].detached(request_id, now)
             case e.Dropped(stage_id, request_id):
@@ -320,6 +361,9 @@ class PipelineCore:
             case e.Ended(work, _, ok):
                 what = "is done" if ok else "fails"
                 self.log.append(Transition(now, work.request_id, work.stage_id, what, work.replica_id))
+            case e.Fails(request_id, stage_id, _, _, whole):
+                what = "fails as a whole" if whole else "fails with the outputs that need it"
+                self.log.append(Transition(now, request_id, stage_id, what))
             case e.Gone(work):
                 self.log.append(Transition(now, work.request_id, work.stage_id, "is stopped", work.replica_id))
             case e.Lost(work, replica_id, waits):
@@ -356,9 +400,22 @@ class PipelineCore:
             self._remedies.validate()
         assert context.grants.keys() <= context.known.keys(), "memory of requests that have left"
         assert context.waived <= context.known.keys(), "waived credits of requests that have left"
+        self._validate_flows()
         if self.recovery is not None:
             self.recovery.validate()
             gone = self.recovery.works.keys() - context.known.keys() - self._departed.keys()
             assert not gone, f"recovery keeps work of requests that have left: {gone}"
         if context.credits is not None:
             context.credits.validate()
+
+    def _validate_flows(self) -> None:
+        for known in self.context.known.values():
+            if known.flow is not None:
+                known.flow.validate()
+        for stage_id, stage in self.stages.items():
+            for name in (*stage.waiting, *stage.running):
+                one = self.context.known.get(name)
+                if one is not None and one.flow is not None and not stage.works_for_others(name):
+                    phase = one.flow.phase(stage_id)  # what was dropped is still to be stopped by the driver
+                    may = phase in (StagePhase.STARTED, StagePhase.DROPPED)
+                    assert may, f"{name} is in stage {stage_id}, where it is {phase}"

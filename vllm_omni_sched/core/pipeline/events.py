@@ -129,10 +129,14 @@ class Detached:
 
 @dataclass(frozen=True, slots=True)
 class InputsLost:
-    """The outputs of all earlier stages for a request in this stage are no longer held."""
+    """Outputs of earlier stages for a request in this stage are no longer held.
+
+    ``sources``: the sources of the stage whose outputs are lost, with all that these were made of; None: all of them.
+    """
 
     stage_id: int
     request_id: str
+    sources: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +144,13 @@ class Recalled:
     """Work was withdrawn, because the replica of the previous stage died before it had sent the input.
 
     ``work``: withdrawn or taken out before. ``stage_id``: where it was. ``replica_id``: which replica should have sent.
+    ``sources``: the sources of the stage whose outputs are lost, that of the replica first; None: the stage before.
     """
 
     work: StageWork
     stage_id: int
     replica_id: int
+    sources: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +169,14 @@ class CannotRunAgain:
     stage_id: int
     request_id: str
     reason: FailReason
+
+
+@dataclass(frozen=True, slots=True)
+class StageFailed:
+    """A stage cannot do its work for a request; the answer is `Fails`."""
+
+    stage_id: int
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +396,31 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Proceeds:
+    """A request goes on to these stages: all their inputs are there. ``stage_id``: which has ended; None: it begins."""
+
+    request_id: str
+    stage_id: int | None
+    starts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fails:
+    """A request fails in a stage.
+
+    ``outputs``: those that it asked for and that do not come. ``stages``: which are to be stopped for it. ``whole``:
+    all of it fails; otherwise only these outputs. ``over``: no other output is to come.
+    """
+
+    request_id: str
+    stage_id: int
+    outputs: tuple[int, ...]
+    stages: tuple[int, ...]
+    whole: bool
+    over: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Gone:
     """Running work is over without a result, since its request has left."""
 
@@ -544,6 +583,7 @@ Event = (
     | Undelivered
     | CannotRunAgain
     | Detached
+    | StageFailed
     | Dropped
     | Regrouped
     | Renamed
@@ -570,6 +610,8 @@ Action = (
     | Follow
     | Lead
     | Ended
+    | Proceeds
+    | Fails
     | Gone
     | Inherited
     | Continued

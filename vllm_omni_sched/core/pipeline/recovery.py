@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.requests import StageWork
 from vllm_omni_sched.core.pipeline.stage import StageScheduler
+from vllm_omni_sched.graph.flow import RequestFlow, StagePhase
 from vllm_omni_sched.monitor.recovery import events as r
 from vllm_omni_sched.monitor.recovery.events import FailReason, Replica
 from vllm_omni_sched.monitor.recovery.policy import Recovery
@@ -28,13 +29,17 @@ class PipelineRecovery:
        follow it. Its requests need no credits from then on (`CreditsWaived`).
     4. If all stages of a request run at once, all of them run again: the interrupted one where the policy says, the
        others as they have room.
-    5. Requests in the queue of a stage without a replica fail as the policy says (rule 8 of `Recovery`).
-    6. A request is given up at most once.
+    5. Where stages branch, a request has an entry in each stage. Interrupted work with its inputs starts at its stage;
+       else it waits there for its inputs, and the stages that `RequestFlow` names run again, as they have room. If a
+       sender died before its output arrived, the policy decides on the sender's entry.
+    6. Requests in the queue of a stage without a replica fail as the policy says (rule 8 of `Recovery`).
+    7. A request is given up at most once.
 
     Args:
         stages: the stages, by number; stages are added to it later.
         together: whether all stages of a request run at once.
         waive: waives the credits of a request.
+        branches: whether stages form more than a line, so that a request may be in several of them.
     """
 
     def __init__(
@@ -43,11 +48,14 @@ class PipelineRecovery:
         stages: Mapping[int, StageScheduler],
         together: bool,
         waive: Callable[[str, float], None],
+        branches: bool = False,
     ) -> None:
         self.policy = policy
         self.works: dict[str, dict[int, StageWork]] = {}  # of present requests that have run or followed, by stage
         self.lost: dict[str, StageWork] = {}  # interrupted work until it runs again, by entry
         self._stages, self._together, self._waive = stages, together, waive
+        self._branches = branches
+        self._lacking: dict[str, dict[int, tuple[int, ...]]] = {}  # by entry: lost sources of stages that lack them
         self._given_up: set[str] = set()
         self._names: dict[tuple[int, int], Replica] = {}
         self._empty_since: dict[int, float] = {}  # stages without a replica
@@ -57,8 +65,8 @@ class PipelineRecovery:
         self._found: list[e.Action] = []
 
     def entry(self, stage_id: int, request_id: str) -> str:
-        """Return the name of a request's entry in the policy: if all stages run at once, it has one in each."""
-        return f"{request_id}@{stage_id}" if self._together else request_id
+        """Return the name of a request's entry in the policy: if it can be in several stages, it has one in each."""
+        return f"{request_id}@{stage_id}" if self._together or self._branches else request_id
 
     def works_of(self, request_id: str) -> dict[int, StageWork]:
         """Return the works of a present request that have run or followed others, by stage."""
@@ -99,6 +107,7 @@ class PipelineRecovery:
         self._found = [e.Forgotten(request_id, works)]
         for name in dict.fromkeys(self.entry(work.stage_id, request_id) for work in works):
             self.lost.pop(name, None)
+            self._lacking.pop(name, None)
             self._tell(r.Aborted(name), now)
         return self._found
 
@@ -120,9 +129,18 @@ class PipelineRecovery:
             case e.Withdrawn(stage_id, request_id):
                 if self._together:  # with the interrupted work of its request
                     self._tell(r.Aborted(self.entry(stage_id, request_id)), now)
+                elif self._branches:
+                    self._tell(r.Unsent(self.entry(stage_id, request_id)), now)
+            case e.InputsLost(stage_id, request_id, sources) if self._branches:
+                entry = self.entry(stage_id, request_id)
+                everything = _flow(self.lost[entry]).plan.sources[stage_id]
+                self._lack(entry, stage_id, everything if sources is None else sources)
             case e.InputsLost(stage_id, request_id):
                 for earlier in range(stage_id):
                     self._tell(r.OutputLost(self.entry(stage_id, request_id), earlier), now)
+            case e.Recalled(work, stage_id, replica_id, sources) if self._branches:
+                assert sources is not None  # the first one is that of the replica
+                self._recalled_to(work, stage_id, Replica(sources[0], replica_id), sources, now)
             case e.Recalled(work, stage_id, replica_id):
                 self._recalled(work, stage_id, Replica(stage_id - 1, replica_id), now)
             case e.Undelivered(stage_id, request_id, replica_id):
@@ -203,7 +221,7 @@ class PipelineRecovery:
         replica = Replica(work.stage_id, work.replica_id)
         for name in receivers:
             if name != work.request_id and name in self.works:
-                self._tell(r.Dispatched(name, replica), now)
+                self._tell(r.Dispatched(self.entry(work.stage_id, name), replica, name), now)
                 self._answered(work.stage_id, name, now)
 
     def _answered(self, stage_id: int, request_id: str, now: float) -> None:
@@ -228,6 +246,114 @@ class PipelineRecovery:
         work.reset()
         self.lost[name] = work
         self._tell(r.Recalled(name), now)
+
+    # ---- stages that branch
+
+    def _lack(self, entry: str, stage_id: int, sources: tuple[int, ...]) -> None:
+        """Record that a stage lacks the outputs of these sources, to be made again when the entry is to run again."""
+        stages = self._lacking.setdefault(entry, {})
+        stages[stage_id] = tuple(dict.fromkeys((*stages.get(stage_id, ()), *sources)))
+
+    def _recalled_to(
+        self, work: StageWork, stage_id: int, sender: Replica, sources: tuple[int, ...], now: float
+    ) -> None:
+        """Let a stage wait for its inputs again; whether the dead sender's output is made again, the policy decides."""
+        owner, receivers = work.request_id, self._stages[stage_id].receivers(work.request_id)
+        name = receivers[0]
+        if name != owner:  # its request has left, and the present leader runs under its own name
+            self._stages[stage_id].renamed(owner)
+            self.works[owner].pop(stage_id, None)
+            self._tell(r.Aborted(self.entry(stage_id, owner)), now)
+            work = self.works[name][stage_id]
+        for receiver in receivers:
+            self._waive(receiver, now)
+        flow = _flow(work)
+        self._tell(r.Unsent(self.entry(stage_id, name)), now)
+        work.reset()
+        flow.lose(stage_id, sources)
+        if flow.phase(sender.stage) is not StagePhase.DONE:  # it is being made again for another stage
+            self._again(work, self.works[name], stage_id, (), None, now)
+            return
+        entry, known = self.entry(sender.stage, name), self.lost
+        self._lack(entry, stage_id, ())
+        if entry in known:
+            return  # for another stage, too
+        known[entry] = self.works[name][sender.stage]
+        if not self.policy.attempt(entry):
+            self._dispatched(known[entry], sender.index, now)
+        self._tell(r.Recalled(entry), now)
+
+    def run_once_more(self, request_id: str, stage_id: int, now: float) -> list[e.Action]:
+        """Run a stage once more for successors that lost its output after it had been sent for others."""
+        self._found = []
+        works = self.works[request_id]
+        flow = _flow(works[stage_id])
+        for after in flow.lacks(stage_id):
+            if flow.phase(stage_id) is StagePhase.DONE:
+                self._again(works[stage_id], works, after, (), None, now)
+        return self._found
+
+    def _resume(self, name: str, work: StageWork, replica: Replica, now: float) -> None:
+        """Run interrupted work again, if it has its inputs, or else the stages that make them."""
+        stage, owner = self._stages[work.stage_id], work.request_id
+        receivers = stage.receivers(owner)
+        lacking = self._lacking.pop(name, None)
+        if lacking is None:
+            self._found.append(e.RunsAgain(work, owner, receivers, (work.stage_id,), (work,)))
+            self._found += stage.placed(work, replica.index, now)
+            return
+        for receiver in receivers:
+            self._waive(receiver, now)
+        stage.renamed(owner)
+        for stage_id, sources in lacking.items():
+            self._again(work, self.works[receivers[0]], stage_id, sources, replica, now)
+        if receivers[0] != owner:  # its request has left, and the present leader runs under its own name
+            self.works[owner].pop(work.stage_id, None)
+            self._tell(r.Aborted(name), now)
+        elif owner not in stage.running:
+            self._tell(r.Unsent(name), now)  # it waits for its inputs
+
+    def _again(
+        self,
+        work: StageWork,
+        works: Mapping[int, StageWork],
+        stage_id: int,
+        lost: tuple[int, ...],
+        place: Replica | None,
+        now: float,
+    ) -> None:
+        """Run stages of a request again as its flow says: one on the replica ``place``, the others as they have room.
+
+        Args:
+            work: what was interrupted.
+            works: of the request in whose name they run.
+            stage_id: the stage that is to run, without the outputs of the sources ``lost``.
+        """
+        known = next(iter(works.values())).known
+        leader, flow = known.request_id, known.flow
+        assert flow is not None
+        stages, starts = flow.again(stage_id, lost)
+        runs = tuple(works[one] for one in starts)
+        receivers = self._stages[work.stage_id].receivers(leader)
+        self._found.append(e.RunsAgain(work, leader, receivers, stages, runs))
+        for one in runs:
+            one.reset()
+            stage = self._stages[one.stage_id]
+            if place is not None and place.stage == one.stage_id:
+                actions = stage.placed(one, place.index, now)
+            else:
+                stage.waits(one, now)
+                actions = stage.release(now)
+            self._found += actions
+            for action in actions:
+                if isinstance(action, e.Start):
+                    self._dispatched_now(action.work, now)
+
+    def _dispatched_now(self, work: StageWork, now: float) -> None:
+        """Report a start to the policy, unless the policy itself has placed the work there."""
+        replica = self._replica_of(work.stage_id, work.replica_id)
+        if self.entry(work.stage_id, work.request_id) not in self.policy.in_flight(replica):
+            self._dispatched(work, work.replica_id, now)
 
     # ---- stages without a replica
 
@@ -303,6 +429,9 @@ class PipelineRecovery:
         if self._together:
             self._run_together(work, replica, now)
             return
+        if self._branches:
+            self._resume(name, work, replica, now)
+            return
         stage, present = self._stages[work.stage_id], work.request_id
         receivers = stage.receivers(present)
         runs = work
@@ -370,6 +499,11 @@ class PipelineRecovery:
             assert self.policy.attempt(entry), f"{entry} is interrupted, and recovery does not know it"
             assert entry == self.entry(work.stage_id, work.request_id), f"{entry} is {work.request_id}"
             assert work.request_id not in self._stages[work.stage_id].waiting, f"{entry} is interrupted and waits"
+
+
+def _flow(work: StageWork) -> RequestFlow:
+    assert work.known.flow is not None, f"{work.request_id} has no flow, and stages branch"
+    return work.known.flow
 
 
 _OF_REPLICAS = (r.ReplicaEvent, r.Tick)

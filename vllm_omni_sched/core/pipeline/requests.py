@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from vllm_omni_sched.config.stage_options.graph import ClassTargets, PriorityOptions
+from vllm_omni_sched.graph.flow import RequestFlow
 from vllm_omni_sched.graph.order import SlaClass
 from vllm_omni_sched.resource.pipeline.stage_cost import Features
 
@@ -20,6 +21,7 @@ class PipelineRequest:
     ``keys``: of data that other requests may share, such as its user and its items. ``nbytes``: of its input.
     ``path``: the stages that it visits, in order; None: all that can be reached from where it enters.
     ``features`` and ``costs``: by stage, where known. ``replicas``: the replicas whose output it got, by stage.
+    ``flow``: its progress, if stages form more than a line; None: its driver goes along the line.
     """
 
     request_id: str
@@ -34,6 +36,7 @@ class PipelineRequest:
     features: dict[int, Features] = field(default_factory=dict)
     costs: dict[int, float] = field(default_factory=dict)
     replicas: dict[int, int] = field(default_factory=dict)
+    flow: RequestFlow | None = None
 
     def path_from(self, stage_id: int) -> list[str] | None:
         """Return the stages that it visits from this one on, by name; None if that is not known."""

@@ -145,7 +145,7 @@ class StageScheduler:
             return [Lead(work, again=True)]
         joined = self.merger.join(work.key, name)
         follows = joined.role is Role.FOLLOW
-        self._context.hand_over(self.stage_id, name, follows)
+        self._context.hand_over(self.stage_id, work.known, follows)
         if not follows:
             return [Lead(work)]
         self._following[name] = work

@@ -69,10 +69,8 @@ class ScheduledOrchestrator(Orchestrator):
         self.deduplicator = self.output_async_queue = OutputDeduplicator(
             self.output_async_queue, self._output_kind, self._streams
         )
-        run_names = RunNames()
-        self.payloads = Payloads(run_names.external)
-        self.sharing = Sharing(self, self.payloads)
-        self.recovery = driver.recovery = RecoveryDriver(self, runtime, self.payloads, run_names)
+        self._add_parts(runtime)
+        driver.recovery = self.recovery
         self.liveness = Liveness(driver.config.runtime.recovery.detection_seconds, self._handle_dead_replica)
         self.migrator = ReplicaMigrator(self, runtime, driver.config.runtime.drain_seconds)
         self.layout = driver.layout(self.migrator)
@@ -82,6 +80,13 @@ class ScheduledOrchestrator(Orchestrator):
         self._publisher = driver.publish()
         for pool in self.stage_pools:
             pool.attach_queue(StageQueue(pool, driver, self, clock, self.async_chunk))
+
+    def _add_parts(self, runtime: Any) -> None:
+        """Make the parts that know how the stages are connected."""
+        run_names = RunNames()
+        self.payloads = Payloads(run_names.external)
+        self.sharing = Sharing(self, self.payloads)
+        self.recovery = RecoveryDriver(self, runtime, self.payloads, run_names)
 
     # ---- hooks of the queues
 
@@ -128,7 +133,7 @@ class ScheduledOrchestrator(Orchestrator):
                         "sending request %s to stage %d failed; the request fails", receiver, pool.stage_id
                     )
                     failed = SimpleNamespace(request_id=receiver)
-                    await super()._handle_stage_error(pool.stage_id, failed, error=repr(unknown))
+                    await self._fail_in_stage(pool.stage_id, failed, repr(unknown))
 
     async def _handle_abort(self, msg: Any) -> None:
         await super()._handle_abort(msg)
@@ -211,7 +216,11 @@ class ScheduledOrchestrator(Orchestrator):
         receivers = queue.receivers(output.request_id)
         queue.finished(output.request_id, succeeded=False)
         for receiver in receivers:
-            await super()._handle_stage_error(stage_id, renamed(output, receiver), error=error)
+            await self._fail_in_stage(stage_id, renamed(output, receiver), error)
+
+    async def _fail_in_stage(self, stage_id: int, output: Any, error: str | None) -> None:
+        """Fail the request of an output."""
+        await super()._handle_stage_error(stage_id, output, error=error)
 
     async def _cleanup_request_ids(
         self, request_ids: list[str], *, abort: bool = False, release_owners: bool = False

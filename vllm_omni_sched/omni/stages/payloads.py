@@ -32,7 +32,7 @@ class Payloads:
     @staticmethod
     def arrive_at(pool: ScheduledPool) -> bool:
         """Return whether a stage receives payloads by a connector."""
-        return pool.stage_id > 0 and _connector_config(pool) is not None
+        return pool.stage_id > 0 and connector_config(pool) is not None
 
     def copy(self, pool: ScheduledPool, sent_as: str, names: Sequence[str]) -> bool:
         """Receive the payload that was sent to a stage for a run, and send it to each of these requests.
@@ -105,14 +105,15 @@ class Payloads:
             from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
             from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
 
-            config = _connector_config(pool) or {}
+            config = connector_config(pool) or {}
             made = OmniConnectorFactory.create_connector(ConnectorSpec(config["name"], dict(config.get("extra") or {})))
             made.stage_id = pool.stage_id
             self._connectors[pool.stage_id] = made
         return self._connectors[pool.stage_id]
 
 
-def _connector_config(pool: ScheduledPool) -> dict[str, Any] | None:
+def connector_config(pool: ScheduledPool) -> dict[str, Any] | None:
+    """Return name and options of the connector of a stage; None if it has none."""
     config = getattr(getattr(pool.stage_vllm_config, "model_config", None), "stage_connector_config", None)
     if config is None:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from random import Random  # noqa: TID251 (the type of an argument)
@@ -18,6 +18,7 @@ from vllm_omni_sched.core.pipeline.context import PipelineContext
 from vllm_omni_sched.core.pipeline.core import PipelineCore
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest
 from vllm_omni_sched.engine.metrics.bridge import PagePublisher, attach
+from vllm_omni_sched.graph.flow import FlowPlan, RequestFlow
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
@@ -70,6 +71,7 @@ class PipelineDriver:
         self._lock = threading.RLock()  # vLLM-Omni chooses replicas of sessions in other threads, too
         self.queues: dict[int, StageQueue] = {}
         self.recovery: RecoveryDriver | None = None  # set by the orchestrator
+        self.proceeds: Callable[[e.Proceeds], None] = lambda _: None  # of stages that branch; set by the orchestrator
         self.board = StageBoard(
             [stage.stage_id for stage in graph.stages],
             anomalies=[kind.value for kind in AnomalyKind],
@@ -119,6 +121,8 @@ class PipelineDriver:
             case e.SharesMoved(shares):
                 said = ", ".join(f"{modality} {share:.0%}" for modality, share in shares.items())
                 logger.info("memory pools: guaranteed shares are now %s", said)
+            case e.Proceeds():
+                self.proceeds(action)
             case e.RunsAgain() | e.GivenUp() | e.Unserved() | e.Restart() | e.Forgotten():
                 if self.journal is not None and isinstance(action, e.RunsAgain):
                     first = action.works[0]
@@ -140,7 +144,11 @@ class PipelineDriver:
         params = message.sampling_params_list
         modality = modality_of(message.prompt)
         sla = self.classes.of(params[0], modality)
+        flow = None
         stages = self.graph.stages[: message.final_stage_id + 1]
+        if self.graph.branches:
+            plan = FlowPlan.of(self.graph, message.final_output_stage_ids or [message.final_stage_id])
+            stages, flow = tuple(map(self.graph.stage, plan.stages)), RequestFlow(plan)
         known = PipelineRequest(
             message.request_id,
             now,
@@ -151,6 +159,7 @@ class PipelineDriver:
             keys_of(message.prompt, params[0]),
             bytes_of(message.prompt),
             tuple(stage.stage_id for stage in stages),
+            flow=flow,
         )
         for stage in stages:
             prompt = message.prompt if stage.stage_id in self.graph.entries else None

@@ -187,9 +187,10 @@ class Sharing:
         pool.queue.resume(request_id)
         return True
 
-    async def _when_there(self, take: Callable[[], bool]) -> None:
-        """Receive a payload as soon as it is there, without blocking a thread."""
-        loop, until = asyncio.get_running_loop(), monotonic_seconds() + PAYLOAD_SECONDS
+    async def _when_there(self, take: Callable[[], bool], seconds: float | None = None) -> None:
+        """Receive a payload as soon as it is there, without blocking a thread; ``seconds``: how long to look for it."""
+        loop = asyncio.get_running_loop()
+        until = monotonic_seconds() + (PAYLOAD_SECONDS if seconds is None else seconds)
         pause = SHORTEST_PAUSE
         while not await loop.run_in_executor(None, take) and monotonic_seconds() < until:
             await asyncio.sleep(pause)

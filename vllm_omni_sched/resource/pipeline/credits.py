@@ -33,6 +33,7 @@ class Credits:
     4. Credits are taken in one order of the graph: together with a stage, all of the request's earlier stages, unless
        it has or had them. Where branches meet again, two requests could otherwise each hold what the other waits for.
     5. Nothing is taken twice: repeating a call changes nothing.
+    6. A request that gets the output of another one's work in a stage needs no credit there (`skip`).
 
     Rule 4 is the ordering of resources (Havender, 1968), which excludes deadlock: of the requests that wait, the
     one that holds the last stage in that order needs only later stages, which no request holds. This only needs
@@ -126,6 +127,17 @@ class Credits:
         if to_stage in account.reserved:
             account.reserved.discard(to_stage)
             account.used.add(to_stage)
+
+    def skip(self, stage: str, request_id: str, path: Iterable[str]) -> None:
+        """Record that the request needs no credit of the stage; what it has is given back.
+
+        Args:
+            path: if it is the first of its stages, all that it visits, including this one.
+        """
+        if request_id not in self._accounts:
+            order = sorted({self._known(one) for one in path}, key=self._position.__getitem__)
+            self._accounts[request_id] = _Account(tuple(order))
+        self.give_back(request_id, stage)
 
     def give_back(self, request_id: str, stage: str | None = None) -> None:
         """Give back the credit of a stage that is finished or skipped; without a stage, all: the request has ended."""

@@ -9,6 +9,7 @@ from random import Random  # noqa: TID251 (seeded, and given to who draws)
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.core.pipeline.placement import first_plan
+from vllm_omni_sched.graph.flow import FlowPlan
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions
@@ -70,7 +71,7 @@ class Cluster:
         paths = _paths(scenario.stages)
         orchestration = None
         if scenario.orchestration is not None:
-            ways = list(dict.fromkeys(paths.values()))
+            ways = [path for at, path in enumerate(paths.values()) if path not in list(paths.values())[:at]]
             rng = self._rng("orchestration")
             orchestration = Orchestration(sim, scenario.orchestration, specs, ways, rng, scenario.monitored)
         learns = orchestration is None and any(
@@ -210,11 +211,12 @@ class Cluster:
                 return RoundRobinChooser()
 
     def _links(self) -> dict[tuple[int, int], Links]:
-        links = [stage.link for stage in self._scenario.stages[:-1]]
+        after = _successors(self._scenario.stages)
         return {
-            (at, at + 1): Links(self.sim, link)
-            for at, link in enumerate(links)
-            if link.latency_seconds or link.bytes_per_second is not None
+            (at, later): Links(self.sim, stage.link)
+            for at, stage in enumerate(self._scenario.stages)
+            for later in after[at]
+            if stage.link.latency_seconds or stage.link.bytes_per_second is not None
         }
 
     def _scaler(self) -> ReactiveScaler | ForecastScaler | None:
@@ -305,15 +307,47 @@ def _work(stage: Stage) -> Callable[[Request], Request] | None:
     return work
 
 
-def _paths(stages: tuple[Stage, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the stages that requests of each modality visit: text is not encoded, only videos are decoded first."""
+def _sources(stages: tuple[Stage, ...]) -> list[tuple[int, ...]]:
+    """Return the stages that each stage reads, by index."""
+    names = [stage.name for stage in stages]
+    return [
+        tuple(map(names.index, stage.reads)) if stage.reads is not None else (at - 1,) if at else ()
+        for at, stage in enumerate(stages)
+    ]
+
+
+def _successors(stages: tuple[Stage, ...]) -> list[list[int]]:
+    sources = _sources(stages)
+    return [[after for after in range(len(stages)) if at in sources[after]] for at in range(len(stages))]
+
+
+def _paths(stages: tuple[Stage, ...]) -> dict[str, tuple[int, ...] | FlowPlan]:
+    """Return the stages that requests of each modality visit: text is not encoded, only videos are decoded first.
+
+    What reads a stage that is left out reads the sources of that stage. Without forks and joins, a path is returned.
+    """
+    sources, after = _sources(stages), _successors(stages)
 
     def goes(stage: Stage, modality: str) -> bool:
         if isinstance(stage, VideoStage):
             return modality == "video"
         return not isinstance(stage, EncoderStage) or modality != "text"
 
-    paths = {
-        modality: tuple(at for at, stage in enumerate(stages) if goes(stage, modality)) for modality in _MODALITIES
+    def inputs(at: int, modality: str) -> tuple[int, ...]:
+        found: dict[int, None] = {}
+        for source in sources[at]:
+            found |= dict.fromkeys((source,) if goes(stages[source], modality) else inputs(source, modality))
+        return tuple(found)
+
+    def plan(modality: str) -> tuple[int, ...] | FlowPlan:
+        path = tuple(at for at, stage in enumerate(stages) if goes(stage, modality))
+        outputs = tuple(at for at in path if not after[at])
+        found = FlowPlan(path, {at: inputs(at, modality) for at in path}, outputs)
+        return path if path and found == FlowPlan.along(path) else found
+
+    paths = {modality: plan(modality) for modality in _MODALITIES}
+    return {
+        modality: path
+        for modality, path in {**paths, "": paths["image"]}.items()
+        if (path.stages if isinstance(path, FlowPlan) else path)
     }
-    return {modality: path for modality, path in {**paths, "": paths["image"]}.items() if path}

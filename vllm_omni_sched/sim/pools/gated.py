@@ -57,10 +57,10 @@ class GatedPool(Pool):
 
     def submit(self, run: RequestRun) -> None:
         if not self.live and (self._direct is not None or not self.events.expects_replica(self.stage)):
-            self.events.fail_request(run)
+            self.events.fail_stage(run, self.stage)
             return
         self._runs[run.name] = run
-        run.work = work = SimulatedWork(
+        run.works[self.stage] = work = SimulatedWork(
             request_id=run.name,
             stage_id=self.stage,
             known=run.known,
@@ -109,7 +109,7 @@ class GatedPool(Pool):
         self.send(stage_run, replica)
 
     def on_first_output(self, job: Job) -> None:
-        if isinstance(job, StageRun) and job.request_run.stage_run is job and not job.has_output:
+        if isinstance(job, StageRun) and job.request_run.stage_runs.get(self.stage) is job and not job.has_output:
             job.has_output = True
             assert job.work is not None
             self.shared.handle(e.FirstOutput(self.stage, job.work.request_id))
@@ -123,9 +123,8 @@ class GatedPool(Pool):
             first = max(min(stage_run.first, now) - stage_run.submitted, 0.0)
             self.shared.handle(e.FirstOutput(self.stage, name, first))
         for action in self.shared.tell(e.Finished(self.stage, name)):
-            if isinstance(action, e.Ended):
-                for receiver in action.receivers:
-                    self.events.finished(self._runs.pop(receiver), stage_run)
+            if isinstance(action, e.Proceeds):
+                self.events.finished(self._runs.pop(action.request_id), stage_run, action.starts)
         self.release()
 
     # ---- those that leave, and deaths
@@ -141,12 +140,12 @@ class GatedPool(Pool):
         assert isinstance(work, SimulatedWork)
         stage_run = work.stage_run
         assert stage_run is not None
-        work.request_run.stage_run = None
+        work.request_run.stage_runs.pop(self.stage, None)
         work.request_run = stage_run.request_run = heir.request_run
-        heir.request_run.work, heir.request_run.stage_run = work, stage_run
+        heir.request_run.works[self.stage], heir.request_run.stage_runs[self.stage] = work, stage_run
 
     def _stop(self, work: SimulatedWork) -> None:
-        if work.stage_run is not None and work.request_run.stage_run is work.stage_run:
+        if work.stage_run is not None and work.request_run.stage_runs.get(self.stage) is work.stage_run:
             self.stop(work.stage_run)
 
     def notice(self, index: int) -> list[RequestRun]:

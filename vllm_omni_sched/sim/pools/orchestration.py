@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from random import Random  # noqa: TID251 (the type of an argument)
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.context import PipelineContext
 from vllm_omni_sched.core.pipeline.core import PipelineCore
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest
+from vllm_omni_sched.graph.flow import FlowPlan
 from vllm_omni_sched.graph.stages import Stage, StageGraph
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly
 from vllm_omni_sched.sim.kernel import Simulator
@@ -23,22 +23,28 @@ if TYPE_CHECKING:
     from vllm_omni_sched.sim.pools.pipeline import Pipeline
 
 
-def graph_of(specs: Sequence[StageSpec], paths: Sequence[tuple[int, ...]]) -> StageGraph:
-    """Return the stages as a graph with an edge for each step of a path.
+def plan_of(path: tuple[int, ...] | FlowPlan) -> FlowPlan:
+    """Return the plan of a request that goes from stage to stage along a path; a plan is returned as it is."""
+    return path if isinstance(path, FlowPlan) else FlowPlan.along(path)
+
+
+def graph_of(specs: Sequence[StageSpec], paths: Sequence[tuple[int, ...] | FlowPlan]) -> StageGraph:
+    """Return the stages as a graph with an edge for each step of a path or plan.
 
     Raises:
         GraphError: no path goes through a stage.
     """
     sources: dict[int, dict[int, None]] = {stage: {} for stage in range(len(specs))}
-    for path in paths:
-        for before, after in pairwise(path):
-            sources[after][before] = None
-    finals = {path[-1] for path in paths}
+    plans = list(map(plan_of, paths))
+    for plan in plans:
+        for after in plan.stages:
+            sources[after].update(dict.fromkeys(plan.sources[after]))
+    finals = {output for plan in plans for output in plan.outputs}
     stages = [
         Stage(number, spec.name, spec.kind, tuple(sources[number]), number in finals, replicas=spec.replicas)
         for number, spec in enumerate(specs)
     ]
-    return StageGraph.of(stages, {path[0] for path in paths})
+    return StageGraph.of(stages, {one for plan in plans for one in plan.stages if not plan.sources[one]})
 
 
 class Orchestration:
@@ -47,7 +53,7 @@ class Orchestration:
     Args:
         config: the options.
         specs: the stages, by number.
-        paths: all paths of requests through the stages.
+        paths: all paths of requests through the stages, or their plans.
         rng: random source.
         monitored: whether the core looks for anomalies and adapts the memory pools.
     """
@@ -57,7 +63,7 @@ class Orchestration:
         sim: Simulator,
         config: StageSchedConfig,
         specs: Sequence[StageSpec],
-        paths: Sequence[tuple[int, ...]],
+        paths: Sequence[tuple[int, ...] | FlowPlan],
         rng: Random,
         monitored: bool = False,
     ) -> None:
@@ -95,8 +101,8 @@ class Orchestration:
                     self.pools[stage_id].do(action)
                 case e.Wake(stage_id, at):
                     self._sim.at(at, self._woken, (stage_id, at))
-                case e.GivenUp(_, request_ids):
-                    self.pipeline.give_up(request_ids)
+                case e.GivenUp(work, request_ids):
+                    self.pipeline.give_up(work.stage_id, request_ids)
                 case e.AnomalyBegins(_, anomaly):
                     self.anomalies.append((self._sim.now, anomaly))
                 case e.SharesMoved():
@@ -121,8 +127,8 @@ class Orchestration:
     def _woken(self, of: tuple[int | None, float]) -> None:
         self.tell(e.Woken(*of))
 
-    def arrived(self, run: RequestRun) -> None:
-        """Describe a request that has arrived to the core."""
+    def arrived(self, run: RequestRun) -> tuple[int, ...]:
+        """Describe a request that has arrived to the core, and return the stages in which it begins."""
         request, classes = run.request, self.context.classes
         sla = classes.named(request.sla, request.modality)
         run.known = PipelineRequest(
@@ -137,10 +143,12 @@ class Orchestration:
             run.path,
             run.features,
             run.costs,
+            flow=run.flow,
         )
         for stage in run.path:
             run.features[stage] = features_of(request, self.context.graph.stage(stage).kind)
-        self.handle(e.Arrived(run.known))
+        actions = self.handle(e.Arrived(run.known))
+        return next(one.starts for one in actions if isinstance(one, e.Proceeds))
 
     def left(self, run: RequestRun) -> None:
         """Tell the core that a request has left."""

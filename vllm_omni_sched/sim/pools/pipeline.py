@@ -6,11 +6,12 @@ from random import Random  # noqa: TID251 (the type of an argument)
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.core.pipeline import events as e
+from vllm_omni_sched.graph.flow import FlowPlan, StagePhase
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Outcome, Record
 from vllm_omni_sched.sim.pools.failures import Failures
 from vllm_omni_sched.sim.pools.gated import GatedPool
-from vllm_omni_sched.sim.pools.orchestration import Orchestration
+from vllm_omni_sched.sim.pools.orchestration import Orchestration, plan_of
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun
 from vllm_omni_sched.sim.scenario import scenario
@@ -30,12 +31,12 @@ class Links:
         self._sim, self._link = sim, link
         self._free_at: dict[int, float] = {}  # by replica
 
-    def send(self, run: RequestRun, source: int, arrived: Callable[[RequestRun], None]) -> None:
-        """Send what a replica has made for a request."""
+    def send(self, run: RequestRun, source: int, arrived: Callable[[tuple[RequestRun, int]], None], stage: int) -> None:
+        """Send what a replica has made for a request to a stage; then ``arrived((run, stage))`` happens."""
         nbytes = int(self._link.bytes_per_embed * sum(item.embeds for item in run.request.items))
         begins = max(self._free_at.get(source, 0.0), self._sim.now)
         self._free_at[source] = ends = begins + nbytes / (self._link.bytes_per_second or INF)
-        self._sim.at(ends + self._link.latency_seconds, arrived, run)
+        self._sim.at(ends + self._link.latency_seconds, arrived, (run, stage))
 
 
 class Pipeline:
@@ -45,13 +46,15 @@ class Pipeline:
     2. The modality of a request determines its stages.
     3. The client gets the first output of ``answers``, or of the last stage; if that stage reports no times, at
        the end of the request. For a request that ran again, the last run counts.
-    4. A replica whose death is noticed is repaired by recovery in the core, if that is on; else its requests fail,
+    4. A request leaves when all its outputs are there. If a stage fails for it, all of it fails, or only the outputs
+       that need the stage (`branch_errors`); it then counts as failed when the others are there.
+    5. A replica whose death is noticed is repaired by recovery in the core, if that is on; else its requests fail,
        and it is restarted only with ``respawn``.
 
     Args:
         requests: in order of arrival.
         record: gets that of each request when it leaves.
-        paths: stages by modality, in order; ``""``: for those that are not named.
+        paths: stages by modality, in order, or the plan; ``""``: for those that are not named.
         orchestration: the pipeline core, if the pools are `GatedPool`.
         links: by stages, from and to; a step that has none takes no time.
         answers: the stage whose output is the client's.
@@ -69,7 +72,7 @@ class Pipeline:
         pools: Sequence[Pool],
         requests: Iterable[Request],
         record: Callable[[Record], None],
-        paths: Mapping[str, tuple[int, ...]],
+        paths: Mapping[str, tuple[int, ...] | FlowPlan],
         orchestration: Orchestration | None = None,
         links: Mapping[tuple[int, int], Links] | None = None,
         answers: int | None = None,
@@ -78,7 +81,8 @@ class Pipeline:
         closed: int | None = None,
         until: float = INF,
     ) -> None:
-        for modality, path in paths.items():
+        for modality, one in paths.items():
+            path = one.stages if isinstance(one, FlowPlan) else one
             if not path or not all(0 <= stage < len(pools) for stage in path):
                 raise ConfigError(f"path of {modality or 'others'!r}: {path} must name some of {len(pools)} stages")
         if "" not in paths:
@@ -89,7 +93,8 @@ class Pipeline:
         self.arriving = True
         # called with each request that arrives (True) or leaves (False)
         self.watchers: list[Callable[[RequestRun, bool], None]] = []
-        self._paths, self._other = dict(paths), paths[""]
+        self._plans = {modality: plan_of(path) for modality, path in paths.items()}
+        self._other = self._plans[""]
         self._record, self._left, self._links = record, left, links or {}
         self._answers, self._respawn = answers, respawn
         self._restart_seconds: dict[tuple[int, int], float] = {}
@@ -142,46 +147,55 @@ class Pipeline:
             self._to_open -= 1
             if self._to_open:
                 self._ask()
-        run = RequestRun(request, self._paths.get(request.modality, self._other))
+        run = RequestRun(request, self._plans.get(request.modality, self._other))
         self.runs[request.number] = run
         self.arrived += 1
-        if self.orchestration is not None:
-            self.orchestration.arrived(run)
+        starts = run.flow.begin() if self.orchestration is None else self.orchestration.arrived(run)
         for watcher in self.watchers:
             watcher(run, True)
-        self.pools[run.path[0]].submit(run)
+        for stage in starts:
+            self._submit(run, stage)
 
-    def finished(self, run: RequestRun, stage_run: StageRun) -> None:
-        """Send a request on, with which a stage is done.
+    def finished(self, run: RequestRun, stage_run: StageRun, starts: tuple[int, ...]) -> None:
+        """Send a request, with which a stage is done, on to the stages ``starts``.
 
         ``stage_run``: the work whose output it gets, which is its own or identical to it.
         """
-        position, path = run.position + 1, run.path
-        final = position == len(path)
+        final = run.flow.is_over
         if self._left is not None:
             self._left(stage_run)
         if stage_run.stage == self._answers or (final and run.answer[0] == INF):
             run.answer = stage_run.first, stage_run.largest_gap
         if self._credits is not None:
-            self._release_before(run)
+            self._release_before(run, stage_run.stage)
         if final:
-            self._leave(run, Outcome.DONE)
+            self._leave(run, Outcome.FAILED if run.flow.dropped else Outcome.DONE)
             return
-        run.position = position
-        links = self._links.get((stage_run.stage, path[position]))
-        if links is None:
-            self.pools[path[position]].submit(run)
-        else:
-            links.send(run, stage_run.replica, self._carried)
+        if self._links:
+            for stage in run.flow.plan.successors[stage_run.stage]:  # a join may wait for other inputs meanwhile
+                links = self._links.get((stage_run.stage, stage))
+                if links is not None and (stage in starts or run.flow.phase(stage) is StagePhase.WAITS):
+                    run.in_transit[stage] = run.in_transit.get(stage, 0) + 1
+                    links.send(run, stage_run.replica, self._carried, stage)
+        for stage in starts:
+            self._submit(run, stage)
 
-    def _carried(self, run: RequestRun) -> None:
-        if not run.gone:
-            self.pools[run.stage].submit(run)
+    def _carried(self, what: tuple[RequestRun, int]) -> None:
+        run, stage = what
+        run.in_transit[stage] -= 1
+        self._submit(run, stage)
 
-    def _release_before(self, run: RequestRun) -> None:
+    def _submit(self, run: RequestRun, stage: int) -> None:
+        """Submit a request to a stage that it has started, once all inputs are there, unless it failed meanwhile."""
+        if not (run.gone or run.in_transit.get(stage)) and run.flow.phase(stage) is StagePhase.STARTED:
+            self.pools[stage].submit(run)
+
+    def _release_before(self, run: RequestRun, stage: int) -> None:
         """Release requests of earlier stages that may wait for the room of this one."""
-        for stage in run.path[: run.position]:
-            self._release(self.pools[stage])
+        for earlier in run.path:
+            if earlier == stage:
+                break
+            self._release(self.pools[earlier])
 
     @staticmethod
     def _release(pool: Pool) -> None:
@@ -204,7 +218,6 @@ class Pipeline:
         else:
             self.failed += 1
             first = INF
-        attempts = run.attempts - run.position
         self._record(
             Record(
                 request.number,
@@ -216,7 +229,7 @@ class Pipeline:
                 request.output_tokens,
                 gap,
                 outcome,
-                attempts if attempts > 1 else 1,
+                run.repeats + 1,
             )
         )
         if self._closed:
@@ -236,6 +249,20 @@ class Pipeline:
         if self.orchestration is not None:
             for pool in self.pools:
                 self._release(pool)
+
+    def fail_stage(self, run: RequestRun, stage: int) -> None:
+        """Let a stage fail for a request: all of it fails, or only the outputs that need the stage."""
+        if run.gone:
+            return
+        if self.orchestration is None:
+            self.fail_request(run)
+            return
+        for action in self.orchestration.tell(e.StageFailed(stage, run.name)):
+            if isinstance(action, e.Fails) and action.over:
+                self.fail_request(run)
+            elif isinstance(action, e.Fails):
+                for one in action.stages:
+                    self.pools[one].withdraw(run)
 
     def abort(self, number: int) -> bool:
         """Abort a request for its client, counting it as failed; return whether it was present."""
@@ -269,7 +296,7 @@ class Pipeline:
         """Fail the queued requests of a stage that has no replica and will have none."""
         if isinstance(pool, GatedPool) and not self.expects_replica(pool.stage):
             while (run := pool.next_waiting()) is not None:  # when one fails, its follower may begin to wait
-                self.fail_request(run)
+                self.fail_stage(run, pool.stage)
 
     def expects_replica(self, stage: int) -> bool:
         """Return whether a replica of a stage exists or will."""
@@ -290,12 +317,12 @@ class Pipeline:
         self.pools[stage].restart(index)
         self._release(self.pools[stage])
 
-    def give_up(self, request_ids: Sequence[str]) -> None:
-        """Fail requests that recovery gives up."""
+    def give_up(self, stage: int, request_ids: Sequence[str]) -> None:
+        """Fail requests in a stage where recovery gives them up."""
         for name in request_ids:
             run = self.runs.get(int(name))
             if run is not None:
-                self.fail_request(run)
+                self.fail_stage(run, stage)
 
     def joined(self, stage: int) -> None:
         """Release requests for a new replica that can take some."""

@@ -50,7 +50,7 @@ class Pool(Replicas):
         """Submit a request that has come to the stage."""
         live = self.live
         if not live:
-            self.events.fail_request(run)
+            self.events.fail_stage(run, self.stage)
             return
         cost = 0.0 if self.costs is None else self.estimate(run)
         self.begin(run, self._chooser.choose(cost, live, self.sim.now), cost)
@@ -75,12 +75,15 @@ class Pool(Replicas):
         stage_run.submitted = self.sim.now
         if self.spec.work is not None:
             stage_run.request = self.spec.work(run.request)
-        run.stage_run = stage_run
+        run.stage_runs[self.stage] = stage_run
         replica.in_flight += 1
         replica.pending_seconds += stage_run.cost_seconds
         if replica.load is not None:
             replica.load.add(stage_run, stage_run.cost_seconds, self.sim.now)
-        run.attempts += 1
+        if self.stage in run.dispatched:
+            run.repeats += 1
+        else:
+            run.dispatched.add(self.stage)
         if replica.server is None:
             replica.stranded.append(stage_run)
         else:
@@ -89,7 +92,7 @@ class Pool(Replicas):
     def _done(self, job: Job) -> None:
         assert isinstance(job, StageRun)
         replica, run = self.replicas[job.replica], job.request_run
-        run.stage_run = None
+        run.stage_runs.pop(self.stage, None)
         replica.in_flight -= 1
         replica.pending_seconds -= job.cost_seconds
         self.done_requests += 1
@@ -104,15 +107,16 @@ class Pool(Replicas):
             self.costs.observe(str(self.stage), run.features[self.stage], share)
             before = share if self._request_seconds is None else self._request_seconds
             self._request_seconds = before + SMOOTHING * (share - before)
-        self.events.finished(run, stage_run)
+        self.events.finished(run, stage_run, run.flow.finished(self.stage))
 
     def on_first_output(self, job: Job) -> None:
         """Record the first output of a job. A server need not call this: the time is then known when the job ends."""
 
     def withdraw(self, run: RequestRun) -> None:
         """Withdraw a request that leaves before its end from its replica."""
-        if run.stage_run is not None and run.stage_run.stage == self.stage:
-            self.stop(run.stage_run)
+        stage_run = run.stage_runs.get(self.stage)
+        if stage_run is not None:
+            self.stop(stage_run)
 
     def stop(self, stage_run: StageRun) -> None:
         """Stop a job before its end."""

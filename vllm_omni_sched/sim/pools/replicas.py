@@ -109,7 +109,7 @@ class Replicas(ABC):
         """Record that a server is done with a job."""
 
     def _ended(self, stage_run: StageRun, replica: Replica) -> None:
-        stage_run.request_run.stage_run = None
+        stage_run.request_run.stage_runs.pop(stage_run.stage, None)
         replica.in_flight -= 1
         replica.pending_seconds -= stage_run.cost_seconds
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
+from vllm_omni_sched.graph.flow import FlowPlan, RequestFlow
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.pipeline.stage_cost import Features
 from vllm_omni_sched.sim.server import Job
@@ -14,32 +15,33 @@ from vllm_omni_sched.sim.work import Request
 class RequestRun:
     """Represents a request from its arrival until it leaves.
 
-    ``path``: its stages; ``position``: index in the path. ``stage_run``: its work on a server or a dead replica now.
-    ``costs`` and ``features``: by stage, where estimated. ``known``, ``work``: the request, and its present work, as
-    the pipeline core knows them. ``answer``: time of the client's first output, and the largest gap after it.
-    ``gone``: it has left.
+    ``path``: its stages, in topological order; ``flow``: its progress. ``stage_runs``: its work on servers or dead
+    replicas now, by stage. ``costs`` and ``features``: by stage, where estimated. ``known``, ``works``: the request,
+    and its present work by stage, as the pipeline core knows them. ``answer``: time of the client's first output, and
+    the largest gap after it. ``dispatched``: stages where it was on a replica; ``repeats``: dispatches beyond the first
+    in each. ``in_transit``: number of inputs on their way, by stage. ``gone``: it has left.
     """
 
     request: Request
-    path: tuple[int, ...]
-    position: int = 0
-    stage_run: "StageRun | None" = None
-    attempts: int = 0  # dispatches beyond the first in each stage, plus 1
+    plan: FlowPlan
+    repeats: int = 0
     answer: tuple[float, float] = (float("inf"), 0.0)
     gone: bool = False
+    stage_runs: "dict[int, StageRun]" = field(default_factory=dict)
+    dispatched: set[int] = field(default_factory=set)
+    in_transit: dict[int, int] = field(default_factory=dict)
     costs: dict[int, float] = field(default_factory=dict)
     features: dict[int, Features] = field(default_factory=dict)
+    works: dict[int, StageWork] = field(default_factory=dict)
     name: str = field(init=False)
+    path: tuple[int, ...] = field(init=False)
+    flow: RequestFlow = field(init=False)
     known: PipelineRequest = field(init=False)
-    work: StageWork = field(init=False)
 
     def __post_init__(self) -> None:
         self.name = str(self.request.number)
-
-    @property
-    def stage(self) -> int:
-        """Return the stage where it is or is going."""
-        return self.path[self.position]
+        self.path = self.plan.stages
+        self.flow = RequestFlow(self.plan, consumes=False)
 
 
 class StageRun(Job):

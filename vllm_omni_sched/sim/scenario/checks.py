@@ -56,8 +56,24 @@ def _of_stages(scenario: "Scenario") -> Iterator[str]:
         if isinstance(stage, EngineStage):
             yield from _of_encoder(scenario, stage, seen.get("encoder"), "engine" in seen)
         seen.setdefault(stage.kind, stage.name)
+    yield from _of_sources(scenario)
     if len(out := [stage.name for stage in stages if stage.output]) > 1:
         yield f"'stages.{out[1]}.output': 'stages.{out[0]}' has it already; only one stage answers the client"
+
+
+def _of_sources(scenario: "Scenario") -> Iterator[str]:
+    """Yield stages that read what is not before them."""
+    names = [stage.name for stage in scenario.stages]
+    for at, stage in enumerate(scenario.stages):
+        key, reads = f"'stages.{stage.name}.reads'", stage.reads or ()
+        for name in dict.fromkeys(reads):
+            if name not in names[:at]:
+                where = "comes after it" if name in names[at + 1 :] else "is itself" if name in names else "is none"
+                yield f"{key} names {name!r}, which {where}: name stages before it, {', '.join(names[:at]) or 'none'}"
+            elif reads.count(name) > 1:
+                yield f"{key} names {name!r} twice: name it once"
+        if stage.reads == () and at:
+            yield f"{key} is empty, but only the first stage gets the request: name a stage before it"
 
 
 def _of_encoder(scenario: "Scenario", stage: EngineStage, encoder: str | None, later: bool) -> Iterator[str]:

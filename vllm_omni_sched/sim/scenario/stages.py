@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from vllm_omni_sched.config.stage_options.base import Options
 
@@ -67,7 +67,7 @@ NAME = r"^[A-Za-z0-9_][A-Za-z0-9_-]*$"
 
 
 class Link(Options):
-    """Link from a stage to the next one."""
+    """Link from a stage to those that read it."""
 
     latency_seconds: float = Field(0.0, ge=0, description="Seconds that any message takes.")
     bytes_per_second: float | None = Field(None, gt=0, description="Bandwidth; default: unlimited.")
@@ -82,8 +82,18 @@ class _Stage(Options):
     balance: Literal["round_robin", "least_queue", "cost"] | None = Field(
         None, description="Choice of a replica; default: as `[orchestration]` sets it, else `round_robin`."
     )
-    link: Link = Field(Link(), description="Link to the next stage.")
+    reads: tuple[str, ...] | None = Field(
+        None,
+        description="Names of earlier stages whose output it reads; several stages may read one, and one may read "
+        "several. Default: the stage before.",
+    )
+    link: Link = Field(Link(), description="Link to each stage that reads this one.")
     output: bool = Field(False, description="The client waits for this stage's output; default: the last stage.")
+
+    @field_validator("reads", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
 
     @property
     def devices_each(self) -> int:

@@ -64,8 +64,9 @@ class HangDetector:
         )
 
     def _work(self, work: Work) -> ReplicaWork:
-        before, name = self._orchestrator.stage_pools[: work.stage_id], work.request_id
-        upstream = any(name in pool.queue.running or name in pool.queue.waiting for pool in before)
+        pools, name = self._orchestrator.stage_pools, work.request_id
+        before = self._orchestrator.driver.graph.ancestors(work.stage_id)
+        upstream = any(name in pools[one].queue.running or name in pools[one].queue.waiting for one in before)
         return ReplicaWork(work.sent, upstream, work.cost_seconds)
 
     def _apply(self, action: HangAction) -> None:

@@ -50,11 +50,16 @@ class Parking:
         for one in self.parked.pop(stage_id, []):
             self._orchestrator.spawn(one.resume())
 
-    def forget(self, request_id: str) -> bool:
-        """Drop a request that has left or resumes from an earlier stage; return whether it was kept here."""
+    def forget(self, request_id: str, stage_id: int | None = None) -> bool:
+        """Drop a request that has left or resumes from an earlier stage; return whether it was kept here.
+
+        Args:
+            stage_id: for this stage only; None: for all.
+        """
         before = sum(map(len, self.parked.values()))
-        for kept in self.parked.values():
-            kept[:] = [one for one in kept if one.request_id != request_id]
+        for at, kept in self.parked.items():
+            if stage_id is None or at == stage_id:
+                kept[:] = [one for one in kept if one.request_id != request_id]
         return sum(map(len, self.parked.values())) < before
 
     def fail(self, stage_id: int, until: float, why: str, reason: FailReason) -> None:

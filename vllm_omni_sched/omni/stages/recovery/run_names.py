@@ -61,24 +61,47 @@ class RunNames:
         Args:
             given: the names that vLLM-Omni passed to the engines for it.
         """
-        runs = self._runs.setdefault(request_id, _Runs())
+        runs = self._runs_of(request_id)
         runs.over.append(request_id + runs.suffix)
         for name in given:
-            self._given.pop(self._present.pop(name, name), None)
+            present = self._present.pop(name, name)
+            self._given.pop(present, None)
             runs.given.add(name)
-            runs.stale.add(name + runs.suffix)
+            runs.stale.add(present)
         self._stale |= runs.stale
         runs.suffix = f"~{next(self._count)}"
+
+    def renamed(self, request: Any) -> Any:
+        """Return a request of an LLM stage under the names of its present run."""
+        external = request.external_req_id or request.request_id
+        suffix = self.suffix_for(external, request.request_id)
+        if suffix is not None:
+            request = copy.copy(request)
+            request.request_id, request.external_req_id = request.request_id + suffix, external + suffix
+        return request
+
+    def suffix(self, request_id: str) -> str:
+        """Return the suffix of the names of the present run of a request; empty in its first run."""
+        runs = self._runs.get(request_id)
+        return "" if runs is None else runs.suffix
 
     def suffix_for(self, request_id: str, name: str) -> str | None:
         """Return the suffix for a request that an engine is given as ``name``; None in its first run."""
         runs = self._runs.get(request_id)
         if runs is None:
             return None
-        runs.given.add(name)
-        self._present[name] = name + runs.suffix
-        self._given[name + runs.suffix] = name
+        self._name_present(runs, name, name + runs.suffix)
         return runs.suffix
+
+    def _name_present(self, runs: _Runs, name: str, present: str) -> None:
+        """Record the present name in an engine of what it is given as ``name``."""
+        runs.given.add(name)
+        self._given.pop(self._present.get(name, name), None)
+        self._present[name] = present
+        self._given[present] = name
+
+    def _runs_of(self, request_id: str) -> _Runs:
+        return self._runs.setdefault(request_id, _Runs())
 
     def all_names(self, request_id: str) -> list[str]:
         """Return the external names of all runs of a request, the present one last; empty if there was only one."""
@@ -87,8 +110,7 @@ class RunNames:
 
     def external(self, request_id: str) -> str:
         """Return the name under which connectors know the present run of a request."""
-        runs = self._runs.get(request_id)
-        return request_id if runs is None else request_id + runs.suffix
+        return request_id + self.suffix(request_id)
 
     def present(self, name: str) -> str:
         """Return the present name in an engine of what it was given as ``name``."""
@@ -122,12 +144,7 @@ class _Renaming:
 
 class _RenamingLLM(_Renaming):
     async def add_request_async(self, request: Any, **more: Any) -> None:
-        external = request.external_req_id or request.request_id
-        suffix = self.run_names.suffix_for(external, request.request_id)
-        if suffix is not None:
-            request = copy.copy(request)
-            request.request_id, request.external_req_id = request.request_id + suffix, external + suffix
-        await super().add_request_async(request, **more)  # type: ignore[misc]
+        await super().add_request_async(self.run_names.renamed(request), **more)  # type: ignore[misc]
 
     async def get_output_async(self) -> Any:
         outputs = await super().get_output_async()  # type: ignore[misc]

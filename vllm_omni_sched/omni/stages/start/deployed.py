@@ -14,8 +14,9 @@ from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import check_against, file_named
 from vllm_omni_sched.graph.stages import Stage, StageGraph
 from vllm_omni_sched.omni.stages.placement.initial_placement import assign_initial_devices
+from vllm_omni_sched.omni.stages.start.branch_edges import carried_edges
 from vllm_omni_sched.omni.stages.start.edges import Edge, explicit_edges, merged_connectors
-from vllm_omni_sched.omni.stages.start.graph import graph_of_pipeline
+from vllm_omni_sched.omni.stages.start.graph import check_branches, graph_of_pipeline
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ def deployed(deploy_yaml: Path, model: str | None, config: StageSchedConfig) -> 
         None if the file names no pipeline and no `model` is given.
 
     Raises:
-        ConfigError: vLLM-Omni cannot read the file or knows no such pipeline, the stages form no line, or a stage, an
-            edge or a connector of our options is unknown or contradicts the file. The message names the file.
+        ConfigError: vLLM-Omni cannot read the file or knows no such pipeline, the stages cannot be scheduled, or a
+            stage, an edge or a connector of our options is unknown or contradicts the file. The message names the file.
     """
     from vllm.plugins import load_general_plugins
     from vllm_omni.config.stage_config import load_deploy_config, resolve_deploy_yaml
@@ -72,11 +73,14 @@ def deployed(deploy_yaml: Path, model: str | None, config: StageSchedConfig) -> 
     original = dict(transfer.connectors) if transfer is not None else {}
     with file_named(deploy_yaml, os.environ):
         graph = graph_of_pipeline(pipeline, {key: int(stage.num_replicas) for key, stage in stages.items()})
+        check_branches(graph, bool(deploy.async_chunk))
         names = {stage.stage_id: stage.name for stage in graph.stages}
         check_against(config, names)
         edges = [(source, stage.stage_id) for stage in graph.stages for source in stage.sources]
         written = {edge for key, stage in stages.items() for edge in explicit_edges(key, stage)}
         connectors = merged_connectors(config, names, edges, original, written)
+        if graph.branches and connectors:
+            carried_edges(graph, connectors)
         placed = [SimpleNamespace(model_stage=one.name, runtime_config=_runtime(stages, one)) for one in graph.stages]
         if config.graph.partition.enabled:
             assign_initial_devices(config.graph.partition, placed)

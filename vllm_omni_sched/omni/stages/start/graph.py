@@ -6,24 +6,25 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm_omni_sched.graph.stages import GraphError, Stage, StageGraph, StageKind
+from vllm_omni_sched.omni.stages.start.caches import sends_caches
 
 
 def graph_of(pools: Iterable[Any]) -> StageGraph:
     """Return the graph of running stages.
 
     Raises:
-        GraphError: as for `line_of`.
+        GraphError: as for `checked`.
     """
-    return line_of(_stage(pool.stage_id, pool.stage_client, _kind(pool), pool.num_replicas) for pool in pools)
+    return checked(_stage(pool.stage_id, pool.stage_client, _kind(pool), pool.num_replicas) for pool in pools)
 
 
 def graph_of_metadata(stages: Iterable[Any]) -> StageGraph:
     """Return the graph of stages before they start, from vLLM-Omni's `StageMetadata`, which does not mark generation.
 
     Raises:
-        GraphError: as for `line_of`.
+        GraphError: as for `checked`.
     """
-    return line_of(
+    return checked(
         _stage(int(one.stage_id), one, StageKind.DIFFUSION if one.stage_type == "diffusion" else StageKind.AR, 1)
         for one in stages
     )
@@ -36,10 +37,10 @@ def graph_of_pipeline(pipeline: Any, replicas: Mapping[int, int]) -> StageGraph:
         replicas: replicas of each stage by its id; 1 for missing ones.
 
     Raises:
-        GraphError: as for `line_of`.
+        GraphError: as for `checked`.
     """
     kinds = {"llm_generation": StageKind.GENERATION, "diffusion": StageKind.DIFFUSION}
-    return line_of(
+    return checked(
         Stage(
             stage_id=one.stage_id,
             name=one.model_stage or f"stage {one.stage_id}",
@@ -53,24 +54,65 @@ def graph_of_pipeline(pipeline: Any, replicas: Mapping[int, int]) -> StageGraph:
     )
 
 
-def line_of(stages: Iterable[Stage]) -> StageGraph:
-    """Return the graph of stages that vLLM-Omni 0.30 can run.
-
-    It gives a request to stage 0, and the output of a stage to the stage with the next id.
+def checked(stages: Iterable[Stage]) -> StageGraph:
+    """Return the graph of stages, in which requests enter at stage 0 and each stage reads ones with smaller ids.
 
     Raises:
-        GraphError: a stage reads from one that does not exist, nothing leads to it, stages wait for each other, or they
-            are not a line in the order of their ids.
+        GraphError: a stage reads from one that does not exist, nothing leads to it, stages wait for each other, or one
+            reads a stage with a larger id.
     """
     graph = StageGraph.of(stages, entries=[0])
+    for stage in graph.stages:
+        for source in stage.sources:
+            if source > stage.stage_id:
+                raise GraphError(
+                    f"stage {stage} reads stage {graph.stage(source)}, which has a larger id: vLLM-Omni passes "
+                    "requests on in the order of the ids; number the stages so that each reads ones with smaller ids"
+                )
+    return graph
+
+
+def check_branches(graph: StageGraph, async_chunk: bool) -> None:
+    """Check that stages which are more than a line exchange whole payloads.
+
+    Raises:
+        GraphError: they exchange chunks.
+    """
+    if not (graph.branches and async_chunk):
+        return
     for before, stage in zip(graph.stages, graph.stages[1:], strict=False):
         if stage.sources != (before.stage_id,):
-            reads = ", ".join(map(str, stage.sources)) or "none"
+            reads = ", ".join(map(str, stage.sources))
             raise GraphError(
-                f"stage {stage} reads {reads}, but vLLM-Omni gives it the output of stage {before} only: "
-                "stages must be a line, each reading the one before; or turn the stage scheduler off"
+                f"stage {stage} reads {reads}, and with async_chunk: true vLLM-Omni sends the chunks of a stage to "
+                f"the one with the next id only, here those of stage {before}: set async_chunk: false in the deploy "
+                "YAML, or turn the stage scheduler off"
             )
-    return graph
+
+
+def check_one_host(graph: StageGraph, runtime: Any) -> None:
+    """Check that stages which are more than a line run on one host.
+
+    Raises:
+        GraphError: they do not.
+    """
+    from vllm_omni.engine.stage_runtime import DistStageRuntime
+
+    if graph.branches and isinstance(runtime, DistStageRuntime):
+        raise GraphError("stages branch, and run on several hosts (--stage-id): only a line of stages can do that")
+
+
+def check_handoffs(graph: StageGraph, pools: Iterable[Any], pd_config: Any) -> None:
+    """Check that stages which are more than a line pass on payloads or prompts, and no KV caches.
+
+    Raises:
+        GraphError: they pass on KV caches.
+    """
+    if graph.branches and (pd_config is not None or sends_caches(pools)):
+        raise GraphError(
+            "stages branch, and one sends its KV cache to the next one, which is possible in a line only: pass on "
+            "payloads instead, or turn the stage scheduler off"
+        )
 
 
 def _stage(stage_id: int, told: Any, kind: StageKind, replicas: int) -> Stage:

@@ -70,13 +70,17 @@ def _build_init_plans(original: Callable[..., Any]) -> Callable[..., Any]:
     def build_logical_stage_init_plans(self: Any, omni_transfer_config: Any, *others: Any) -> Any:
         config, named = _options(self._config_path)
         if config is not None:
+            from vllm_omni_sched.omni.stages.start.branch_edges import with_branch_connector
             from vllm_omni_sched.omni.stages.start.edges import metadata, with_our_connectors
-            from vllm_omni_sched.omni.stages.start.graph import graph_of_metadata
+            from vllm_omni_sched.omni.stages.start.graph import check_branches, check_one_host, graph_of_metadata
 
             graph = graph_of_metadata(metadata(self))  # before a stage has loaded its model
+            check_branches(graph, bool(self._async_chunk))
+            check_one_host(graph, self)
             with named:
                 check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
                 omni_transfer_config = with_our_connectors(config, self, omni_transfer_config)
+            omni_transfer_config = with_branch_connector(graph, omni_transfer_config)
         return original(self, omni_transfer_config, *others)
 
     return build_logical_stage_init_plans
@@ -87,16 +91,19 @@ def _create_orchestrator(original: Callable[..., Any]) -> Callable[..., Any]:
         config, named = _options(self.config_path)
         if config is None:
             return original(self, **arguments)
+        from vllm_omni_sched.omni.stages.branches.orchestrator import BranchingOrchestrator
         from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
         from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
         from vllm_omni_sched.omni.stages.pool import ScheduledPool
         from vllm_omni_sched.omni.stages.start.front_end import check_requests
-        from vllm_omni_sched.omni.stages.start.graph import graph_of
+        from vllm_omni_sched.omni.stages.start.graph import check_handoffs, graph_of
         from vllm_omni_sched.omni.stages.start.overrides import check_overrides
 
         check_overrides(ScheduledOrchestrator)
+        check_overrides(BranchingOrchestrator)
         check_overrides(ScheduledPool)
         graph = graph_of(arguments["stage_pools"])
+        check_handoffs(graph, arguments["stage_pools"], arguments.get("pd_config"))
         with named:
             check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
         driver = PipelineDriver(config, graph, bool(arguments["async_chunk"]), Random())
@@ -104,10 +111,14 @@ def _create_orchestrator(original: Callable[..., Any]) -> Callable[..., Any]:
             "vllm-omni-sched %s schedules the stages %s of a pipeline, %s. Options given: %s.",
             __version__,
             ", ".join(map(str, graph.stages)),
-            "all stages of a request at once" if arguments["async_chunk"] else "one after the other",
+            "all stages of a request at once"
+            if arguments["async_chunk"]
+            else "each as soon as it has its inputs"
+            if graph.branches
+            else "one after the other",
             json.dumps(config.model_dump(mode="json", exclude_unset=True)),
         )
-        orchestrator = ScheduledOrchestrator(
+        orchestrator = (BranchingOrchestrator if graph.branches else ScheduledOrchestrator)(
             driver=driver,
             runtime=self._runtime,
             first_input_processor=getattr(self, "input_processor", None),

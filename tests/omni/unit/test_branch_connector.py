@@ -1,0 +1,121 @@
+"""The connector of stages that branch: an output goes where its name says, and a join gets all its inputs as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
+
+from tests.support.omni_engines import CONNECTOR, Edges
+from vllm_omni_sched.config.errors import ConnectorError
+from vllm_omni_sched.omni import branch_connector
+from vllm_omni_sched.omni.branch_connector import OmniBranchConnector, address
+
+pytestmark = pytest.mark.omni
+
+DIAMOND = [[0, 1], [0, 2], [1, 3], [2, 3]]
+
+
+def connectors(*stages: int) -> tuple[Edges, list[OmniBranchConnector]]:
+    edges = Edges()
+    config = {"connector": CONNECTOR, "extra": {"edges": edges}, "edges": DIAMOND}
+    return edges, [OmniBranchConnector({**config, "stage_id": stage}) for stage in stages]
+
+
+def put(connector: OmniBranchConnector, stage: int, name: str, payload: Any) -> tuple[bool, int, Any]:
+    """As the worker of a stage sends."""
+    return connector.put(str(stage), str(stage + 1), f"{name}_{stage}_0", payload)
+
+
+def get(connector: OmniBranchConnector, stage: int, name: str) -> Any:
+    """As the worker of a stage receives."""
+    found = connector.get(str(stage - 1), str(stage), f"{name}_{stage - 1}_0")
+    return None if found is None else found[0]
+
+
+@pytest.mark.parametrize("request_id", ["a", "a_b_0", "with > and ~1", "a>0:1_0_0"])
+def test_an_output_goes_to_the_stages_that_its_name_lists(request_id: str) -> None:
+    edges, (thinker, talker, painter) = connectors(0, 1, 2)
+    assert put(thinker, 0, address(request_id, "", {1: "", 2: "~4"}), {"x": 1}) == (True, 2, None)
+    assert get(painter, 2, address(request_id, "", {3: ""})) is None  # that run is over
+    assert get(painter, 2, address(request_id, "~4", {3: ""})) == {"x": 1}
+    assert get(talker, 1, address(request_id, "", {})) == {"x": 1}
+    assert edges.lying == {}
+
+
+def test_an_output_that_no_stage_needs_is_not_sent() -> None:
+    edges, (thinker,) = connectors(0)
+    assert put(thinker, 0, address("a", "", {}), {"x": 1}) == (True, 0, None)
+    assert edges.lying == {}
+
+
+def test_a_run_with_a_name_of_its_own_sends_to_the_runs_of_its_request() -> None:
+    _, (thinker, talker) = connectors(0, 1)
+    put(thinker, 0, address("a", "~12", {1: "~3"}), {"x": 1})
+    assert get(talker, 1, address("a", "~3", {})) == {"x": 1}
+
+
+def test_a_join_gets_the_payloads_of_all_that_it_reads_as_one() -> None:
+    edges, (talker, painter, film) = connectors(1, 2, 3)
+    name = address("a", "", {3: ""})
+    put(painter, 2, name, {"codes": {"ref": 2}, "pictures": [1]})
+    assert get(film, 3, address("a", "", {})) is None
+    put(talker, 1, name, {"codes": {"audio": 1}})
+    assert get(film, 3, address("a", "", {})) == {"codes": {"audio": 1, "ref": 2}, "pictures": [1]}
+    assert (edges.lying, film._arrived) == ({}, {})
+
+
+def test_a_value_that_several_send_is_that_of_the_first(caplog: pytest.LogCaptureFixture) -> None:
+    _, (talker, painter, film) = connectors(1, 2, 3)
+    for number in range(2):
+        name = address(f"a{number}", "", {3: ""})
+        put(painter, 2, name, {"codes": {"audio": 2}, "sound": 2})
+        put(talker, 1, name, {"codes": {"audio": 1}, "sound": 1})
+        assert get(film, 3, address(f"a{number}", "", {})) == {"codes": {"audio": 1}, "sound": 1}
+    said = [record.getMessage() for record in caplog.records if "from several of the stages" in record.getMessage()]
+    assert said == [
+        f"stage 3 gets {name!r} from several of the stages that it reads; that of stage 2 is not used"
+        for name in ("codes.audio", "sound")
+    ]
+
+
+def test_payloads_without_names_cannot_be_joined() -> None:
+    _, (talker, painter, film) = connectors(1, 2, 3)
+    put(painter, 2, address("a", "", {3: ""}), [2])
+    put(talker, 1, address("a", "", {3: ""}), {"codes": 1})
+    with pytest.raises(ConnectorError, match=r"payload of stage 2 has no names .* it is list, and must be a dict"):
+        get(film, 3, address("a", "", {}))
+
+
+def test_inputs_for_which_nobody_asks_any_more_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(branch_connector, "monotonic_seconds", lambda: now)
+    _, (talker, film) = connectors(1, 3)
+    put(talker, 1, address("a", "", {3: ""}), {"x": 1})
+    assert get(film, 3, address("a", "", {})) is None
+    assert len(film._arrived) == 1
+    now = branch_connector.KEPT_SECONDS + 1
+    assert get(film, 3, address("b", "", {})) is None
+    assert {run for _, run in film._arrived} == {"b"}
+
+
+def test_a_key_without_an_address_is_that_of_one_edge() -> None:
+    """So the front end takes a payload, and sends it again."""
+    edges, (thinker, front) = connectors(0, 2)
+    put(thinker, 0, address("a", "", {1: "", 2: ""}), {"x": 1})
+    found = front.get("0", "2", "a_0_0")
+    assert found is not None
+    assert front.get("0", "2", "a_0_0") is None
+    assert front.put("0", "2", "a~1_0_0", found[0])[0]
+    assert sorted(edges.lying) == ["a@1_0_0", "a~1@2_0_0"]
+
+
+def test_what_cannot_be_sent_to_one_stage_is_reported() -> None:
+    edges, (thinker,) = connectors(0)
+    plain = edges.put
+    edges.put = lambda source, target, key, data: (  # type: ignore[method-assign]
+        plain(source, target, key, data) if target == "1" else (False, 0, None)
+    )
+    assert put(thinker, 0, address("a", "", {1: "", 2: ""}), {"x": 1}) == (False, 0, None)
