@@ -25,9 +25,9 @@ from vllm_omni_sched.resource.pipeline.balance import (
     CostBalancer,
     LazyReplicas,
     LeastQueue,
-    ReplicaState,
 )
 from vllm_omni_sched.resource.pipeline.credits import Credits
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 
 STAGES = ("encode", "llm", "talker", "vocoder")
 

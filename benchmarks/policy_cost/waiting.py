@@ -11,7 +11,7 @@ from benchmarks.policy_cost.bench import Bench, Clock, Decision
 from tests.support.plain_gate import PlainGate
 from vllm_omni_sched.graph.order import DEFAULT_CLASSES, WaitingOrder, WaitingRequest
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
-from vllm_omni_sched.resource.pipeline.balance import ReplicaState
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_gate import GateRequest, GateTerms, StageGate
 
 REPLICAS = 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
+import os
 import random
 import statistics
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from benchmarks.policy_cost.bench import Decision
 from benchmarks.policy_cost.waiting import DECISIONS
 from benchmarks.sim_scale.cases import Case, run
 from benchmarks.sim_scale.plot import plot
+from vllm_omni_sched.sim import compiled
 
 _RATE = 4.0  # requests per second of each GPU
 _SCALE = {10: 200.0, 100: 20.0, 1_000: 3.0, 10_000: 1.5}  # GPUs, simulated seconds
@@ -33,15 +35,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     part, seed = options.part, options.seed
     variants = ("stock", "ours")
+    built, reason = compiled.find(os.environ.get(compiled.VARIABLE))
+    ways = (False,) if built is None else (True, False)
+    console.print(reason)
     cases = [
         [Case(one, gpus, _RATE, part * of, seed) for gpus, of in _SCALE.items() for one in variants],
-        [Case(one, 100, rate, part * 40 / rate, seed) for rate in _RATES for one in variants],
-        [Case(one, gpus, _RATE, part * of, seed, timed=True) for one, gpus, of in _TIMED],
+        [
+            Case(one, 100, rate, part * 40 / rate, seed, compiled=with_compiled)
+            for with_compiled in ways
+            for rate in _RATES
+            for one in variants
+        ],
+        [Case(one, gpus, _RATE, part * of, seed, timed=True, compiled=False) for one, gpus, of in _TIMED],
     ]
     rounds = [[[alone(case) for case in own] for own in cases] for _ in range(options.rounds)]
     scale, rates, timed = [[median_run(runs) for runs in zip(*own, strict=True)] for own in zip(*rounds, strict=True)]
     exponents = {one: exponent(of(scale, one), _GPUS) for one in variants}
-    by_rate = {one: exponent(of(rates, one), "rate_per_gpu") for one in variants}
+    by_rate = {one: exponent(of(rates[: len(rates) // len(ways)], one), "rate_per_gpu") for one in variants}
     held = [
         {"decision": one.name, "waiting": number, "median_us": median_us(one, number, seed, options.rounds)}
         for one in DECISIONS
@@ -77,8 +87,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def alone(case: Case) -> dict[str, Any]:
-    """Run a case in its own process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    """Run a case in its own process, where nothing of the simulator is imported yet."""
+    with multiprocessing.get_context("spawn").Pool(1, compiled.begin_worker, (case.compiled,)) as pool:
         found: dict[str, Any] = pool.apply(run, (case,))
     console.print(f"{found['variant']}, {found['gpus']} GPUs: {found['events_per_second']:,} events/s")
     return found

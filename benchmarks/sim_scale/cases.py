@@ -19,6 +19,7 @@ from typing import Any
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
 from vllm_omni_sched.resource.engine.lane import EncodeShare
 from vllm_omni_sched.resource.pipeline.stage_gate import StageGate
+from vllm_omni_sched.sim import compiled
 from vllm_omni_sched.sim.pools.choose import BalancerChooser, RoundRobinChooser
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario.loader import load
@@ -59,7 +60,8 @@ _OPTIONS = {"stock": "", "ours": _OURS, "gated": _OURS + "[orchestration.graph]\
 class Case:
     """Describes a run of the simulator.
 
-    ``rate``: requests per second and GPU. ``timed``: decisions are timed, which takes time itself.
+    ``rate``: requests per second and GPU. ``timed``: decisions are timed, which takes time itself, and needs the
+    sources. ``compiled``: with the compiled modules, if they are built (`vllm_omni_sched.sim.compiled`).
     """
 
     variant: str
@@ -68,6 +70,7 @@ class Case:
     seconds: float
     seed: int = 0
     timed: bool = False
+    compiled: bool = True
 
 
 def run(case: Case) -> dict[str, Any]:
@@ -89,6 +92,7 @@ def run(case: Case) -> dict[str, Any]:
         "variant": case.variant,
         "gpus": case.gpus,
         "rate_per_gpu": case.rate,
+        "compiled": compiled.active,
         "simulated_seconds": case.seconds,
         "requests": requests,
         "events": result.events,

@@ -9,19 +9,20 @@ from typing import Any
 def tables(results: Mapping[str, Any]) -> str:
     """Return the tables in Markdown: by GPUs, by rate, decisions within a run, and decisions with many waiting."""
     scale = _table(
-        ("policies", "GPUs", "events", "events/s", "processor s per simulated s", "µs per request", "peak MiB"),
+        ("policies", "modules", "GPUs", "events", "events/s", "processor s per simulated s", "µs per request",
+         "peak MiB"),
         (
-            (row["variant"], f"{row['gpus']:,}", f"{row['events']:,}", f"{row['events_per_second']:,}",
+            (row["variant"], _modules(row), f"{row['gpus']:,}", f"{row['events']:,}", f"{row['events_per_second']:,}",
              f"{row['cpu_seconds_per_simulated_second']:.3g}", f"{row['cpu_us_per_request']:,.0f}",
              f"{row['peak_mib']:,}")
             for row in results["scale"]
         ),
     )  # fmt: skip
     rates = _table(
-        ("policies", "requests/s for each of 100 GPUs", "events/s", "processor s per simulated s"),
+        ("policies", "modules", "requests/s for each of 100 GPUs", "events/s", "processor s per simulated s"),
         (
-            (row["variant"], f"{row['rate_per_gpu']:g}", f"{row['events_per_second']:,}",
-             f"{row['cpu_seconds_per_simulated_second']:.3g}")
+            (row["variant"], _modules(row), f"{row['rate_per_gpu']:g}",
+             f"{row['events_per_second']:,}", f"{row['cpu_seconds_per_simulated_second']:.3g}")
             for row in results["rates"]
         ),
     )  # fmt: skip
@@ -45,6 +46,10 @@ def tables(results: Mapping[str, Any]) -> str:
         ((row["decision"], f"{row['waiting']:,}", f"{row['median_us']:.1f}") for row in results["waiting"]),
     )
     return "\n\n".join((scale, exponents, rates, within, waiting))
+
+
+def _modules(row: Mapping[str, Any]) -> str:
+    return "compiled" if row.get("compiled") else "Python"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -5,7 +5,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.resource.pipeline.balance import CostBalancer, LeastQueue, ReplicaState, RoundRobin
+from vllm_omni_sched.resource.pipeline.balance import CostBalancer, LeastQueue, RoundRobin
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 
 seconds = st.floats(0, 1e4)
 

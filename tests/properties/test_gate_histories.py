@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.plain_gate import PlainGate
 from vllm_omni_sched.graph.order import DEFAULT_CLASSES, Undated, WaitingOrder, WaitingRequest
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
-from vllm_omni_sched.resource.pipeline.balance import ReplicaState
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_gate import GateRequest, GateTerms, StageGate
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.gates import Asked, some
-from vllm_omni_sched.resource.pipeline.balance import ReplicaState
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_gate import GateRequest, StageGate
 
 

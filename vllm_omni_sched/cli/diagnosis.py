@@ -26,6 +26,7 @@ from vllm_omni_sched.connectors.mooncake import store
 from vllm_omni_sched.connectors.named_routes import EdgeConnector, Route, resolved_connectors
 from vllm_omni_sched.graph.stages import Stage, StageKind
 from vllm_omni_sched.resource.pipeline.stage_limits import window_of
+from vllm_omni_sched.sim import compiled
 from vllm_omni_sched.video import sandbox
 from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.pool.kinds import DecoderKind, decoder_kinds
@@ -477,6 +478,7 @@ def _versions(vllm: str | None) -> list[Version]:
         *(Version(name, version_of(name)) for name in ("vllm-omni", "torch", "transformers")),
         Version("python", platform.python_version()),
         Version("small messages", "in Python" if native.kernel is None else "compiled", native.reason),
+        Version("simulator", "compiled" if compiled.active else "in Python", compiled.reason),
     ]
 
 

@@ -111,8 +111,7 @@ class WaitingRequest:
         return deadline - self.cost_seconds
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """A request in its position, and the reason for it."""
 
     request: WaitingRequest

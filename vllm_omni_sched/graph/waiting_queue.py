@@ -139,7 +139,7 @@ class WaitingQueue:
 
     def _mate(self, first: Placed, last: WaitingRequest) -> Placed | None:
         """Return a request that shares a key with ``last``, if ``first`` can wait for it (rule 2)."""
-        shares = last.affinity & self._sharing.keys()
+        shares = last.affinity.intersection(self._sharing)
         if not shares or first.reason in NEVER_OVERTAKEN:
             return None
         spare = first.request.latest_start - self._now

@@ -11,9 +11,9 @@ from vllm_omni_sched.resource.pipeline.balance import (
     CostBalancer,
     LeastQueue,
     PickReason,
-    ReplicaState,
     RoundRobin,
 )
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 
 DICE = random.Random(0)
 ALL = (CostBalancer, RoundRobin, LeastQueue)

@@ -13,9 +13,9 @@ from vllm_omni_sched.resource.pipeline.balance import (
     LazyReplicas,
     LeastQueue,
     PickReason,
-    ReplicaState,
     RoundRobin,
 )
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 
 
 def pool(count, looked=None, sick=(), **more):

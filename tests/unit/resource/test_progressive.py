@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.gates import Asked, some
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.resource.pipeline.balance import ReplicaState
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_gate import StageGate
 from vllm_omni_sched.resource.pipeline.stage_limits import ProgressiveWindow
 

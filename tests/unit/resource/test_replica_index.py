@@ -7,7 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_omni_sched.resource.pipeline.balance import CHOICES, ReplicaIndex, ReplicaState, drawn
+from vllm_omni_sched.resource.pipeline.balance import CHOICES, ReplicaIndex, drawn
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 
 CHANGES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), st.integers(1, 4)), max_size=60)
 

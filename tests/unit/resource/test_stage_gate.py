@@ -7,7 +7,8 @@ import pytest
 from tests.support.gates import Asked, some, told
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.order import INTERACTIVE, WaitingOrder, WaitingRequest
-from vllm_omni_sched.resource.pipeline.balance import ReplicaState, RoundRobin
+from vllm_omni_sched.resource.pipeline.balance import RoundRobin
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_gate import GatePlan, GateRequest, StageGate
 
 

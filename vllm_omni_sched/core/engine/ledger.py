@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 LEAST_PIECE = 64
 """Least number of tokens in front of a missing item that is worth a step."""
@@ -25,8 +26,7 @@ class _Encode:
     wanted_by: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True)
-class Orders:
+class Orders(NamedTuple):
     """Orders to the workers in one step.
 
     Attributes:

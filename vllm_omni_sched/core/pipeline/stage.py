@@ -23,7 +23,8 @@ from vllm_omni_sched.core.pipeline.requests import UNPLACED, StageWork
 from vllm_omni_sched.core.pipeline.waiting import StageView, WaitingRequests
 from vllm_omni_sched.graph.merging import Merger, Role
 from vllm_omni_sched.graph.stages import StageKind
-from vllm_omni_sched.resource.pipeline.balance import CHOICES, ReplicaIndex, ReplicaState, drawn, draws
+from vllm_omni_sched.resource.pipeline.balance import CHOICES, ReplicaIndex, drawn, draws
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_cost import Features
 from vllm_omni_sched.resource.pipeline.stage_gate import Release, ReleaseReason, StageGate
 from vllm_omni_sched.resource.pipeline.stage_limits import control_of, units_of, window_of

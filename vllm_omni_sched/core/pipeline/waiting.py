@@ -10,7 +10,7 @@ from vllm_omni_sched.core.pipeline.context import PipelineContext
 from vllm_omni_sched.core.pipeline.requests import StageWork
 from vllm_omni_sched.graph.order import BATCH, WaitingRequest
 from vllm_omni_sched.graph.path_order import PathRequest
-from vllm_omni_sched.resource.pipeline.balance import ReplicaState
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_gate import GateRequest, GateTerms, Release, StageGate
 
 

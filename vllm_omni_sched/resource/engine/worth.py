@@ -138,15 +138,19 @@ class WorthIndex:
         """
         if mm_hash in self._encodings:
             raise ValueError(f"{mm_hash} is in the cache already; call use()")
-        return self.enter(Encoding(mm_hash, num_bytes, encode_seconds, self._ghosts.get(mm_hash, -math.inf)), now)
+        log_uses = self.uses.add(self._ghosts.get(mm_hash, -math.inf), now)
+        return self._enter(Encoding(mm_hash, num_bytes, encode_seconds, log_uses))
 
     def enter(self, encoding: Encoding, now: float) -> Encoding:
         """Add an encoding, including the uses that it already has."""
-        mm_hash = encoding.mm_hash
+        return self._enter(self._used(encoding, now))
+
+    def _enter(self, used: Encoding) -> Encoding:
+        mm_hash = used.mm_hash
         self._ghosts.pop(mm_hash, None)
-        self._encodings[mm_hash] = self._used(encoding, now)
+        self._encodings[mm_hash] = used
         self._held[mm_hash] = 1
-        return self._encodings[mm_hash]
+        return used
 
     def use(self, mm_hash: str, now: float, encode_seconds: float | None = None) -> Encoding:
         """Add a user; ``encode_seconds``, if given, updates the encoding's cost.

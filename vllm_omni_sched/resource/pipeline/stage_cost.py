@@ -3,8 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import mul
+from dataclasses import astuple, dataclass, fields
 
 from vllm_omni_sched.config.errors import ConfigError
 
@@ -48,8 +47,7 @@ class NonNegativeFit:
 
     def predict(self, x: Sequence[float]) -> float:
         """Return the predicted y."""
-        predicted: float = sum(map(mul, self.weights, x))
-        return predicted
+        return _dot(self.weights, x)
 
     def add(self, x: Sequence[float], y: float) -> None:
         """Add a point."""
@@ -101,7 +99,10 @@ class NonNegativeFit:
             self.sweeps += 1
             moves = False
             for at, row, xy, pull, square in rows:
-                best = (xy - sum(map(mul, row, weights)) + pull) / (square + ridge)
+                known = 0.0
+                for moment, weight in zip(row, weights, strict=True):
+                    known += moment * weight
+                best = (xy - known + pull) / (square + ridge)
                 if best < 0.0:
                     best = 0.0
                 if not -still <= best - weights[at] <= still:
@@ -111,6 +112,13 @@ class NonNegativeFit:
                 break
         for i, value in zip(self._shown, weights, strict=True):
             self.weights[i] = value
+
+
+def _dot(weights: Sequence[float], x: Sequence[float]) -> float:
+    total = 0.0
+    for weight, value in zip(weights, x, strict=True):
+        total += weight * value
+    return total
 
 
 @dataclass(frozen=True)
@@ -140,9 +148,10 @@ class Features:
             and 0 <= self.steps < _INF
         ):
             return
-        for name, value in vars(self).items():
+        for field in fields(self):
+            value = getattr(self, field.name)
             if not 0 <= value < _INF:
-                raise ValueError(f"{name} must be finite and >= 0, got {value}")
+                raise ValueError(f"{field.name} must be finite and >= 0, got {value}")
 
 
 @dataclass(frozen=True)
@@ -162,9 +171,10 @@ class CostPrior:
     per_pixel_step: float = 2e-8
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
+        for field in fields(self):
+            value = getattr(self, field.name)
             if not 0 <= value < math.inf:
-                raise ConfigError(f"{name} must be finite and >= 0 seconds, got {value}")
+                raise ConfigError(f"{field.name} must be finite and >= 0 seconds, got {value}")
 
 
 # One unit of each regressor, so that all are about 1 for a usual request and one ridge suits them all.
@@ -197,15 +207,14 @@ class StageCosts:
             raise ConfigError(f"max_seconds must be above 0, got {max_seconds}")
         self.max_seconds = max_seconds
         self._forgetting = forgetting
-        weights = vars(prior or CostPrior()).values()
+        weights = astuple(prior or CostPrior())
         self._prior = [weight * unit for weight, unit in zip(weights, _UNITS, strict=True)]
         self._fits: dict[str, NonNegativeFit] = {}
 
     def estimate(self, stage_id: str, features: Features) -> float:
         """Return the expected seconds of the request in the stage."""
         weights = self._weights(stage_id)
-        total: float = sum(map(mul, weights, _regressors(features)))
-        return min(total, self.max_seconds)
+        return min(_dot(weights, _regressors(features)), self.max_seconds)
 
     def observe(self, stage_id: str, features: Features, seconds: float) -> None:
         """Record that a request with these features took so long in the stage; ``output_tokens`` is the actual number.

@@ -18,8 +18,8 @@ from vllm_omni_sched.resource.pipeline.balance import (
     Balancer,
     CostBalancer,
     RandomSource,
-    ReplicaState,
 )
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 
 
 class ReleaseReason(str, Enum):

@@ -193,7 +193,7 @@ class RooflineCosts:
         linear, pair, sequence = self._of(modality)
         seen = embeds / items
         if sequence is not None and sequence < seen:
-            seen = sequence
+            seen = float(sequence)
         return embeds * (linear + pair * seen) / share + self._encode
 
     def lane_seconds(

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from random import Random  # noqa: TID251 (the type of an argument)
 from typing import Protocol
 
-from vllm_omni_sched.resource.pipeline.balance import Balancer, LazyReplicas, ReplicaState
+from vllm_omni_sched.resource.pipeline.balance import Balancer, LazyReplicas
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.sim.pools.replicas import Replica, index_of
 
 

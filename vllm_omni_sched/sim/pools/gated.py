@@ -1,7 +1,6 @@
 """Simulate a stage that the pipeline core schedules, as it does in vLLM-Omni."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.requests import StageWork
@@ -12,18 +11,8 @@ from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.replicas import Make, Replica, StageSpec
 from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun, work_of
+from vllm_omni_sched.sim.pools.simulated_work import SimulatedWork
 from vllm_omni_sched.sim.server import Job
-
-
-@dataclass(eq=False, kw_only=True)
-class SimulatedWork(StageWork):
-    """Represents the work of a simulated request in a stage.
-
-    ``request_run``: the request that leads; ``stage_run``: its job on a server.
-    """
-
-    request_run: RequestRun
-    stage_run: StageRun | None = None
 
 
 class GatedPool(Pool):

@@ -146,13 +146,16 @@ class Replicas(ABC):
     def busy_seconds(self) -> dict[str, float]:
         """Return the device seconds so far by kind of work, of all replicas."""
         total: dict[str, float] = dict(self._past)
-        for replica in self.replicas.values():
-            if replica.server is not None:
-                for work, seconds in replica.server.busy_seconds().items():
-                    if work in total:
-                        total[work] += seconds
-                    else:
-                        total[work] = seconds
+        busy = [one.server.busy_seconds() for one in self.replicas.values() if one.server is not None]
+        kinds: dict[str, float] = {}
+        for now in busy:
+            kinds.update(now)
+        for work in kinds:
+            seconds = total.get(work, 0.0)
+            for now in busy:
+                if work in now:
+                    seconds += now[work]
+            total[work] = seconds
         return total
 
     def kill(self, index: int) -> bool:

@@ -1,13 +1,13 @@
 """Run the points of a study one after another, or several at once."""
 
 import multiprocessing
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from vllm_omni_sched.config.errors import OmniSchedError
+from vllm_omni_sched.sim import compiled
 from vllm_omni_sched.sim.output.spans import Spans
 from vllm_omni_sched.sim.result import Run
 from vllm_omni_sched.sim.study.evaluate import Finding, evaluate, score
@@ -65,7 +65,7 @@ def _tuned(point: Point, study: Study, run: Run) -> Tuned | str:
 def _in_processes(study: Study, run: Run, jobs: int) -> Iterator[Finding]:
     # not forked: a fork copies locks that threads of this process may hold
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=_die_on_interrupt) as pool:
+    with ProcessPoolExecutor(jobs, context, initializer=compiled.begin_worker, initargs=(compiled.active,)) as pool:
         tuning: dict[Future[Tuned | str], list[Point]] = {}
         waiting: dict[Future[Finding], Point] = {}
 
@@ -99,11 +99,6 @@ def _in_processes(study: Study, run: Run, jobs: int) -> Iterator[Finding]:
             if tuning or waiting:  # interrupted: their results are no longer needed
                 for child in multiprocessing.active_children():
                     child.terminate()
-
-
-def _die_on_interrupt() -> None:
-    """Let the process die silently at Ctrl-C, which all processes get."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _evaluated(

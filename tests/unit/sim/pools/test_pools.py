@@ -24,10 +24,10 @@ from vllm_omni_sched.resource.pipeline.balance import (
     LOOK_AT_ALL,
     CostBalancer,
     LeastQueue,
-    ReplicaState,
     RoundRobin,
 )
 from vllm_omni_sched.resource.pipeline.credits import Credits
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
 from vllm_omni_sched.resource.pipeline.stage_gate import StageGate
 from vllm_omni_sched.resource.pipeline.stage_limits import ProgressiveWindow
