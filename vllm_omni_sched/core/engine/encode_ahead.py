@@ -10,6 +10,7 @@ from vllm_omni_sched.core.engine.requests import EngineFacts, EngineView, Prompt
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.step_times import CostModel, StepMeter
 from vllm_omni_sched.resource.engine.lane import (
+    NAP_SECONDS,
     PACE,
     PACE_BESIDE,
     DecodeLoad,
@@ -91,6 +92,7 @@ class EncodeAhead:
             for own, pace in ((False, PACE), (True, PACE_BESIDE))
         }
         self._own_processors = False
+        self._paced = facts.paced
         self.ledger = AheadLedger(facts.encoder_cache_embeds)
         self.share = 1.0
         self.taken_from_lane = 0
@@ -221,6 +223,10 @@ class EncodeAhead:
         )
         self._metrics.decode_rest_seconds += seconds
         return seconds
+
+    def nap_seconds(self) -> float:
+        """Return for how long the engine core sleeps while workers wait, in a step without tokens, for an encode."""
+        return NAP_SECONDS if self._paced and self.ledger.num_pending else 0.0
 
     # -- what happened -------------------------------------------------------
 

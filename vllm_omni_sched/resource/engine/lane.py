@@ -153,6 +153,12 @@ def lanes_to_widen(jobs: Sequence[int], *, llm_idle: bool) -> list[bool]:
 PACE, PACE_BESIDE = 0.8, 0.3
 """Fractions of the ITL target: where the encoder shares the LLM's processors, and where it has others, too."""
 
+IDLE_STEP_SECONDS = 0.01
+"""A step without tokens lasts until an encode has ended, but no longer: new requests wait behind it."""
+
+NAP_SECONDS = 0.9 * IDLE_STEP_SECONDS
+"""The engine core sleeps so long of such a step, where the lane needs processors: vLLM lets it poll for the result."""
+
 
 class PaceReason(str, Enum):
     """Reason for the length of the pause before a step."""
