@@ -1,7 +1,8 @@
 """One table for the README: kind of traffic, the flag for it, and what was measured, from committed results alone."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import result_tables
 from result_tables import Result
@@ -62,9 +63,23 @@ def _of_mixed(variant: str, results: Mapping[str, Sequence[Result]]) -> str:
     own = max(found, key=lambda one: one[0])[1]
     loads = {record["load"] for record in own}
     load = 1.0 if 1.0 in loads else max(loads)
-    ratios = {r["measure"].removesuffix(TOGETHER): r["ratio"] for r in own if r["load"] == load}
-    said = [f"{name} {ratios[measure]:.2g}x" for measure, name in MIXED.items() if measure in ratios]
-    return f"at load {load:g}, of stock: " + ", ".join(said)
+    return f"at load {load:g}, of stock: {_ratios(record for record in own if record['load'] == load)}"
+
+
+def _ratios(records: Iterable[Mapping[str, Any]]) -> str:
+    ratios = {record["measure"].removesuffix(TOGETHER): record["ratio"] for record in records}
+    return ", ".join(f"{name} {ratios[measure]:.2g}x" for measure, name in MIXED.items() if measure in ratios)
+
+
+def _of_chat(results: Mapping[str, Sequence[Result]]) -> str:
+    """State the ratios of `_of_mixed`, and those that vLLM's own client measured, on the newest vLLM."""
+    said = [_of_mixed("ours", results)]
+    if served := results.get("serve", ()):
+        own = [r for r in max(served, key=_version)["results"] if r["variant"] == "ours" and "ratio" in r]
+        for workload in dict.fromkeys(record["workload"] for record in own):
+            ratios = _ratios(record for record in own if record["workload"] == workload)
+            said.append(f"`vllm bench serve`, {workload}: {ratios}")
+    return "; ".join(said)
 
 
 def _of_video(results: Mapping[str, Sequence[Result]]) -> str:
@@ -106,7 +121,7 @@ def _version(result: Result) -> tuple[int, ...]:
 
 _GAINS = {
     Profile.EXACT: _of_exact,
-    Profile.CHAT: lambda results: _of_mixed("ours", results),
+    Profile.CHAT: _of_chat,
     Profile.REALTIME: lambda results: _of_mixed("realtime", results),
     Profile.VIDEO: _of_video,
     Profile.BATCH: _of_batch,

@@ -268,13 +268,14 @@ PICTURES = {
     "step_cost": "CPU time of one scheduler step against the items a session holds, by vLLM version",
 }
 
+MEASURED = ("realtime", "mixed", "serve", "video_server", "encoder_cache")
+"""The benchmarks that the table of gains is made from."""
+
 PARTS: dict[str, Callable[[], str]] = {
     "options": options,
     "expert-options": lambda: options(expert=True),
     "profiles": profiles,
-    "gains": lambda: gains(
-        {name: result_tables.load(RESULTS, name) for name in ("realtime", "mixed", "video_server", "encoder_cache")}
-    ),
+    "gains": lambda: gains({name: result_tables.load(RESULTS, name) for name in MEASURED}),
     "auto-options": lambda: options(AutoOptions),
     "disk-options": lambda: options(DiskOptions),
     "tiers-options": lambda: options(TiersOptions),

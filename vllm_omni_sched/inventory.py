@@ -124,6 +124,14 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM sends deltas of sessions itself (vllm#58324)",
     ),
     Override(
+        f"{_S}.get_grammar_bitmask",
+        "before super(): in a step without tokens that waits for the lane, the engine core sleeps instead of polling; "
+        "vLLM calls this while workers run the step",
+        "encode_ahead on CPUs, workers in processes of their own",
+        "tests/engine/test_ahead_decisions.py",
+        "the engine core waits for its workers without polling",
+    ),
+    Override(
         f"{_S}._try_schedule_encoder_inputs",
         "super() on the items in the window, when vLLM is linear (0.22) or items are nested or unsorted",
         "windows",

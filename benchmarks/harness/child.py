@@ -86,13 +86,17 @@ class Child:
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """Send one request and wait for the next event."""
+        self.tell(**request)
+        return self.next_event()
+
+    def tell(self, **request: Any) -> None:
+        """Send one request; `next_event` must follow."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             raise ChildFailed(f"{self.module} is gone\n{self.log_tail()}") from None
-        return self.next_event()
 
     def next_event(self) -> dict[str, Any]:
         for event in self.events():

@@ -53,8 +53,17 @@ def _session(answer: dict[str, Any]) -> list[float]:
     return [1e3 * seconds for request in answer["requests"] for seconds in request.get("latencies", ())]
 
 
+def met_slo(answer: dict[str, Any]) -> list[bool]:
+    """Return for each request of a round whether it met its SLO, which one that failed did not."""
+    return [is_good(request) for request in answer["requests"]] + [False] * len(answer.get("failed", ()))
+
+
 def _good(answer: dict[str, Any]) -> list[float]:
-    return [100.0 * is_good(request) for request in answer["requests"]]
+    return [100.0 * met for met in met_slo(answer)]
+
+
+def _failed(answer: dict[str, Any]) -> list[float]:
+    return [float(len(answer["failed"]))] if answer.get("failed") else []
 
 
 def _rates(answer: dict[str, Any]) -> list[float]:
@@ -70,6 +79,7 @@ MEASURES: dict[str, tuple[Callable[[dict[str, Any]], list[float]], Callable[[Seq
     "session P99": (_session, lambda values: quantile(values, 0.99)),
     "tokens / s": (_rates, statistics.fmean),
     "within SLO %": (_good, statistics.fmean),
+    "failed requests": (_failed, sum),
 }
 """Of each measure, the values of a round, and what is made of the values of all rounds."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
 
 from benchmarks.harness.stats import Summary, quantile
-from benchmarks.mixed.pooled import gaps_beside, is_good, of_kind, pooled
+from benchmarks.mixed.pooled import gaps_beside, met_slo, of_kind, pooled
 
 Case = float | str
 """A load, or the name of a workload."""
@@ -21,7 +21,7 @@ def measures(answer: dict[str, Any]) -> dict[str, float]:
     """Return the measures of one round; latencies in milliseconds, of text and of image requests apart."""
     text, image = of_kind(answer, "text"), of_kind(answer, "image")
     gaps = [gap * 1e3 for r in text for gap in r["gaps"]]
-    good = [is_good(r) for r in answer["requests"]]
+    good = met_slo(answer)
     beside = [gap * 1e3 for gap in gaps_beside(text, image)]
     found = {}
     if gaps:  # a short round may have no text request
@@ -78,13 +78,20 @@ def table(answers: Answers, load: Case, variants: Sequence[str], title: str) -> 
 
 
 def same_tokens(answers: Answers, load: Case, variants: Sequence[str]) -> list[bool]:
-    """Return, for each request of each variant, whether it got the first variant's tokens."""
+    """Return, for each request of each variant, whether it got the first variant's tokens; failed ones are left out."""
     return [
         a["digest"] == b["digest"]
         for variant in variants[1:]
         for mine, base in zip(answers[variant, load], answers[variants[0], load], strict=True)
-        for a, b in zip(mine["requests"], base["requests"], strict=True)
+        for a, b in _pairs(mine, base)
     ]
+
+
+def _pairs(mine: dict[str, Any], base: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield the requests that both rounds have answered, in pairs."""
+    failed = {request["number"] for answer in (mine, base) for request in answer.get("failed", ())}
+    kept = ([r for r in answer["requests"] if r.get("number") not in failed] for answer in (mine, base))
+    return zip(*kept, strict=True)
 
 
 def record(answers: Answers) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from benchmarks.harness.arguments import some_of
@@ -18,7 +18,7 @@ from benchmarks.harness.server import Server
 from benchmarks.mixed.__main__ import slow_model
 from benchmarks.mixed.report import Answers, record, table
 from benchmarks.serve import VARIANTS
-from benchmarks.serve.client import send
+from benchmarks.serve.client import BenchClients, RoundFailed
 from benchmarks.serve.plot import draw
 from benchmarks.serve.workloads import RANDOM_MM, WORKLOADS
 
@@ -35,8 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = Path(options.model) if options.model else slow_model()
     order = random.Random(options.seed)
     answers: Answers = {}
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    version = "?"
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
         servers = {}
         for variant in options.variants:
             servers[variant] = Server(
@@ -49,26 +49,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 polling=options.polling,
                 environment={"VLLM_CPU_KVCACHE_SPACE": "2"},
             )
-        chosen = {"folder": folder, "python": options.python, "model": model}
         for variant, server in servers.items():
             server.wait()
             console.print(f"{variant}: server up", highlight=False)
-        for server in servers.values():  # warm up
-            send(server, [RANDOM_MM], **chosen, load=1.0, seconds=8.0, seed=options.seed + 1_000)
         version = next(iter(servers.values())).version()
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        number = max(len(WORKLOADS[workload]) for workload in options.workloads)
+        clients = BenchClients(stack, options.python, model, folder, number)
+        for server in servers.values():  # warm up
+            clients.send(server, [RANDOM_MM], load=1.0, seconds=8.0, seed=options.seed + 1_000)
         for workload in options.workloads:
             for turn in range(options.rounds):
-                for variant in order.sample(list(servers), len(servers)):
-                    answer = send(
-                        servers[variant],
-                        WORKLOADS[workload],
-                        **chosen,
-                        load=options.load,
-                        seconds=options.seconds,
-                        seed=options.seed + turn,
-                    )
+                drawn = order.sample(list(servers), len(servers))
+                chosen = {"load": options.load, "seconds": options.seconds, "seed": options.seed + turn}
+                try:
+                    of_turn = {name: clients.send(servers[name], WORKLOADS[workload], **chosen) for name in drawn}
+                except RoundFailed as failure:
+                    console.print(f"{workload}, round {turn + 1}: left out, {failure}", highlight=False)
+                    continue
+                for variant, answer in of_turn.items():
                     answers.setdefault((variant, workload), []).append(answer)
-            console.print(table(answers, workload, options.variants, workload))
+            if (options.variants[0], workload) in answers:
+                console.print(table(answers, workload, options.variants, workload))
+    if not answers:
+        raise SystemExit("no round has ended: nothing was written")
     records = [
         {"workload": entry.pop("load"), **entry}
         for entry in record(dict(sorted(answers.items(), key=lambda item: options.variants.index(item[0][0]))))

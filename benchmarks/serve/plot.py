@@ -34,8 +34,9 @@ def draw(path: Path, records: Sequence[dict[str, Any]]) -> Path | None:
             axis.xaxis.set_major_formatter("{x:,.0f}")
         height = 0.8 / len(variants)
         for number, variant in enumerate(variants):
-            places = [at + (number - (len(variants) - 1) / 2) * height for at in range(len(workloads))]
-            values = [found.get((workload, variant), 0.0) for workload in workloads]
+            known = [at for at, workload in enumerate(workloads) if (workload, variant) in found]
+            places = [at + (number - (len(variants) - 1) / 2) * height for at in known]
+            values = [found[workloads[at], variant] for at in known]
             bars = axis.barh(places, values, height * 0.92, color=COLOURS.get(variant, OTHER), label=variant)
             axis.bar_label(bars, [f"{value:,.3g}" for value in values], padding=3, fontsize=8, color=style.MUTED)
         axis.set_yticks(range(len(workloads)), [name.replace(" beside ", "\nbeside ") for name in workloads])

@@ -10,6 +10,7 @@ from dev.tiny_models import (
     write_llama,
     write_llava,
     write_lora,
+    write_qwen2_5_vl,
     write_qwen2_audio,
     write_qwen2_vl,
     write_voxtral_realtime,
@@ -35,6 +36,9 @@ def main() -> None:
     qwen2_vl = models.add_parser("qwen2-vl", help="video and images: a vision tower over patches, and Qwen2")
     qwen2_vl.add_argument("--out", type=Path, default=Path(".models/qwen2-vl"))
 
+    qwen2_5_vl = models.add_parser("qwen2.5-vl", help="the same, with videos that can be pruned")
+    qwen2_5_vl.add_argument("--out", type=Path, default=Path(".models/qwen2.5-vl"))
+
     qwen2_audio = models.add_parser("qwen2-audio", help="clips of sound: an audio tower, and Qwen2")
     qwen2_audio.add_argument("--out", type=Path, default=Path(".models/qwen2-audio"))
 
@@ -51,6 +55,7 @@ def main() -> None:
         "llama": write_llama,
         "llava": write_llava,
         "lora": write_lora,
+        "qwen2.5-vl": write_qwen2_5_vl,
         "qwen2-audio": write_qwen2_audio,
         "qwen2-vl": write_qwen2_vl,
         "voxtral-realtime": write_voxtral_realtime,

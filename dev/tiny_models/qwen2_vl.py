@@ -39,29 +39,68 @@ def write_qwen2_vl(out: Path) -> Path:
 
 
 def _write(folder: Path) -> None:
-    words = tokenizer.readable_tokenizer((*tokenizer.SPECIAL_TOKENS[:4], *VISION_TOKENS))
-    words.chat_template = CHAT_TEMPLATE
-    words.save_pretrained(folder)
+    words = write_tokenizer(folder)
     config = _config(words)
     config.save_pretrained(folder)
     _save_weights(folder, config)
+    write_processors(folder, "Qwen2VLProcessor", SIDE)
+
+
+def write_tokenizer(folder: Path) -> Any:
+    """Write the tokenizer of a tiny Qwen-VL into a folder, and return it."""
+    words = tokenizer.readable_tokenizer((*tokenizer.SPECIAL_TOKENS[:4], *VISION_TOKENS))
+    words.chat_template = CHAT_TEMPLATE
+    words.save_pretrained(folder)
+    return words
+
+
+def write_processors(folder: Path, name: str, side: int) -> None:
+    """Write the configuration of the HF processor `name`, which scales a frame to at most `side` pixels each way."""
     vision = {
-        "size": {"shortest_edge": (2 * PATCH) ** 2, "longest_edge": SIDE**2},
+        "size": {"shortest_edge": (2 * PATCH) ** 2, "longest_edge": side**2},
         "patch_size": PATCH,
         "temporal_patch_size": 2,
         "merge_size": 2,
         "do_convert_rgb": True,
     }
-    image = {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2VLProcessor", **vision}
-    video = {"video_processor_type": "Qwen2VLVideoProcessor", "processor_class": "Qwen2VLProcessor", **vision}
+    image = {"image_processor_type": "Qwen2VLImageProcessor", "processor_class": name, **vision}
+    video = {"video_processor_type": "Qwen2VLVideoProcessor", "processor_class": name, **vision}
     (folder / "preprocessor_config.json").write_text(json.dumps(image, indent=2))
     (folder / "video_preprocessor_config.json").write_text(json.dumps(video, indent=2))
+
+
+def token_ids(words: Any) -> dict[str, int]:
+    """Return the ids of the tokens that stand for pictures and videos, as a configuration names them."""
+    ids = {token: words.convert_tokens_to_ids(token) for token in VISION_TOKENS}
+    return {
+        "vision_start_token_id": ids["<|vision_start|>"],
+        "vision_end_token_id": ids["<|vision_end|>"],
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+    }
+
+
+def text_config(words: Any) -> dict[str, Any]:
+    """Return the configuration of the language model."""
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "num_hidden_layers": LAYERS,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "max_position_embeddings": 32_768,
+        "bos_token_id": words.bos_token_id,
+        "eos_token_id": words.eos_token_id,
+        "pad_token_id": words.pad_token_id,
+        # rotary halves of a head of 32: time, height, width
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]},
+    }
 
 
 def _config(words: Any) -> Any:
     from transformers import Qwen2VLConfig
 
-    ids = {token: words.convert_tokens_to_ids(token) for token in VISION_TOKENS}
     config = Qwen2VLConfig(
         vision_config={
             "depth": LAYERS,
@@ -71,24 +110,8 @@ def _config(words: Any) -> Any:
             "mlp_ratio": 2,
             "patch_size": PATCH,
         },
-        text_config={
-            "vocab_size": VOCAB_SIZE,
-            "num_hidden_layers": LAYERS,
-            "hidden_size": HIDDEN,
-            "intermediate_size": 2 * HIDDEN,
-            "num_attention_heads": HEADS,
-            "num_key_value_heads": HEADS,
-            "max_position_embeddings": 32_768,
-            "bos_token_id": words.bos_token_id,
-            "eos_token_id": words.eos_token_id,
-            "pad_token_id": words.pad_token_id,
-            # rotary halves of a head of 32: time, height, width
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6]},
-        },
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
+        text_config=text_config(words),
+        **token_ids(words),
         tie_word_embeddings=False,  # tied and random, they would only ever repeat the last token
     )
     config.architectures = ["Qwen2VLForConditionalGeneration"]

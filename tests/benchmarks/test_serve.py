@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.mixed.report import record, same_tokens
 from benchmarks.serve.__main__ import parse
-from benchmarks.serve.client import requests_of
+from benchmarks.serve.client import RoundFailed, round_of
 from benchmarks.serve.plot import draw
 from benchmarks.serve.workloads import CUSTOM, WORKLOADS
 
@@ -29,7 +29,7 @@ def result(**columns: list[Any]) -> dict[str, Any]:
 
 
 def test_requests_are_read_as_those_of_a_round() -> None:
-    first, second = requests_of(result(), ["text", "image"])
+    first, second = round_of([(result(), ["text", "image"])])["requests"]
     assert (first["kind"], first["at"], first["ttft"], first["gaps"], first["tokens"]) == (
         "text",
         10.0,
@@ -49,14 +49,32 @@ def test_requests_are_read_as_those_of_a_round() -> None:
     assert medians["requests with the tokens of stock %"] == 100
 
 
-def test_a_failed_request_ends_the_benchmark() -> None:
-    with pytest.raises(SystemExit, match="Bad Request"):
-        requests_of(result(errors=["", "Bad Request\n"]), ["text", "text"])
+def test_a_failed_request_misses_its_slo_and_loses_nothing_else() -> None:
+    kinds = ["text", "text"]
+    sound, broken = round_of([(result(), kinds)]), round_of([(result(errors=["", "Bad Request\n"]), kinds)])
+    assert [request["number"] for request in broken["requests"]] == [0]
+    assert broken["failed"] == [{"kind": "text", "number": 1, "error": "Bad Request"}]
+    answers: Any = {("stock", "random"): [sound, sound], ("ours", "random"): [sound, broken]}
+    assert same_tokens(answers, "random", ["stock", "ours"]) == [True, True, True]
+    values = {(one["variant"], one["measure"]): one["median"] for one in record(answers)}
+    assert values["ours", "failed requests, all rounds together"] == 1
+    assert ("stock", "failed requests, all rounds together") not in values
+
+
+def test_a_round_without_any_answer_has_no_result() -> None:
+    with pytest.raises(RoundFailed, match="all 2 requests failed: Bad Request"):
+        round_of([(result(errors=["Bad Request", "Bad Request"]), ["text", "text"])])
+
+
+def test_requests_of_several_clients_are_numbered_in_one_row() -> None:
+    both = round_of([(result(), ["text", "text"]), (result(), ["image", "image"])])
+    assert [request["number"] for request in both["requests"]] == [0, 1, 2, 3]
+    assert both["seconds"] == pytest.approx(3.55)
 
 
 def test_a_result_without_all_requests_is_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
-        requests_of(result(), ["text"])
+        round_of([(result(), ["text"])])
 
 
 def test_custom_requests_have_the_pictures_that_their_kind_says(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,13 @@ def rounds_of(results: dict[str, Any], case: Case) -> list[dict[str, Any]]:
 
 
 def check(stock: dict[str, Any], ours: dict[str, Any], case: Case) -> None:
-    """Compare the answers of each round; in the first one encodings must have come from the lane."""
+    """Compare the answers of each round; in the first one encodings come from the lane, or none do if so said."""
     expected, got = rounds_of(stock, case), rounds_of(ours, case)
     assert len(expected) == len(got) == case.rounds
     for one, other in zip(expected, got, strict=True):
         assert first_difference(one["answers"], other["answers"]) is None
         assert other["left"] == []
-    assert got[0]["lane"] > 0
+    assert (got[0]["lane"] > 0, got[0]["in_step"] > 0 or not case.in_step) == (not case.in_step, True)
     assert bool(got[0]["drafted"]) == ("speculative_config" in case.args)
 
 
@@ -52,6 +53,8 @@ def test_same_tokens_and_items_from_the_lane(often: tuple[dict[str, Any], dict[s
 @pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
 def test_same_tokens_and_items_from_the_lane_long(tmp_path: Path, case: Case) -> None:
     """Each in processes of its own: some libraries, once imported, keep vLLM 0.33 from starting a second engine."""
+    if case.needs is not None and find_spec(case.needs) is None:
+        pytest.skip(f"{case.needs} is not installed")
     check(*run_cases(tmp_path, [case]), case)
 
 

@@ -8,6 +8,7 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from tests.engine.harness.bench import EMBEDS, Bench
+from vllm_omni_sched.resource.engine.lane import NAP_SECONDS
 
 
 def test_alone_it_is_encoded_in_the_step():
@@ -28,6 +29,31 @@ def test_beside_somebody_who_decodes_it_goes_to_the_lane_and_decoding_goes_on():
     assert (bench.in_step, bench.submitted) == ([], ["a"])
     assert bench.cache == {"a"}
     assert len(bench.planner.decisions.ledger) == 0
+
+
+def test_the_engine_core_sleeps_in_a_step_without_tokens_that_waits_for_an_encode(monkeypatch: pytest.MonkeyPatch):
+    """Where it would poll for the end of the step, and take a processor from the encode."""
+    naps: list[float] = []
+    monkeypatch.setattr("vllm_omni_sched.engine.steered.sleep_seconds", naps.append)
+
+    def nap_of(bench: Bench, finish: int = 0) -> list[float]:
+        naps.clear()
+        scheduled = bench.step(finish=finish)
+        bench.scheduler.get_grammar_bitmask(scheduled)
+        return naps
+
+    bench = Bench()
+    bench.decode()
+    bench.add("r", 20, [(4, "a")])
+    bench.planner.polls = True
+    assert nap_of(bench) == []  # it has tokens
+    bench.scheduler.finish_requests("text", RequestStatus.FINISHED_ABORTED)
+    assert nap_of(bench) == [NAP_SECONDS]
+    bench.planner.polls = False  # the worker is in the same process: the step is over by then
+    assert nap_of(bench) == []
+    bench.planner.polls = True
+    bench.step(finish=1)
+    assert nap_of(bench) == []  # the encoding is there
 
 
 def test_equal_items_of_several_requests_are_encoded_once():

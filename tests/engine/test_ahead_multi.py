@@ -13,6 +13,7 @@ from vllm.v1.outputs import ECConnectorOutput
 from tests.engine.combinations.operators import Operators, Stored, Wanted
 from vllm_omni_sched import compat
 from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.engine.ahead.connector import EncodeAheadConnector
 from vllm_omni_sched.engine.ahead.halves import planner_half
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, HostOrders
 from vllm_omni_sched.engine.ahead.multi import EncodeAheadMultiConnector, MultiOrders, MultiReport
@@ -141,6 +142,18 @@ def test_a_config_that_names_no_connector_gets_ours_alone() -> None:
     made.ec_transfer_config = ECTransferConfig()
     attach_encode_ahead(made)
     assert made.ec_transfer_config.ec_connector == "EncodeAheadConnector"
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+@pytest.mark.parametrize("operators", [None, named()])
+def test_workers_know_of_other_engines_that_vllm_hides_from_theirs(operators: Any, engines: int) -> None:
+    made = config()
+    made.ec_transfer_config = operators
+    made.parallel_config.data_parallel_size = engines
+    attach_encode_ahead(made)
+    made.parallel_config.data_parallel_size = 1  # as each engine of a model without experts sees it
+    kind = EncodeAheadConnector if operators is None else EncodeAheadMultiConnector
+    assert kind(made, ECConnectorRole.WORKER).worker.alone is (engines == 1)
 
 
 def test_an_encoding_of_either_is_there(scheduler: Any) -> None:

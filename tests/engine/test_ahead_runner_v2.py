@@ -165,9 +165,9 @@ def v2_config(**sections: Any) -> SimpleNamespace:
     return SimpleNamespace(
         **{
             "use_v2_model_runner": True,
-            "model_config": SimpleNamespace(is_multimodal_model=True, is_encoder_decoder=False),
+            "model_config": SimpleNamespace(is_multimodal_model=True, is_encoder_decoder=False, multimodal_config=None),
             "parallel_config": SimpleNamespace(
-                world_size=1, tensor_parallel_size=1, distributed_executor_backend="uni"
+                world_size=1, tensor_parallel_size=1, data_parallel_size=1, distributed_executor_backend="uni"
             ),
             "device_config": SimpleNamespace(device_type="cuda"),
             "compilation_config": SimpleNamespace(compile_mm_encoder=False),

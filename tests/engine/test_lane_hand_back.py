@@ -107,7 +107,7 @@ def test_an_item_that_is_alone_is_encoded_on_all_processors_while_the_llm_comput
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     llm, free = sorted(os.sched_getaffinity(0))[:2]
-    lanes = Processors(frozenset({free}), 1, own=True), Processors(frozenset({llm}), 1, own=False)
+    lanes = Processors(frozenset({free}), 1, own=True), Processors(frozenset({llm}), 2, own=False)
     monkeypatch.setattr(ahead_worker, "processors_here", lambda *_, **__: lanes)
     with nothing_left_open():
         worker = AheadWorker(OmniSchedConfig(encode_ahead=True))

@@ -17,6 +17,10 @@ MULTI_CONNECTOR = "vllm_omni_sched.engine.ahead.multi"
 OPERATORS = "omni_sched_operators_config"
 """Key in ``ec_connector_extra_config`` of `MULTI_CONNECTOR`: the operator's own `ECTransferConfig`."""
 
+ENGINES = "omni_sched_engines"
+"""Key in ``ec_connector_extra_config`` of both: the number of engines that data parallelism starts. vLLM tells each of
+these engines that it is the only one, unless its model has experts."""
+
 
 def engine_options(vllm_config: Any) -> OmniSchedConfig:
     """Return the options that this engine runs under; the same in the front end, the engine core and the workers.

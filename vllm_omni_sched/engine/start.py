@@ -11,6 +11,7 @@ from vllm_omni_sched.config.load import Source, resolved, written
 from vllm_omni_sched.config.options import OmniSchedConfig, Toggle
 from vllm_omni_sched.config.profiles import PROFILES, Profile
 from vllm_omni_sched.engine.fitted import (
+    ENGINES,
     LANE_CONNECTOR,
     MULTI_CONNECTOR,
     OPERATORS,
@@ -115,10 +116,19 @@ def attach_encode_ahead(vllm_config: Any) -> None:
             "Encode-ahead leaves items of up to %d embeddings to the step, which encodes them by a CUDA graph.",
             graph_embeds,
         )
+    if getattr(vllm_config.model_config.multimodal_config, "mm_processor_cache_type", None) == "shm":
+        logger.warning(
+            "Encode-ahead leaves all items to the step, because the processor cache keeps them in shared memory, which "
+            "belongs to the workers: name --mm-processor-cache-type lru to have them encoded ahead."
+        )
     operators = operators_connector(vllm_config.ec_transfer_config)
+    engines = {ENGINES: vllm_config.parallel_config.data_parallel_size}
     if operators is None:
         vllm_config.ec_transfer_config = ECTransferConfig(
-            ec_connector="EncodeAheadConnector", ec_role="ec_both", ec_connector_module_path=LANE_CONNECTOR
+            ec_connector="EncodeAheadConnector",
+            ec_role="ec_both",
+            ec_connector_module_path=LANE_CONNECTOR,
+            ec_connector_extra_config=engines,
         )
         return
     logger.info("Encode-ahead asks %s first, and encodes in the lane what it does not have.", operators.ec_connector)
@@ -126,7 +136,7 @@ def attach_encode_ahead(vllm_config: Any) -> None:
         operators,
         ec_connector="EncodeAheadMultiConnector",
         ec_connector_module_path=MULTI_CONNECTOR,
-        ec_connector_extra_config={**operators.ec_connector_extra_config, OPERATORS: operators},
+        ec_connector_extra_config={**operators.ec_connector_extra_config, OPERATORS: operators, **engines},
     )
 
 

@@ -41,7 +41,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Case:
-    """An engine of stock and one of ours with encode-ahead, and what both are asked, `rounds` times."""
+    """An engine of stock and one of ours with encode-ahead, and what both are asked, `rounds` times.
+
+    `needs`: a module without which the feature cannot be tried. `in_step`: all items are left to the step.
+    """
 
     name: str
     asks: Sequence[Ask]
@@ -51,6 +54,8 @@ class Case:
     rounds: int = 1
     async_scheduling: bool = False
     long: bool = False
+    needs: str | None = None
+    in_step: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"args": {**ARGS, **self.args}}
@@ -94,6 +99,7 @@ def _vector(ask: Ask) -> Ask:
 
 
 BEGINNING = f"<image>{WORK}<image>"
+VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 CASES = (
     Case(
         "eagle",
@@ -142,6 +148,25 @@ CASES = (
         long=True,
     ),
     Case(
+        "suffix decoding",
+        BASE,
+        args={"speculative_config": {"method": "suffix", "num_speculative_tokens": 4}},
+        long=True,
+        needs="arctic_inference",
+    ),
+    Case(
+        "processor cache in shared memory",
+        BASE,
+        args={
+            "mm_processor_cache_type": "shm",
+            "mm_processor_cache_gb": 0.0625,
+            "mm_shm_cache_max_object_size_mb": 8,
+            "distributed_executor_backend": "mp",
+        },
+        long=True,
+        in_step=True,
+    ),
+    Case(
         "eagle, async scheduling, prefix caching",
         BASE,
         args={
@@ -173,12 +198,24 @@ CASES = (
         "video",
         (
             *TEXT,
-            Ask("one", "<|vision_start|><|video_pad|><|vision_end|> what is it", videos=(1,), at_step=4),
+            Ask("one", f"{VIDEO} what is it", videos=(1,), at_step=4),
             Ask("two", f"<|video_pad|> {WORK}<|video_pad|>", videos=(2, 3), at_step=5),
             Ask("with-image", "<|image_pad|> and <|video_pad|>", (1,), videos=(2,), at_step=9),
         ),
         model="qwen2-vl",
         args={"limit_mm_per_prompt": {"video": 2, "image": 2}},
+        long=True,
+    ),
+    Case(
+        "pruned video",
+        (
+            *TEXT,
+            Ask("one", f"{VIDEO} what is it", videos=(1,), at_step=4),
+            Ask("two", f"{VIDEO} {WORK}{VIDEO}", videos=(2, 3), at_step=5),
+            Ask("with-image", f"<|vision_start|><|image_pad|><|vision_end|> and {VIDEO}", (1,), videos=(2,), at_step=9),
+        ),
+        model="qwen2.5-vl",
+        args={"limit_mm_per_prompt": {"video": 2, "image": 2}, "video_pruning_rate": 0.5},
         long=True,
     ),
 )

@@ -28,6 +28,7 @@ from tests.engine.harness.workload import Heard
 
 HIDDEN = 128  # of the tiny LLaVA's language model
 TOKENS_OF_A_PICTURE = 4
+FRAMES = 4  # of a video
 MAX_STEPS = 3000
 
 
@@ -59,6 +60,8 @@ def run_case(case: dict[str, Any], folder: Path, *, ours: bool) -> dict[str, Any
             async_scheduling_on_cpu() if spec.async_scheduling else nullcontext(),
             closing(InProcessEngine(spec)) as it,
         ):
+            if "video_pruning_rate" in args:
+                prune_on_cpu(it)
             for _ in range(case["rounds"]):
                 it.engine.reset_prefix_cache()
                 it.engine.reset_encoder_cache()
@@ -68,6 +71,12 @@ def run_case(case: dict[str, Any], folder: Path, *, ours: bool) -> dict[str, Any
         result["error"] = traceback.format_exc()
         print(result["error"], flush=True)
     return result
+
+
+def prune_on_cpu(here: InProcessEngine) -> None:
+    """Let the model runner take pruned videos: that of CPUs loads its model without asking whether there may be any."""
+    runner = here.core.model_executor.driver_worker.worker.model_runner
+    runner.is_multimodal_pruning_enabled = True
 
 
 def run_round(here: InProcessEngine, asks: list[Ask]) -> dict[str, Any]:
@@ -149,8 +158,15 @@ def prompt_of(ask: Ask) -> dict[str, Any]:
     if ask.audios:
         data["audio"] = [(as_float(np.concatenate(sound(number, 4))), 16_000) for number in ask.audios]
     if ask.videos:
-        data["video"] = [np.stack([np.asarray(picture(9 * number + i)) for i in range(4)]) for number in ask.videos]
+        data["video"] = [video(number) for number in ask.videos]
     return {"prompt": ask.prompt, "multi_modal_data": data} if data else {"prompt": ask.prompt}
+
+
+def video(number: int) -> tuple[Any, dict[str, Any]]:
+    """Return frames, and what a video loader would say about them, which some models ask for."""
+    frames = np.stack([np.asarray(picture(9 * number + i)) for i in range(FRAMES)])
+    about = {"fps": 2.0, "duration": FRAMES / 2, "total_num_frames": FRAMES, "frames_indices": list(range(FRAMES))}
+    return frames, {**about, "video_backend": "opencv", "do_sample_frames": False}
 
 
 def embeddings(number: int) -> torch.Tensor:

@@ -27,7 +27,7 @@ from tests.engine.harness.spec import EngineSpec
 from tests.support.warm import WarmPopen
 
 MODELS = {"llava": {"image_size": 28}}
-NAMES = ("llava", "eagle", "lora", "qwen2-audio", "qwen2-vl")
+NAMES = ("llava", "eagle", "lora", "qwen2-audio", "qwen2-vl", "qwen2.5-vl")
 
 
 class Side:

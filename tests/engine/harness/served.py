@@ -33,7 +33,7 @@ class ServedEngine:
             **spec.engine_args(),
         )
         self.engine = self._runner.run(_in_loop(lambda: AsyncLLM.from_engine_args(args)))
-        (runner,) = self._ask_workers("classes_of_runner")
+        runner, *_ = self._ask_workers("classes_of_runner")
         self.facts = {"runner": runner}
 
     def run(self, scenario: Scenario) -> dict[str, Any]:
@@ -41,10 +41,10 @@ class ServedEngine:
         heard = self._runner.run(asyncio.wait_for(self._run(scenario), PATIENCE_SECONDS))
         # Workers hear of a finished request with the next step that runs one.
         self._runner.run(self._listen(Ask("last", "x", max_tokens=2), Heard()))
-        (in_worker,) = self._ask_workers("requests_in_runner")
+        in_workers = sorted({id_ for ids in self._ask_workers("requests_in_runner") for id_ in ids})
         still_there = [
             *self.engine.output_processor.request_states,
-            *(id_ for id_ in in_worker if not id_.startswith("last")),
+            *(id_ for id_ in in_workers if not id_.startswith("last")),
         ]
         return {"requests": {id_: vars(answer) for id_, answer in heard.items()}, "still_there": still_there}
 

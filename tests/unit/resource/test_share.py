@@ -14,7 +14,7 @@ def load(itl=0.05, target=0.1):
     return DecodeLoad(target, itl)
 
 
-OPTIONS = ("min_share", "integral", "proportional", "max_alone_seconds")
+OPTIONS = ("min_share", "integral", "proportional", "max_alone_seconds", "max_several_seconds")
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,10 @@ OPTIONS = ("min_share", "integral", "proportional", "max_alone_seconds")
         # rule 1
         (None, 1.0, "in_step no_decode"),
         (None, 1.01, "lane too_long"),
-        # rule 2: 0.05 s are left
+        # rule 3: 0.05 s are left
         (load(), 0.04, "in_step would_not_be_noticed"),
         (load(target=math.inf), 9.0, "in_step would_not_be_noticed"),
-        # rule 3
+        # rule 4
         (load(), 0.06, "lane would_stall_decode"),
         (load(itl=0.2), 0.001, "lane would_stall_decode"),
         (load(itl=None), 0.001, "lane would_stall_decode"),
@@ -34,6 +34,20 @@ OPTIONS = ("min_share", "integral", "proportional", "max_alone_seconds")
 )
 def test_rules(decoding, seconds, expected):
     placed = EncodeShare(max_alone_seconds=1.0).place(decoding, seconds)
+    assert f"{placed.where.value} {placed.reason.value}" == expected
+
+
+@pytest.mark.parametrize(
+    ("decoding", "seconds", "at_a_time", "expected"),
+    [
+        (None, 0.2, 2, "in_step no_decode"),
+        (None, 0.21, 2, "lane too_long"),
+        (None, 0.21, 1, "in_step no_decode"),
+        (load(), 0.04, 2, "in_step would_not_be_noticed"),
+    ],
+)
+def test_several_items_go_to_a_lane_that_encodes_them_at_a_time(decoding, seconds, at_a_time, expected):
+    placed = EncodeShare(max_alone_seconds=1.0, max_several_seconds=0.2).place(decoding, seconds, at_a_time)
     assert f"{placed.where.value} {placed.reason.value}" == expected
 
 
@@ -91,6 +105,7 @@ def test_reasons_of_the_share():
         (lambda: LaneShare(integral=0), "integral"),
         (lambda: LaneShare(proportional=-1), "proportional"),
         (lambda: EncodeShare(max_alone_seconds=-1), "max_alone_seconds"),
+        (lambda: EncodeShare(1.0, max_several_seconds=-1), "max_several_seconds"),
         (lambda: load(itl=math.nan), "itl_seconds"),
         (lambda: load(target=0.0), "itl_target_seconds"),
     ],

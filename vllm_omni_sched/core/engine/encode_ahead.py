@@ -10,6 +10,7 @@ from vllm_omni_sched.core.engine.requests import EngineFacts, EngineView, Prompt
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.step_times import CostModel, StepMeter
 from vllm_omni_sched.resource.engine.lane import (
+    NAP_SECONDS,
     PACE,
     PACE_BESIDE,
     DecodeLoad,
@@ -84,13 +85,15 @@ class EncodeAhead:
         self._costs, self._steps, self._metrics, self._history = costs, steps, metrics, history
         self._target = config.itl_target_ms / 1e3
         self._share_goal = config.share_target_seconds or self._target
-        self.place = EncodeShare(max_alone_seconds=2 * self._target)
+        self.place = EncodeShare(max_alone_seconds=10 * self._target, max_several_seconds=2 * self._target)
         self._lane_share = LaneShare(config.encode_lane_min_share)
         self._paces = {
             own: DecodePace((pace if config.decode_pace is None else config.decode_pace) if facts.paced else 0.0)
             for own, pace in ((False, PACE), (True, PACE_BESIDE))
         }
         self._own_processors = False
+        self._lane_items = 1  # that the lane encodes at a time
+        self._paced = facts.paced
         self.ledger = AheadLedger(facts.encoder_cache_embeds)
         self.share = 1.0
         self.taken_from_lane = 0
@@ -106,6 +109,7 @@ class EncodeAhead:
         """Record how many items the lane encodes at a time, and whether it has processors of its own."""
         self.ledger.max_encoding = items + 1  # so that the next item is there when an encode ends
         self._own_processors = own_processors
+        self._lane_items = items
 
     # -- decisions of a step -------------------------------------------------
 
@@ -154,7 +158,7 @@ class EncodeAhead:
         seconds = seconds or len(missing) * self._target  # nothing was measured: nothing is known to go unnoticed
         # a waiting request is held up, too; so is a session that is between two inputs
         others = self._load(view) or self._anybody if view.num_requests > 1 else None
-        placed = self.place.place(others, seconds)
+        placed = self.place.place(others, seconds, min(self._lane_items, len(missing)))
         self._metrics.placements[placed.reason.value] += 1
         if self._history is not None:
             self._history.add(now, Transition.PLACED, request_id, placed.reason.value)
@@ -221,6 +225,10 @@ class EncodeAhead:
         )
         self._metrics.decode_rest_seconds += seconds
         return seconds
+
+    def nap_seconds(self) -> float:
+        """Return for how long the engine core sleeps while workers wait, in a step without tokens, for an encode."""
+        return NAP_SECONDS if self._paced and self.ledger.num_pending else 0.0
 
     # -- what happened -------------------------------------------------------
 

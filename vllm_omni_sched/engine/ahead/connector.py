@@ -15,7 +15,7 @@ from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport
 from vllm_omni_sched.engine.ahead.planner import AheadPlanner
 from vllm_omni_sched.engine.ahead.rank import RankWorker
 from vllm_omni_sched.engine.ahead.worker import AheadWorker
-from vllm_omni_sched.engine.fitted import engine_options
+from vllm_omni_sched.engine.fitted import ENGINES, engine_options
 
 
 class EncodeAheadConnector(ECConnectorBase):
@@ -28,11 +28,13 @@ class EncodeAheadConnector(ECConnectorBase):
         super().__init__(vllm_config, role)
         config, parallel = engine_options(vllm_config), vllm_config.parallel_config
         workers = parallel.tensor_parallel_size
+        extra = vllm_config.ec_transfer_config.ec_connector_extra_config
+        alone = extra.get(ENGINES, parallel.data_parallel_size) == 1
         self.planner: Any = AheadPlanner(config, workers) if role is ECConnectorRole.SCHEDULER else None
         self.worker: Any = None
         if role is ECConnectorRole.WORKER:
             kind = AheadWorker if workers == 1 else RankWorker
-            self.worker = kind(config, alone=parallel.data_parallel_size == 1)
+            self.worker = kind(config, alone=alone)
 
     # -- the scheduler's half ----------------------------------------------
 

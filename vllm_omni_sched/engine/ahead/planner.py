@@ -45,6 +45,8 @@ class AheadPlanner:
         self._counts_news = compat.ec_connectors_have_stats()
         self._news: tuple[list[float], int] = ([], 0)
         self.rest_seconds = 0.0  # of the last step
+        self.nap_seconds = 0.0  # of the step that workers run now
+        self.polls = False  # whether the engine core polls for the end of a step
         self.host = HostPlanner(config.encoder_cache_host_bytes)
         self.encoded_in_step = 0
         self._decisions: EncodeAhead | None = None
@@ -52,6 +54,7 @@ class AheadPlanner:
     def bind(self, scheduler: Any, core: EngineCore, view: SchedulerView) -> None:
         """Give this planner access to the scheduler and to the core that decides for it."""
         self._scheduler, self._view = scheduler, view
+        self.polls = scheduler.vllm_config.parallel_config.distributed_executor_backend == "mp"
         self._decisions, self._metrics = core.ahead, core.metrics
         self.host.bind(scheduler.encoder_cache_manager)
 
@@ -107,6 +110,7 @@ class AheadPlanner:
             self.rest_seconds = decisions.rest_seconds(self._view, prompt_tokens_of(output))
         pending = ledger.num_pending > 0
         idle = not output.total_num_scheduled_tokens
+        self.nap_seconds = decisions.nap_seconds() if idle and self.polls else 0.0
         return AheadOrders(forget, load, submit, decisions.share, pending, self.rest_seconds, host, ranks, idle)
 
     def _rank_orders(self) -> RankOrders | None:

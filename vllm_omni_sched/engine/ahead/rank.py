@@ -44,7 +44,7 @@ class RankWorker(AheadWorker):
             LaneError: the operating system does not support such a lane.
         """
         ranks = ranks_here()
-        processors = processors_here(self._config, device, alone=self._alone, ranks=ranks)
+        processors = processors_here(self._config, device, alone=self.alone, ranks=ranks)
         self._encode = Encode(model, device, dummies, ranks=ranks)
         self._lane = build_member_lane(self._encode, model, self._config, LANE_JOBS, processors[0])
         self._lane_started(processors)

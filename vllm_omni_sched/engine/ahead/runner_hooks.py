@@ -7,8 +7,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_omni_sched.engine.ahead.halves import worker_half
 from vllm_omni_sched.engine.ahead.warm_up import dummy_batches
-
-_IDLE_WAIT_SECONDS = 0.01  # new requests wait behind such a step
+from vllm_omni_sched.resource.engine.lane import IDLE_STEP_SECONDS
 
 
 def start_lane(runner: Any) -> Any:
@@ -23,7 +22,7 @@ def wait_when_idle(ahead: Any, scheduler_output: SchedulerOutput) -> None:
     """Wait briefly for an encode in a step without tokens: otherwise the next empty step would follow at once."""
     orders = scheduler_output.ec_connector_metadata  # None in the steps of a warm-up
     if orders is not None and orders.pending and not scheduler_output.total_num_scheduled_tokens:
-        ahead.wait(_IDLE_WAIT_SECONDS)
+        ahead.wait(IDLE_STEP_SECONDS)
 
 
 def keep_what_is_freed(ahead: Any, scheduler_output: SchedulerOutput, encoder_cache: Any) -> None:

@@ -41,11 +41,13 @@ class AheadWorker:
     """Encodes items in a lane, keeps the results until they are loaded, and reports to the scheduler.
 
     The lane is built by `start`, once the model is loaded.
+
+    ``alone``: whether no other engine uses CPUs of this machine, as far as vLLM and `attach_encode_ahead` know.
     """
 
     def __init__(self, config: OmniSchedConfig, *, alone: bool = True) -> None:
         self._config = config
-        self._alone = alone
+        self.alone = alone
         self._facts = LaneFacts()
         self._told: LaneFacts | None = None
         self._lane: Lane | None = None
@@ -63,7 +65,7 @@ class AheadWorker:
     def start(self, model: Any, device: torch.device, dummies: Callable[[], Iterable[Any]] = tuple) -> None:
         """Build the lane around this model's encoders and warm it up; raises the errors of `build_lane`."""
         refuse_lora_layers(model)
-        processors = processors_here(self._config, device, alone=self._alone)
+        processors = processors_here(self._config, device, alone=self.alone)
         self._encode = Encode(model, device, dummies)
         self._lane = build_lane(self._encode, model, device, self._config, LANE_JOBS, processors)
         self._lane_started(processors)

@@ -153,6 +153,12 @@ def lanes_to_widen(jobs: Sequence[int], *, llm_idle: bool) -> list[bool]:
 PACE, PACE_BESIDE = 0.8, 0.3
 """Fractions of the ITL target: where the encoder shares the LLM's processors, and where it has others, too."""
 
+IDLE_STEP_SECONDS = 0.01
+"""A step without tokens lasts until an encode has ended, but no longer: new requests wait behind it."""
+
+NAP_SECONDS = 0.9 * IDLE_STEP_SECONDS
+"""The engine core sleeps so long of such a step, where the lane needs processors: vLLM lets it poll for the result."""
+
 
 class PaceReason(str, Enum):
     """Reason for the length of the pause before a step."""
@@ -316,7 +322,7 @@ class WhereReason(str, Enum):
     """Reason for the place; each is a label of ``encode_placements_total``."""
 
     NO_DECODE = "no_decode"  # in the step: no other request is held up
-    TOO_LONG = "too_long"  # in the lane: no request is held up now, but one could arrive
+    TOO_LONG = "too_long"  # in the lane: no request is held up now, but one could arrive, or the lane is quicker
     WOULD_NOT_BE_NOTICED = "would_not_be_noticed"  # in the step: ends within the ITL target
     WOULD_STALL_DECODE = "would_stall_decode"  # in the lane
 
@@ -338,28 +344,36 @@ class Placement:
 class EncodeShare:
     """Decides which items are encoded where. The first rule that fits decides:
 
-    1. No request decodes: in the step, at full width, what ends within ``max_alone_seconds``. What takes longer goes to
-       the lane, which is as quick while no request decodes: one that arrives in the middle of a step waits for its end.
-    2. Their time fits into what the ITL target leaves of this step, which is nothing before an ITL was measured: in
+    1. No request decodes: in the step, at full width, what ends within ``max_alone_seconds``. In the lane it would end
+       later by its way there and back, and nobody would gain. What takes longer goes to the lane: a request that
+       arrives in the middle of a step waits for its end.
+    2. But several items that the lane encodes at a time end earlier there: in the step only what ends within
+       ``max_several_seconds``.
+    3. Their time fits into what the ITL target leaves of this step, which is nothing before an ITL was measured: in
        the step.
-    3. Otherwise: in the lane.
+    4. Otherwise: in the lane.
 
     Raises:
-        ConfigError: ``max_alone_seconds`` is negative or NaN.
+        ConfigError: a limit is negative or NaN.
     """
 
-    def __init__(self, max_alone_seconds: float) -> None:
+    def __init__(self, max_alone_seconds: float, max_several_seconds: float = 0.0) -> None:
         if not max_alone_seconds >= 0:
             raise ConfigError(f"max_alone_seconds must be 0 or more, got {max_alone_seconds}")
+        if not max_several_seconds >= 0:
+            raise ConfigError(f"max_several_seconds must be 0 or more, got {max_several_seconds}")
         self.max_alone_seconds = max_alone_seconds
+        self.max_several_seconds = max_several_seconds
 
-    def place(self, decoding: DecodeLoad | None, seconds: float) -> Placement:
+    def place(self, decoding: DecodeLoad | None, seconds: float, at_a_time: int = 1) -> Placement:
         """Place items that together take so many seconds at full width.
 
-        ``decoding``: None if no other request could be held up.
+        ``decoding``: None if no other request could be held up. ``at_a_time``: how many of the items the lane would
+        encode at the same time.
         """
         if decoding is None:
-            reason = WhereReason.NO_DECODE if seconds <= self.max_alone_seconds else WhereReason.TOO_LONG
+            limit = self.max_alone_seconds if at_a_time <= 1 else self.max_several_seconds
+            reason = WhereReason.NO_DECODE if seconds <= limit else WhereReason.TOO_LONG
         elif decoding.itl_seconds is not None and seconds <= decoding.itl_target_seconds - decoding.itl_seconds:
             reason = WhereReason.WOULD_NOT_BE_NOTICED
         else:

@@ -230,7 +230,7 @@ def test_an_item_that_is_encoded_costs_nothing_more(encoded: bool) -> None:
 
 def test_encodes_of_a_request_that_misses_its_target_anyway_go_behind_those_of_others() -> None:
     made = core(encode_ahead=True, waiting_order="sla")
-    ahead, order, view = made.ahead, made.order, View(num_decodes=1)
+    ahead, order, view = made.ahead, made.order, View(num_decodes=3)
     assert ahead is not None
     assert order is not None
     made.costs.encoded("image", 8, 0.5)
