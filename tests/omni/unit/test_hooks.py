@@ -23,6 +23,7 @@ from vllm_omni_sched import __version__
 from vllm_omni_sched.config.errors import ConfigError, MissingSymbolError
 from vllm_omni_sched.config.stage_yaml import VARIABLE
 from vllm_omni_sched.logs import LOGGER
+from vllm_omni_sched.omni.stages.branches.orchestrator import BranchingOrchestrator
 from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
 from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
 from vllm_omni_sched.omni.stages.pool import ScheduledPool
@@ -118,6 +119,14 @@ def test_every_method_that_vllm_omni_has_too_is_guarded(ours: type, theirs: type
     assert both
     assert set(overrides.overridden_methods(ours)) - {"__init__"} == both
     overrides.check_overrides(ours)
+
+
+def test_every_method_of_vllm_omni_is_guarded_that_branches_need() -> None:
+    ours = {name for name in vars(BranchingOrchestrator) if callable(getattr(Orchestrator, name, None))}
+    assert {*overrides.overridden_methods(BranchingOrchestrator), *BranchingOrchestrator.REPLACES} >= ours - {
+        *vars(object)
+    }
+    overrides.check_overrides(BranchingOrchestrator)
 
 
 def test_a_method_that_vllm_omni_has_no_more_is_told(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

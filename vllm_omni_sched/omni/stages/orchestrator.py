@@ -133,7 +133,8 @@ class ScheduledOrchestrator(Orchestrator):
                         "sending request %s to stage %d failed; the request fails", receiver, pool.stage_id
                     )
                     failed = SimpleNamespace(request_id=receiver)
-                    await self._fail_in_stage(pool.stage_id, failed, repr(unknown))
+                    if not await self.goes_on_without(pool.stage_id, receiver, repr(unknown)):
+                        await super()._handle_stage_error(pool.stage_id, failed, error=repr(unknown))
 
     async def _handle_abort(self, msg: Any) -> None:
         await super()._handle_abort(msg)
@@ -216,11 +217,13 @@ class ScheduledOrchestrator(Orchestrator):
         receivers = queue.receivers(output.request_id)
         queue.finished(output.request_id, succeeded=False)
         for receiver in receivers:
-            await self._fail_in_stage(stage_id, renamed(output, receiver), error)
+            why = error if error is not None else str(getattr(output, "error", None) or "the stage failed")
+            if not await self.goes_on_without(stage_id, receiver, why):
+                await super()._handle_stage_error(stage_id, renamed(output, receiver), error=error)
 
-    async def _fail_in_stage(self, stage_id: int, output: Any, error: str | None) -> None:
-        """Fail the request of an output."""
-        await super()._handle_stage_error(stage_id, output, error=error)
+    async def goes_on_without(self, stage_id: int, request_id: str, why: str) -> bool:
+        """Let a request go on for outputs that do not need a stage which has failed for it; return whether it does."""
+        return False  # on a line, all outputs that are still to come need it
 
     async def _cleanup_request_ids(
         self, request_ids: list[str], *, abort: bool = False, release_owners: bool = False

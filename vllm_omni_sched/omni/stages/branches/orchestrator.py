@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm_omni.engine.messages import OutputMessage
 from vllm_omni.engine.orchestrator import _build_terminal_empty_output
@@ -28,6 +28,9 @@ class BranchingOrchestrator(ScheduledOrchestrator):
     vLLM-Omni passes each output on to the stage with the next id; here the core says to which stages a request goes on
     when one has ended (`Proceeds`), and vLLM-Omni's method is called for each of these as if it were the next.
     """
+
+    REPLACES: ClassVar = ("_forward_to_next_stage", "_next_stage_already_submitted", "_build_payload_sender_info")
+    """Methods of vLLM-Omni that are not called here; without them, the ones here would never be called."""
 
     payloads: EdgePayloads
     sharing: UnreadPayloads
@@ -142,17 +145,11 @@ class BranchingOrchestrator(ScheduledOrchestrator):
 
     # ---- errors of one branch
 
-    async def _fail_in_stage(self, stage_id: int, output: Any, error: str | None) -> None:
-        why = error if error is not None else str(getattr(output, "error", None) or "the stage failed")
-        if not await self.goes_on_without(stage_id, output.request_id, why):
-            await super()._fail_in_stage(stage_id, output, error)
-
     async def _fail_request_dead_stage(self, req_id: str, stage_id: int) -> None:
         if not await self.goes_on_without(stage_id, req_id, f"Stage-{stage_id} has no live replica"):
             await super()._fail_request_dead_stage(req_id, stage_id)
 
     async def goes_on_without(self, stage_id: int, request_id: str, why: str) -> bool:
-        """Drop the outputs of a request that need a stage which has failed for it; return False if all of it fails."""
         now = self.clock()
         for action in self.driver.handle(e.StageFailed(stage_id, request_id), now):
             if isinstance(action, e.Fails) and not action.whole and request_id in self.request_states:

@@ -27,7 +27,8 @@ def check_overrides(ours: type) -> None:
         MissingSymbolError: a method is missing; the message names it, and the version of vLLM-Omni.
     """
     base = ours.__mro__[1]
-    lost = [name for name in overridden_methods(ours) if not callable(getattr(base, name, None))]
+    extended = [*overridden_methods(ours), *getattr(ours, "REPLACES", ())]
+    lost = [name for name in extended if not callable(getattr(base, name, None))]
     if lost:
         found = version_of("vllm-omni") or "of unknown version"
         listed = ", ".join(f"{base.__name__}.{name}" for name in lost)
