@@ -234,6 +234,7 @@ async def test_an_input_of_a_join_that_still_lies_is_used_when_another_is_made_a
         assert [list(rig.at(stage)) for stage in range(4)] == [[], [], ["a"], []]
         await rig.finish_all()
         assert outputs(rig, "a") == {3: joined()}
+        assert rig.replica(3).took == ["a", "a~1"]  # the withdrawn run cannot take the input of the next one
         assert (rig.left_over(), rig.edges.lying) == ({}, {})
 
 
