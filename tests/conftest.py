@@ -14,6 +14,8 @@ from vllm_omni_sched.logs import LOGGER
 
 LONG = "long"
 """Marks the tests that `make test-long` alone runs, and names its profile of Hypothesis."""
+USUAL = "usual"
+"""Names the profile of Hypothesis in other suites."""
 TIMES_AS_MANY_EXAMPLES = 20
 ONCE, NEWEST = "once", "newest"
 """Marks of tests that `make test` runs in one environment alone, and `make test-long` in the other."""
@@ -21,10 +23,12 @@ ONCE, NEWEST = "once", "newest"
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis looks for the profile
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--hypothesis-profile", None) == LONG:
-        from hypothesis import settings
+    from hypothesis import settings
 
-        settings.register_profile(LONG, deadline=None)
+    settings.register_profile(LONG, deadline=None)
+    settings.register_profile(USUAL, deadline=None)  # other processes may take the machine's time
+    if config.getoption("--hypothesis-profile", None) is None:
+        settings.load_profile(USUAL)
 
 
 def pytest_collection_finish() -> None:

@@ -33,14 +33,16 @@ APART = '[[stages]]\nname = "eyes"\nkind = "encoder"\nmodel = "qwen2.5-vl-7b"\n'
 
 def workers(number: int) -> SimpleNamespace:
     """The parallelism of an engine whose workers split every layer between them."""
-    return SimpleNamespace(world_size=number, tensor_parallel_size=number, distributed_executor_backend="mp")
+    return SimpleNamespace(
+        world_size=number, tensor_parallel_size=number, data_parallel_size=1, distributed_executor_backend="mp"
+    )
 
 
 def engine(**sections: Any) -> SimpleNamespace:
     """What `attach_encode_ahead` looks at, of an engine on CUDA that has nothing against it."""
     return SimpleNamespace(
         **{
-            "model_config": SimpleNamespace(is_multimodal_model=True, is_encoder_decoder=False),
+            "model_config": SimpleNamespace(is_multimodal_model=True, is_encoder_decoder=False, multimodal_config=None),
             "parallel_config": workers(1),
             "device_config": SimpleNamespace(device_type="cuda"),
             "compilation_config": SimpleNamespace(compile_mm_encoder=False),
