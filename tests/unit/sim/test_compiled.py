@@ -127,13 +127,14 @@ from pathlib import Path
 from vllm_omni_sched.sim import compiled
 is_compiled = compiled.use(os.environ.get(compiled.VARIABLE), Path(sys.argv[1]))
 from benchmarks.sim_scale.cases import _OPTIONS, _SCENARIO, _STAGE
-from vllm_omni_sched.sim import kernel, run, scenario
+from vllm_omni_sched.sim import kernel, run
+from vllm_omni_sched.sim.scenario.loader import load
 assert kernel.__file__.endswith(".py") != is_compiled
 for variant in ("stock", "ours", "gated"):
     sizes = dict(seed=1, seconds=4.0, rate=24.0, nodes=1, gpus=4, options=_OPTIONS[variant])
     text = _SCENARIO.format(**sizes).replace("drain_seconds = 0.0", "") + _STAGE[variant]
     Path("scenario.toml").write_text(text)
-    result = run.simulate(scenario.load(Path("scenario.toml")))
+    result = run.simulate(load(Path("scenario.toml")))
     print(result.summary(), result.timeline, result.records)
 print(compiled.reason, file=sys.stderr)
 """
