@@ -40,6 +40,7 @@ def main(plan_file: str, result_file: str) -> None:
             meet(Path(plan["meet"]), f"{case['name']}-begin", plan["engines"])
             first = run_round(here, asks)
             counts = counts_of(here)
+            wait_until_written(here, len({number for ask in asks for number in ask.images}))
             here.engine.reset_encoder_cache()
             second = run_round(here, asks)
             assert second["answers"] == first["answers"]
@@ -53,6 +54,16 @@ def main(plan_file: str, result_file: str) -> None:
 def counts_of(here: InProcessEngine) -> dict[str, int]:
     planner = shared_planner(here.core.scheduler)
     return {} if planner is None else dict(vars(planner.counts))
+
+
+def wait_until_written(here: InProcessEngine, encodings: int) -> None:
+    """Wait until the store has so many encodings: a thread writes them."""
+    planner = shared_planner(here.core.scheduler)
+    end = time.monotonic() + AT_MOST_SECONDS
+    while planner is not None and planner._store.use().encodings < encodings:
+        if time.monotonic() > end:
+            raise TimeoutError(f"{planner._store.use()} in the store, {encodings} encodings expected")
+        time.sleep(0.001)
 
 
 def meet(folder: Path, name: str, processes: int) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.graphs import Branching, random_sources
@@ -73,6 +73,9 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
+FEW_MOVES = {"runtime": {"branch_errors": "output", "credits": {"capacity": 2}, "recovery": {"max_redispatches": 0}}}
+
+
 def undisturbed(one):
     assert one.ended.keys() == one.outputs.keys()
     stages = one.core.stages.values()
@@ -89,6 +92,12 @@ def undisturbed(one):
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), OPTIONS, st.booleans())
+# a stage that was to run again for one successor runs for another one first
+@example(
+    5866, {"runtime": {"branch_errors": "request", "credits": {}, "recovery": {}}, "graph": {}, "balancing": {}}, False
+)
+# a stage whose work could not be moved again is lost for a second successor, too
+@example(780, {**FEW_MOVES, "graph": {}, "balancing": {"policy": "round-robin"}}, False)
 def test_each_request_leaves_once(seed, options, shares):
     """Requests that share work keep their inputs, as in the simulator; others lose some, as with connectors."""
     rng = Random(seed)

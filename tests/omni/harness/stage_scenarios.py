@@ -106,7 +106,14 @@ async def told(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     await until(lambda: not any(held(pool) for pool in pools))
     # the page is written once a second
     await until(lambda: not any(value for name, _, value in samples() if name in ("waiting", "running")))
+    # the memory of replicas that have just moved is measured once a second, too
+    await until(lambda: len(_measured()) == len(pools))
     return {"answers": answers, "metrics": [[name, labels, value] for name, labels, value in samples()]}
+
+
+def _measured() -> set[str]:
+    """Return the stages whose memory is known."""
+    return {labels["stage"] for name, labels, value in samples() if name == "host_memory_bytes" and value > 0}
 
 
 async def connected(omni: Any, spec: PipelineSpec, prefix: str) -> Result:

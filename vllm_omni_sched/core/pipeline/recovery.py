@@ -281,7 +281,8 @@ class PipelineRecovery:
         known[entry] = self.works[name][sender.stage]
         if not self.policy.attempt(entry):
             self._dispatched(known[entry], sender.index, now)
-        self._tell(r.Recalled(entry), now)
+        if entry in known:  # else the policy knew that the sender is dead, and has moved the work already
+            self._tell(r.Recalled(entry), now)
 
     def run_once_more(self, request_id: str, stage_id: int, now: float) -> list[e.Action]:
         """Run a stage once more for successors that lost its output after it had been sent for others."""
@@ -333,10 +334,13 @@ class PipelineRecovery:
         leader, flow = known.request_id, known.flow
         assert flow is not None
         stages, starts = flow.again(stage_id, lost)
+        if not stages:  # nobody needs the stage any more
+            return
         runs = tuple(works[one] for one in starts)
         receivers = self._stages[work.stage_id].receivers(leader)
         self._found.append(e.RunsAgain(work, leader, receivers, stages, runs))
         for one in runs:
+            self._runs_anyway(self.entry(one.stage_id, one.request_id), now)
             one.reset()
             stage = self._stages[one.stage_id]
             if place is not None and place.stage == one.stage_id:
@@ -348,6 +352,12 @@ class PipelineRecovery:
             for action in actions:
                 if isinstance(action, e.Start):
                     self._dispatched_now(action.work, now)
+
+    def _runs_anyway(self, entry: str, now: float) -> None:
+        """Forget that a stage was to run again for one successor: another one makes it run now, for both."""
+        if self.lost.pop(entry, None) is not None:
+            self._lacking.pop(entry, None)
+            self._tell(r.Aborted(entry), now)
 
     def _dispatched_now(self, work: StageWork, now: float) -> None:
         """Report a start to the policy, unless the policy itself has placed the work there."""
