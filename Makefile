@@ -18,10 +18,10 @@ venv: ## Build .venv: vLLM and vLLM-Omni for CPUs, from the lock
 serve: venv ## Serve a tiny multimodal model with our scheduler (PORT=8000, ONESHOT=1 to stop by itself)
 	@$(RUN) -m dev.serve
 
-check: venv ## Check style and types, and run the tests that start no engine, in .venv (4 minutes)
+check: venv ## Check style and types, and run the tests that start no engine, in .venv (3 minutes)
 	@$(RUN) -m dev.test check
 
-test: ## Run the tests on the vLLM of .venv and on that of .venv-latest (PYTEST="-k name" to choose; about 20 minutes)
+test: ## Run the tests on the vLLM of .venv and on that of .venv-latest (PYTEST="-k name" to choose; about 16 minutes)
 	@$(PYTHON) dev/bootstrap.py
 	@$(RUN) -m dev.test test
 
