@@ -220,16 +220,19 @@ def _become(
     """Run groups of tests until none is left, in a process that was just forked, and end the process."""
     code = 1
     try:
-        signal.signal(signal.SIGINT, _interrupt_once)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)  # its fixtures end as well when its parent is killed
-        _leave_parent(session.config, folder)
-        session.config.pluginmanager.register(_Reporter(session.config, told))
-        _run_groups(session, groups, queue)
-        code = 0
-    except KeyboardInterrupt:
+        try:
+            signal.signal(signal.SIGINT, _interrupt_once)
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)  # it ends when its parent is killed
+            _leave_parent(session.config, folder)
+            session.config.pluginmanager.register(_Reporter(session.config, told))
+            _run_groups(session, groups, queue)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # fixtures of the session end undisturbed
+            code = 0
+        except KeyboardInterrupt:
+            code = INTERRUPTED
         session._setupstate.teardown_exact(None)
-        code = INTERRUPTED
     except BaseException:  # noqa: BLE001 - told on stderr and by the exit code
+        code = 1
         traceback.print_exc()
         sys.stderr.flush()
     finally:
@@ -270,4 +273,3 @@ def _run_groups(session: pytest.Session, groups: Sequence[Sequence[pytest.Item]]
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.shouldfail or session.shouldstop:
                 return
-    session._setupstate.teardown_exact(None)
