@@ -1,4 +1,4 @@
-"""What the GPU benchmarks share: the check that there is a GPU, and results that say which."""
+"""Helpers of the GPU benchmarks: check that there is a GPU, and write results that name it."""
 
 from __future__ import annotations
 

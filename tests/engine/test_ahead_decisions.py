@@ -32,7 +32,7 @@ def test_beside_somebody_who_decodes_it_goes_to_the_lane_and_decoding_goes_on():
 
 
 def test_the_engine_core_sleeps_in_a_step_without_tokens_that_waits_for_an_encode(monkeypatch: pytest.MonkeyPatch):
-    """Where it would poll for the end of the step, and take a processor from the encode."""
+    """Sleep where vLLM would poll for the end of the step, and take a processor from the encode."""
     naps: list[float] = []
     monkeypatch.setattr("vllm_omni_sched.engine.steered.sleep_seconds", naps.append)
 

@@ -22,7 +22,7 @@ AUTO = next(connector for connector in CONNECTORS if connector.name == "OmniAuto
 
 
 def alone(ran: Ran) -> dict[str, Any]:
-    """What vLLM-Omni alone answers on the line thinker → talker → vocoder."""
+    """Return what vLLM-Omni alone answers on the line thinker → talker → vocoder."""
     found: dict[str, Any] = ran(TEXT_TO_SOUND, "full_payload", REFERENCE, scenarios=("many",)).results["scenarios"]
     answers: dict[str, Any] = found["many"]["answers"]
     return answers

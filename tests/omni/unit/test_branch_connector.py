@@ -25,12 +25,12 @@ def connectors(*stages: int) -> tuple[Edges, list[OmniBranchConnector]]:
 
 
 def put(connector: OmniBranchConnector, stage: int, name: str, payload: Any) -> tuple[bool, int, Any]:
-    """As the worker of a stage sends."""
+    """Send as the worker of a stage does."""
     return connector.put(str(stage), str(stage + 1), f"{name}_{stage}_0", payload)
 
 
 def get(connector: OmniBranchConnector, stage: int, name: str) -> Any:
-    """As the worker of a stage receives."""
+    """Receive as the worker of a stage does."""
     found = connector.get(str(stage - 1), str(stage), f"{name}_{stage - 1}_0")
     return None if found is None else found[0]
 

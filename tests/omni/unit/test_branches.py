@@ -38,7 +38,7 @@ def diamond(replicas: int = 1, edge: bool = True) -> list[StageSpec]:
 
 
 def made(*path: int) -> list[int]:
-    """What a path of stages makes of the prompt."""
+    """Return what a path of stages makes of the prompt."""
     found = list(PROMPT)
     for stage_id in path:
         found = engine_output(stage_id, found)
@@ -59,7 +59,7 @@ def outputs(rig: Rig, name: str) -> dict[int, list[int]]:
 
 
 def ended(rig: Rig, name: str) -> dict[int, int]:
-    """How often each stage said that it was done with a request."""
+    """Return how often each stage said that it was done with a request."""
     found: dict[int, int] = {}
     for one in rig.told(name):
         if isinstance(one, OutputMessage) and one.engine_outputs.finished:

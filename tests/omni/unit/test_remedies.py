@@ -31,7 +31,7 @@ def acting(*act_on: str, journal: Path | None = None, **recovery: Any) -> dict[s
 
 
 async def leaks(rig: MovingRig, replica: Replica) -> None:
-    """What `StageMonitor` does when it finds a leak."""
+    """Do what `StageMonitor` does when it finds a leak."""
     name = f"stage{replica.stage} replica {replica.index}"
     rig.driver._found(replica.stage, replica, Anomaly(AnomalyKind.MEMORY_LEAK, name, rig.now, {}), rig.now)
     await rig.settle()
