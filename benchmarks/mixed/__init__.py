@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 OURS: dict[str, Any] = {"profile": "chat"}
 
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "stock": None,
+    "stock on all cores": None,
     "ours": OURS,
     "exact": {},
     "realtime": {"profile": "realtime"},
@@ -33,3 +35,14 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     "pieces": {**OURS, "pieces": True},
 }
 """Our options of each variant; None is stock vLLM without the plugin."""
+
+
+def environment_of(variant: str, cpus: Sequence[int]) -> dict[str, str]:
+    """Return the environment of a variant's engine, on a machine with these processors.
+
+    vLLM leaves one core to its scheduler and front end, unless its threads are bound by hand.
+    """
+    found = {"VLLM_PLUGINS": ""} if VARIANTS[variant] is None else {}
+    if variant == "stock on all cores":
+        found["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cpus))
+    return found

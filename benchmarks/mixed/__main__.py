@@ -15,7 +15,7 @@ from benchmarks.harness.arguments import at_least_one, some_of
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
-from benchmarks.mixed import VARIANTS
+from benchmarks.mixed import VARIANTS, environment_of
 from benchmarks.mixed.plot import draw
 from benchmarks.mixed.report import Answers, record, table
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     words,
                     python=options.python,
                     environment={"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
-                    | ({"VLLM_PLUGINS": ""} if variant == "stock" else {})
+                    | environment_of(variant, sorted(os.sched_getaffinity(0)))
                     | _ranks(options.tensor_parallel),
                 )
             )

@@ -1,10 +1,12 @@
-"""The worker half of encode-ahead and the lane's real process: what becomes of items when the process dies."""
+"""The worker half of encode-ahead and its real lane: what becomes of items when the process dies, and the CPUs used."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +15,10 @@ import torch
 from tests.support.descriptors import nothing_left_open
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead import worker as ahead_worker
+from vllm_omni_sched.engine.ahead.full_width import in_each_thread
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport
 from vllm_omni_sched.engine.ahead.worker import AheadWorker
+from vllm_omni_sched.engine.runners.v1 import RunnerV1Mixin
 from vllm_omni_sched.lanes import InlineLane
 from vllm_omni_sched.lanes.processors import Processors
 from vllm_omni_sched.testing import make_data
@@ -123,3 +127,59 @@ def test_an_item_that_is_alone_is_encoded_on_all_processors_while_the_llm_comput
             found.append(cache[f"item-{ticket}"].flatten().tolist())
         worker.close()
     assert found == [[2, llm, free], [1, free], [2, llm, free]]
+
+
+class StockRunner:
+    """Stands for vLLM's runner, whose encode tells the number of threads and the processors of all of them."""
+
+    def _execute_mm_encoder(self) -> tuple[int, list[int]]:
+        number, cpus = torch.get_num_threads(), set()
+
+        def note(_: Any) -> None:
+            cpus.update(os.sched_getaffinity(0))
+
+        in_each_thread(note, number)
+        return number, sorted(cpus)
+
+
+class Runner(RunnerV1Mixin, StockRunner):  # type: ignore[misc]
+    def __init__(self, ahead: AheadWorker) -> None:
+        self.omni = SimpleNamespace(ahead=ahead)  # type: ignore[assignment]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_an_encode_in_the_step_borrows_the_processors_of_an_idle_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, free = sorted(os.sched_getaffinity(0))[:2]
+    lanes = Processors(frozenset({free}), 1, own=True), Processors(frozenset({llm}), 1, own=False)
+    monkeypatch.setattr(ahead_worker, "processors_here", lambda *_, **__: lanes)
+    with on_one_processor(llm), nothing_left_open():
+        worker = AheadWorker(OmniSchedConfig(encode_ahead=True))
+        worker.start(Placed(), torch.device("cpu"))
+        runner = Runner(worker)
+        alone = runner._execute_mm_encoder()
+        worker.carry_out(AheadOrders(submit=[("item", 1, "image", make_data(1, num_values=3), 3)]), {})
+        beside = runner._execute_mm_encoder()
+        while not (worker.report() or AheadReport()).ready:
+            worker.wait(20.0)
+        again = runner._execute_mm_encoder()
+        worker.close()
+        assert torch.get_num_threads() == 1
+    assert (alone, beside, again) == ((2, [llm, free]), (1, [llm]), (2, [llm, free]))
+
+
+def test_without_a_lane_of_its_own_an_encode_in_the_step_is_as_vllm_makes_it(worker: AheadWorker) -> None:
+    before = torch.get_num_threads()
+    assert Runner(worker)._execute_mm_encoder()[0] == before
+
+
+@contextmanager
+def on_one_processor(cpu: int) -> Iterator[None]:
+    """Run this thread, and torch's operations, on one processor, as vLLM binds a worker."""
+    cpus, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    os.sched_setaffinity(0, {cpu})
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        os.sched_setaffinity(0, cpus)

@@ -12,6 +12,7 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.lanes.processors import (
     Part,
     Processors,
+    beside_the_llm,
     bound_here,
     choose,
     choose_part,
@@ -69,6 +70,19 @@ def test_rules(option, allowed, bound, siblings, expected):
 )
 def test_the_processors_of_several_lanes_together(lanes, expected):
     assert together(lanes) == expected
+
+
+@pytest.mark.parametrize(
+    ("lanes", "expected"),
+    [
+        ((), []),
+        ((own(1),), []),  # listed for the lane by the operator
+        ((shared(0, 1, threads=2),), []),
+        ((own(5, 4), shared(0, 1, threads=2)), [4, 5]),
+    ],
+)
+def test_the_processors_that_an_encode_in_the_step_may_use_beside_those_of_the_llm(lanes, expected):
+    assert beside_the_llm(lanes) == expected
 
 
 def test_a_processor_that_is_not_allowed_is_named():

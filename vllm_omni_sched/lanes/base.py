@@ -139,6 +139,10 @@ def checked_share(share: float) -> float:
     return share
 
 
+def no_pause() -> None:
+    """Return at once: work that runs where its owner waits for it yields to nobody."""
+
+
 def never_idle() -> float:
     """Return the idle seconds of work that waits for nobody: 0."""
     return 0.0

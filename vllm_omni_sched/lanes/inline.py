@@ -2,7 +2,7 @@
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import LaneClosedError, LaneWorkError
-from vllm_omni_sched.lanes.base import CLOSED, Done, Job, Lane, Work, checked_share, held_twice
+from vllm_omni_sched.lanes.base import CLOSED, Done, Job, Lane, Work, checked_share, held_twice, no_pause
 
 
 class InlineLane(Lane):
@@ -27,7 +27,7 @@ class InlineLane(Lane):
         started = monotonic_seconds()
         result, error = None, None
         try:
-            result = self._work(job.payload, _no_pause)
+            result = self._work(job.payload, no_pause)
         except Exception as problem:  # noqa: BLE001 - any error is reported as the job's
             error = LaneWorkError(f"{type(problem).__name__}: {problem}")
         self._ended.append(Done(job.key, result, error, monotonic_seconds() - started))
@@ -53,7 +53,3 @@ class InlineLane(Lane):
 
     def close(self, timeout: float = 5.0) -> None:
         self._closed = True
-
-
-def _no_pause() -> None:
-    pass

@@ -80,6 +80,17 @@ def together(lanes: Sequence[Processors]) -> Processors | None:
     return Processors(cpus, len(cpus), own=False)
 
 
+def beside_the_llm(lanes: Sequence[Processors]) -> list[int]:
+    """Return the processors that an encode in the step may use beside the LLM's own: those of lanes of their own.
+
+    1. Only where another lane shares the LLM's processors, as `choose` gives them: what an operator has listed for the
+       lane stays the lane's.
+    """
+    if all(one.own for one in lanes):
+        return []
+    return sorted(cpu for one in lanes if one.own for cpu in one.cpus)
+
+
 @dataclass(frozen=True)
 class Part:
     """One of several ranks whose lanes share the processors of a machine.

@@ -1,6 +1,7 @@
 """Worker half of encode-ahead: runs the lane and keeps its results."""
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -9,10 +10,12 @@ from vllm.logger import init_logger
 from vllm_omni_sched.config.errors import LaneDiedError, LaneError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead.encode import Encode, build_lane, processors_here, refuse_lora_layers
+from vllm_omni_sched.engine.ahead.full_width import FullWidth
 from vllm_omni_sched.engine.ahead.host_store import HostStore
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, Encoded, LaneFacts
 from vllm_omni_sched.engine.ahead.warm_up import WARM_UP
 from vllm_omni_sched.lanes import Done, InlineLane, Job, Lane
+from vllm_omni_sched.lanes.base import no_pause
 from vllm_omni_sched.lanes.processors import Processors, together
 from vllm_omni_sched.logs import logger_name
 
@@ -51,6 +54,7 @@ class AheadWorker:
         self._facts = LaneFacts()
         self._told: LaneFacts | None = None
         self._lane: Lane | None = None
+        self._full_width: FullWidth | None = None
         self._backlog: dict[str, Item] = {}  # job key -> item
         self._at_lane: dict[str, Item] = {}
         self._made: dict[str, torch.Tensor] = {}
@@ -67,6 +71,12 @@ class AheadWorker:
         refuse_lora_layers(model)
         processors = processors_here(self._config, device, alone=self.alone)
         self._encode = Encode(model, device, dummies)
+        self._full_width = FullWidth(processors)
+        if self._full_width.lends:
+            # oneDNN keeps a kernel for each size, with as many threads as there are when it is first used; vLLM is
+            # about to profile the encoder with those of the LLM alone.
+            with self._full_width.lent():
+                self._encode(None, no_pause)
         self._lane = build_lane(self._encode, model, device, self._config, LANE_JOBS, processors)
         self._lane_started(processors)
 
@@ -86,6 +96,12 @@ class AheadWorker:
         """Return the lane; `start` must have been called."""
         assert self._lane is not None, "a step came before the model was loaded"
         return self._lane
+
+    def in_step(self) -> AbstractContextManager[None]:
+        """Return the context in which a step encodes its items: at full width, unless the lane is at work."""
+        if self._full_width is None:
+            return nullcontext()
+        return self._full_width.lent(lane_idle=not self._at_lane)
 
     def carry_out(self, orders: AheadOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
         """Carry out the scheduler's orders for this step, on ``encoder_cache`` (mm_hash -> embeddings)."""

@@ -1,5 +1,6 @@
 """Mixin for workers with model runner V1: windows for any item list, session messages, and continued positions."""
 
+from contextlib import nullcontext
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,10 @@ class RunnerV1Mixin(_Base):
             for request_id, restored in running.restored.items():
                 omni.receiver.restore(request_id, restored, self.requests[request_id].mm_features)
         return super()._update_states(scheduler_output)
+
+    def _execute_mm_encoder(self, *args: Any, **kwargs: Any) -> Any:
+        with nullcontext() if self.omni.ahead is None else self.omni.ahead.in_step():
+            return super()._execute_mm_encoder(*args, **kwargs)
 
     def _gather_mm_embeddings(
         self, scheduler_output: SchedulerOutput, shift_computed_tokens: int = 0
