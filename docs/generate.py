@@ -57,6 +57,7 @@ from vllm_omni_sched.engine.metrics.front_end import FrontEndMetric  # noqa: E40
 from vllm_omni_sched.engine.preprocess.metrics import PREPROCESS_METRICS  # noqa: E402
 from vllm_omni_sched.engine.video.metrics import VIDEO_METRICS  # noqa: E402
 from vllm_omni_sched.monitor.counts import SchedulerMetrics  # noqa: E402
+from vllm_omni_sched.monitor.device_metrics import DEVICE_LABELS, DEVICE_METRICS  # noqa: E402
 from vllm_omni_sched.monitor.exposition import values_of  # noqa: E402
 from vllm_omni_sched.monitor.metrics import METRICS  # noqa: E402
 from vllm_omni_sched.monitor.stage_metrics import STAGE_METRICS  # noqa: E402
@@ -200,6 +201,12 @@ def stage_metrics() -> str:
     return plain_table(("name", "kind", "labels", "meaning"), rows)
 
 
+def device_metrics() -> str:
+    labels = ", ".join(f"`{label}`" for label in DEVICE_LABELS)
+    rows = [(f"`{metric.name}`", "gauge", labels, metric.help) for metric in DEVICE_METRICS]
+    return plain_table(("name", "kind", "labels", "meaning"), rows)
+
+
 def connector_metrics() -> str:
     rows = [(f"`{name}`", "histogram", "`path`", text) for name, text in TIMES.values()]
     for fact in FACTS:
@@ -297,6 +304,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "preprocess-metrics": lambda: front_end_metrics(PREPROCESS_METRICS),
     "watch-options": lambda: options(WatchOptions),
     "connector-metrics": connector_metrics,
+    "device-metrics": device_metrics,
     "versions": versions,
     "inventory": inventory,
     "patches": patches,

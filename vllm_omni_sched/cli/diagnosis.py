@@ -24,6 +24,7 @@ from vllm_omni_sched.config.stage_yaml import VARIABLE, load_stage_config, resol
 from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.mooncake import store
 from vllm_omni_sched.connectors.named_routes import EdgeConnector, Route, resolved_connectors
+from vllm_omni_sched.engine.metrics.nvml import NvmlDevices
 from vllm_omni_sched.graph.stages import Stage, StageKind
 from vllm_omni_sched.resource.pipeline.stage_limits import window_of
 from vllm_omni_sched.sim import compiled
@@ -70,6 +71,19 @@ def _pyav() -> Status:
         return Status("PyAV", False, f"installed but cannot be imported: {error}")
     except Exception as error:  # noqa: BLE001 - whatever a broken installation raises is the finding
         return Status("PyAV", False, f"installed but cannot be imported: {type(error).__name__}: {error}")
+
+
+def diagnose_devices(devices: NvmlDevices) -> list[Status]:
+    """Return the devices whose utilisation and memory are metrics, or one row with the reason for their absence."""
+    found = [
+        Status(
+            f"GPU {one.index}",
+            True,
+            one.name if one.memory_total_bytes is None else f"{one.name}, {one.memory_total_bytes / 2**30:.1f} GiB",
+        )
+        for one in devices.read()
+    ]
+    return found or [Status("metrics of devices", False, devices.reason)]
 
 
 def _decoders(kind: DecoderKind, pyav: Status) -> Status:
@@ -392,6 +406,7 @@ class Diagnosis:
     probes: list[Probe]
     problems: list[str]
     video: list[Status] = field(default_factory=list)
+    devices: list[Status] = field(default_factory=list)
     options: list[ResolvedOption] = field(default_factory=list)  # empty if an option is invalid
     stages: StagesDiagnosis | None = None  # set if a file of the stage scheduler was checked
 
@@ -419,11 +434,12 @@ def diagnose(additional_config: Any = None) -> Diagnosis:
     except OmniSchedError as error:
         problems.append(str(error))
 
+    devices = diagnose_devices(NvmlDevices())
     video, wrong = diagnose_video(config)
     problems += [each for each in wrong if each not in problems]
     broken = _import_problem()
     if broken:
-        return Diagnosis(_versions(None), [], [], [*problems, broken], video, options)
+        return Diagnosis(_versions(None), [], [], [*problems, broken], video, devices, options)
     try:
         versions.check_version(config)
     except OmniSchedError as error:
@@ -435,7 +451,7 @@ def diagnose(additional_config: Any = None) -> Diagnosis:
         active = features.resolve(load_config(None), workers=True)
     problems += _registration_problems()
     found = _versions(versions.vllm_version())
-    return Diagnosis(found, list(active.values()), features.probe_all(), problems, video, options)
+    return Diagnosis(found, list(active.values()), features.probe_all(), problems, video, devices, options)
 
 
 def _options(config: OmniSchedConfig) -> list[ResolvedOption]:

@@ -150,8 +150,8 @@ def doctor(
 
 
 def screen(findings: Diagnosis, *, with_options: bool = False) -> RenderableType:
-    """Return the findings as one page: versions, options if given, features, video, extension points, verdict, and
-    stages if given.
+    """Return the findings as one page: versions, options if given, features, video, devices, extension points, verdict,
+    and stages if given.
     """
     parts: list[RenderableType] = [_versions(findings)]
     if with_options and findings.options:
@@ -159,6 +159,8 @@ def screen(findings: Diagnosis, *, with_options: bool = False) -> RenderableType
     if findings.features:
         parts.append(statuses_table("\nFeatures", findings.features))
     parts.append(statuses_table("\nVideo loader omni_flashcodec", findings.video))
+    if findings.devices:
+        parts.append(statuses_table("\nMetrics of devices", findings.devices))
     if findings.probes:
         parts.append(_probes(findings))
     parts.append(_verdict(findings))

@@ -14,6 +14,7 @@ EXTRAS = {
     "forecast": ("statsmodels",),
     "tune": ("optuna",),
     "sim": ("matplotlib",),
+    "gpu": ("nvidia-ml-py",),
 }
 """As in ``pyproject.toml``, those that a message names."""
 

@@ -8,11 +8,13 @@ from importlib import metadata
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.nvml import FakeNvml
 from vllm_omni_sched import __version__
 from vllm_omni_sched.cli import app, diagnosis
 from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, features, modules, versions
 from vllm_omni_sched.config.load import written
 from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.engine.metrics.nvml import NvmlDevices
 from vllm_omni_sched.video import sandbox
 
 SYMBOL = "vllm.v1.core.sched.scheduler.Scheduler.schedule"
@@ -113,6 +115,20 @@ def test_the_parts_of_video_decoding_are_shown(healthy):
     assert "✓ decoders, pyav 3 processes" in said
     assert "✓ seccomp decoder processes are confined by it" in said
     assert "– landlock not on this system: decoder processes could read files that this user can" in said
+
+
+def test_devices_are_shown_or_why_their_metrics_are_absent(healthy):
+    healthy.setattr(diagnosis, "NvmlDevices", lambda: NvmlDevices(FakeNvml, {"CUDA_VISIBLE_DEVICES": "1"}))
+    status, said = run()
+    assert status == 0
+    assert "✓ GPU 1 NVIDIA H100, 80.0 GiB" in said
+    assert "GPU 0" not in said
+    healthy.setattr(diagnosis, "NvmlDevices", lambda: NvmlDevices(lambda: None, {}))
+    status, said = run()
+    assert status == 0
+    assert "– metrics of devices NVML is not installed: pip install nvidia-ml-py" in said
+    findings = json.loads(run("--json")[1])
+    assert [device["active"] for device in findings["devices"]] == [False]
 
 
 class Blocked:

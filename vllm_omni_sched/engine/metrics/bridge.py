@@ -19,9 +19,11 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from vllm_omni_sched.engine.metrics.files import EngineDirectory, live_pages
+from vllm_omni_sched.engine.metrics.nvml import DeviceSampler, NvmlDevices
 from vllm_omni_sched.imports import wrap_once
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
+from vllm_omni_sched.monitor.device_metrics import DeviceCollector
 from vllm_omni_sched.monitor.exposition import merge, render
 
 logger = get_logger(__name__)
@@ -190,20 +192,25 @@ class EngineMetricsCollector(Collector):
 _collector = EngineMetricsCollector()
 _ATTACHED = "__omni_sched__"
 
+_devices = DeviceCollector(DeviceSampler(NvmlDevices().read).latest)
+
 
 def attach() -> None:
-    """Make ``/metrics`` of this process serve our metrics, too. Idempotent; call it in the API process.
+    """Make ``/metrics`` of this process serve our metrics, too, and those of its devices.
+
+    Idempotent; call it in the API process. Devices are looked for when ``/metrics`` is requested.
 
     A single API server serves prometheus' global registry. Several API servers (``--api-server-count``; recognised
     by ``PROMETHEUS_MULTIPROC_DIR``) build a new registry for every scrape, around a ``MultiProcessCollector``: that
     class is patched to add our families to its own.
     """
     if not hasattr(REGISTRY, _ATTACHED):
-        REGISTRY.register(_collector)
+        for collector in (_collector, _devices):
+            REGISTRY.register(collector)
         setattr(REGISTRY, _ATTACHED, True)
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
         wrap_once(
             multiprocess.MultiProcessCollector,
             "collect",
-            lambda stock: lambda self: [*stock(self), *_collector.collect()],
+            lambda stock: lambda self: [*stock(self), *_collector.collect(), *_devices.collect()],
         )
