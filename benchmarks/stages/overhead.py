@@ -19,6 +19,7 @@ EVERYTHING: dict[str, Any] = {
     "runtime": {
         "connectors": {"shared": {"name": "SharedMemoryConnector"}},  # as the deploy YAML has it
         "recovery": {"hang_seconds": 60.0},
+        "preload": {"enabled": True},
     },
     "graph": {"partition": {"enabled": True, "devices": {"0": {"memory_bytes": 1 << 44}}}},  # where all stages are
     "pools": {"total_bytes": 1 << 30},

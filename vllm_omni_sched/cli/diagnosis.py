@@ -295,6 +295,9 @@ def _shared_parts(config: StageSchedConfig, found: Deployed | None) -> Iterator[
         stalls is not None,
         "'runtime.stall_seconds' is null" if stalls is None else f"a request without progress for {stalls:g} s fails",
     )
+    preload = runtime.preload
+    ahead = f"{preload.threads} threads, at most {preload.memory_fraction:.0%} of the available memory"
+    yield _part("preload", preload.enabled, ahead, "runtime.preload.enabled")
     yield _part("monitoring", watching.enabled, "stages are watched, metrics published", "monitoring.enabled")
     looks = f"a look each {watching.anomaly.interval_seconds:g} s"
     off = "monitoring.enabled" if not watching.enabled else "monitoring.anomaly.enabled"

@@ -272,7 +272,9 @@ class ReplicaMigrator:
         was = self.devices.devices_of(replica) if replica in self.devices else None
         known = replica in self.devices
         self.devices.assign(replica, devices)
-        start = partial(start_replica, self._runtime, replica.stage, replica.index, self.devices)
+        start = partial(
+            start_replica, self._runtime, replica.stage, replica.index, self.devices, orchestrator.preloader
+        )
         try:
             client = await asyncio.get_running_loop().run_in_executor(None, start)
         except Exception as error:

@@ -333,7 +333,12 @@ class RecoveryDriver:
         loop = asyncio.get_running_loop()
         try:
             start = partial(
-                start_replica, self._runtime, replica.stage, replica.index, self._orchestrator.migrator.devices
+                start_replica,
+                self._runtime,
+                replica.stage,
+                replica.index,
+                self._orchestrator.migrator.devices,
+                self._orchestrator.preloader,
             )
             client = await loop.run_in_executor(None, start)
         except Exception as error:

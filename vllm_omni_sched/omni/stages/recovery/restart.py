@@ -7,14 +7,22 @@ from typing import Any
 
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.omni.stages.placement.device_assignment import DeviceAssignment
+from vllm_omni_sched.omni.stages.start.preload import Preloader
 
 
-def start_replica(runtime: Any, stage_id: int, replica_id: int, devices: DeviceAssignment | None = None) -> Any:
+def start_replica(
+    runtime: Any,
+    stage_id: int,
+    replica_id: int,
+    devices: DeviceAssignment | None = None,
+    preloader: Preloader | None = None,
+) -> Any:
     """Start a replica as vLLM-Omni does at first, which takes as long.
 
     Args:
         runtime: vLLM-Omni's `StageRuntime`.
         devices: holds the devices of replicas that were moved from those of the deploy YAML.
+        preloader: reads the checkpoint ahead while the processes start; None: it is not read ahead.
 
     Returns:
         The replica's client.
@@ -30,6 +38,8 @@ def start_replica(runtime: Any, stage_id: int, replica_id: int, devices: DeviceA
         if devices is None:
             raise ValueError(f"stage {stage_id} has no replica {replica_id}, and no devices are given for it")
         plan = _plan_on_devices(plan or replicas[0], replica_id, devices.devices_of(replica))
+    if preloader is not None:
+        preloader.begin([plan])
     return runtime._initialize_replica(plan, runtime._stage_init_timeout)
 
 

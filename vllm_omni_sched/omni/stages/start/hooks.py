@@ -81,7 +81,12 @@ def _build_init_plans(original: Callable[..., Any]) -> Callable[..., Any]:
                 check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
                 omni_transfer_config = with_our_connectors(config, self, omni_transfer_config)
             omni_transfer_config = with_branch_connector(graph, omni_transfer_config)
-        return original(self, omni_transfer_config, *others)
+        plans = original(self, omni_transfer_config, *others)
+        if config is not None and config.runtime.preload.enabled:
+            from vllm_omni_sched.omni.stages.start.preload import preload_first
+
+            preload_first(self, config.runtime.preload, plans)
+        return plans
 
     return build_logical_stage_init_plans
 
