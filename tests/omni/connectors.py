@@ -17,6 +17,9 @@ class Connector(NamedTuple):
 # vLLM-Omni's own: what it answers over this one is right
 REFERENCE = Connector("SharedMemoryConnector")
 
+# one whose link tests cut
+CUT = Connector("CutConnector", lambda folder: {"cut": str(folder / "cut")})
+
 SMALL = {"initial_bytes": 1 << 20, "max_bytes": 64 << 20}
 ARENA = {"text": SMALL, "image": SMALL, "audio": SMALL}
 

@@ -61,8 +61,50 @@ class ChangingConnector(SharedMemoryConnector):
         return result
 
 
+class CutConnector(SharedMemoryConnector):
+    """A link that is cut as long as the file `extra["cut"]` exists.
+
+    Nothing arrives then, and each payload is refused `REFUSALS` times, once with an exception: vLLM-Omni tries to send
+    a whole payload four times, without a pause. A byte is added to the file for each refusal.
+    """
+
+    REFUSALS = 2
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self._cut = config["cut"]
+        self._refused: dict[str, int] = {}
+
+    def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, dict[str, Any] | None]:
+        refused = self._refused.get(put_key, 0)
+        if refused < self.REFUSALS and self._is_cut(b"."):
+            self._refused[put_key] = refused + 1
+            if refused:
+                raise ConnectionError("the link is cut")
+            return False, 0, None
+        self._refused.pop(put_key, None)
+        return super().put(from_stage, to_stage, put_key, data)
+
+    def get(
+        self, from_stage: str, to_stage: str, get_key: str, metadata: dict[str, Any] | None = None
+    ) -> tuple[Any, int] | None:
+        return None if self._is_cut() else super().get(from_stage, to_stage, get_key, metadata)
+
+    def _is_cut(self, told: bytes = b"") -> bool:
+        """Return whether the link is cut; ``told`` is added to its file then."""
+        try:
+            file = os.open(self._cut, os.O_WRONLY | os.O_APPEND)
+        except FileNotFoundError:
+            return False
+        try:
+            os.write(file, told)
+        finally:
+            os.close(file)
+        return True
+
+
 def register() -> None:
     """Register the connectors; the entry point in `vllm.general_plugins`, sometimes called twice in a process."""
-    for connector in (ChangingConnector, LoggingConnector):
+    for connector in (ChangingConnector, CutConnector, LoggingConnector):
         if connector.__name__ not in OmniConnectorFactory.list_registered_connectors():  # registering twice raises
             OmniConnectorFactory.register_connector(connector.__name__, connector)

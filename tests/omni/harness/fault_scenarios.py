@@ -1,12 +1,14 @@
-"""Faults at random moments: a replica of any stage is killed or stopped while requests run, again and again."""
+"""Faults at random moments: replicas are killed or stopped, and links are cut, while requests run, again and again."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,6 +20,8 @@ BLOCKS = 24
 AT_ONCE = 8
 LONGEST_SECONDS = 2.0  # before the fault
 HANG_SECONDS = 100.0  # a round that takes longer hangs
+CUT_SECONDS = 0.5  # that a link is cut
+ALL_BLOCKS = 10  # of the rounds in which each kind of fault has its turn
 
 
 async def faults(omni: Any, spec: PipelineSpec, prefix: str, *, seed: int) -> stages.Result:
@@ -44,8 +48,97 @@ async def faults(omni: Any, spec: PipelineSpec, prefix: str, *, seed: int) -> st
         for process in processes:
             if process.is_alive():  # it was stopped when it had nothing to do any more
                 os.kill(process.pid, signal.SIGKILL)
-        await stages.until(lambda: all(map(complete, omni.engine.stage_pools)))
+        gone = {process.pid for process in processes}
+        await stages.until(partial(all_complete, omni, gone))
     return {"rounds": rounds}
+
+
+async def every_kind(omni: Any, spec: PipelineSpec, prefix: str, *, seed: int) -> stages.Result:
+    """One round of requests for each of `KINDS`; the connector is `CutConnector`, and checkpoints are read ahead.
+
+    Returns `{"rounds": […], "read_ahead": names of files}`.
+    """
+    rng, rounds = Random(f"every kind {seed}"), []
+    read_ahead = _files_read_ahead(omni)
+    for kind, do in KINDS.items():
+        asks = {name: stages.CROWD[name] for name in rng.sample(sorted(stages.CROWD), AT_ONCE)}
+        asking = asyncio.create_task(stages.ask_all(omni, spec, f"{prefix}-{kind}", asks))
+        await asyncio.sleep(rng.uniform(0.0, LONGEST_SECONDS))
+        fault, processes = await do(omni, spec, rng, asking)
+        done, _ = await asyncio.wait([asking], timeout=HANG_SECONDS)
+        rounds.append({"kind": kind, "fault": fault, "answers": asking.result() if done else None})
+        print(f"{kind}: {fault}, {'answered' if done else 'HANGS'}", flush=True)
+        if not done:
+            asking.cancel()
+            break
+        for process in processes:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
+        gone = {process.pid for process in processes}
+        await stages.until(partial(all_complete, omni, gone))
+    return {"rounds": rounds, "read_ahead": sorted(read_ahead)}
+
+
+def _files_read_ahead(omni: Any) -> set[str]:
+    """Return the names of files that are read ahead from now on, as they come."""
+    preloader, found = omni.engine.stage_pools[0].queue._hooks.preloader, set[str]()
+    theirs = preloader._read
+
+    def read(piece: Any, buffer: bytearray) -> None:
+        found.add(Path(piece.path).name)
+        theirs(piece, buffer)
+
+    preloader._read = read
+    return found
+
+
+Fault = tuple[str, list[Any]]  # what was done, and the processes that are to be replaced
+
+
+async def _one_replica(how: signal.Signals, omni: Any, spec: PipelineSpec, rng: Random, asking: Any) -> Fault:
+    pool = rng.choice(omni.engine.stage_pools)
+    replica_id = rng.choice(pool.live_replica_ids())
+    processes = processes_of(pool, replica_id)
+    _signal(processes, how)
+    return f"{how.name} of stage {pool.stage_id} replica {replica_id}", processes
+
+
+async def _all_replicas(omni: Any, spec: PipelineSpec, rng: Random, asking: Any) -> Fault:
+    pool = omni.engine.stage_pools[spec.replicated]
+    processes = [one for replica_id in pool.live_replica_ids() for one in processes_of(pool, replica_id)]
+    _signal(processes, signal.SIGKILL)
+    return f"SIGKILL of all {len(processes)} replicas of stage {pool.stage_id}", processes
+
+
+async def _cut_link(omni: Any, spec: PipelineSpec, rng: Random, asking: Any) -> Fault:
+    """Cut all links until a payload was refused, or all are answered, and for `CUT_SECONDS` at least."""
+    with _cut(Path(spec.extra["cut"])) as refused:
+        await asyncio.sleep(CUT_SECONDS)
+        await stages.until(lambda: refused() or asking.done())
+        count = refused()
+    return f"all links cut, {count} payloads refused", []
+
+
+@contextmanager
+def _cut(file: Path) -> Iterator[Callable[[], int]]:
+    file.touch()
+    try:
+        yield lambda: file.stat().st_size
+    finally:
+        file.unlink()
+
+
+def _signal(processes: list[Any], how: signal.Signals) -> None:
+    for process in processes:
+        os.kill(process.pid, how)
+
+
+KINDS: dict[str, Callable[[Any, PipelineSpec, Random, Any], Awaitable[Fault]]] = {
+    "killed": partial(_one_replica, signal.SIGKILL),
+    "stopped": partial(_one_replica, signal.SIGSTOP),
+    "all_killed": _all_replicas,
+    "link_cut": _cut_link,
+}
 
 
 def processes_of(pool: Any, replica_id: int) -> list[Any]:
@@ -53,14 +146,21 @@ def processes_of(pool: Any, replica_id: int) -> list[Any]:
     return [] if client is None else list(client.resources.engine_manager.processes)
 
 
-def complete(pool: Any) -> bool:
-    """Whether all replicas of a stage are there, with processes that live."""
+def all_complete(omni: Any, gone: set[int]) -> bool:
+    """Return whether all replicas of all stages are there, with processes that live and are none of those ``gone``."""
+    return all(complete(pool, gone) for pool in omni.engine.stage_pools)
+
+
+def complete(pool: Any, gone: set[int]) -> bool:
+    """Return whether all replicas of a stage are there; a process that was killed may look alive for a moment."""
     live = pool.live_replica_ids()
     return len(live) == pool.num_replicas and all(
-        process.is_alive() for replica_id in live for process in processes_of(pool, replica_id)
+        process.is_alive() and process.pid not in gone
+        for replica_id in live
+        for process in processes_of(pool, replica_id)
     )
 
 
 FAULT_SCENARIOS: dict[str, Callable[[Any, PipelineSpec, str], Awaitable[stages.Result]]] = {
     f"faults_{seed}": partial(faults, seed=seed) for seed in range(BLOCKS)
-}
+} | {f"every_kind_{seed}": partial(every_kind, seed=seed) for seed in range(ALL_BLOCKS)}
