@@ -326,6 +326,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "preprocess": lambda: result_tables.preprocess(result_tables.load(RESULTS, "preprocess")),
     "video-engines": lambda: result_tables.video_engines(result_tables.load(RESULTS, "video_engines")),
     "stages": lambda: stage_tables.stages(result_tables.load(RESULTS, "stages")),
+    "failover": lambda: stage_tables.stages(result_tables.load(RESULTS, "failover")),
     "scenario": simulator_tables.keys,
     "sim-scale": lambda: sim_scale(result_tables.load(RESULTS, "sim_scale")),
     "study-day-night": lambda: change_tables.day_night(paper_tables.study("day-night")),

@@ -12,7 +12,7 @@ def stages(results: Sequence[Result]) -> str:
     """Show each task: measures down; stock, ours (median ± half of the quartiles' distance), ratio and bar across."""
     parts = []
     for result in results:
-        for task in dict.fromkeys(record["task"] for record in result["results"]):
+        for task, simulated in dict.fromkeys(map(_group, result["results"])):
             rows = [
                 (
                     record["measure"] + ("" if record["unit"] == "seconds" else f", {record['unit']}"),
@@ -22,11 +22,17 @@ def stages(results: Sequence[Result]) -> str:
                     {True: "met", False: "missed", None: ""}[record.get("met")],
                 )
                 for record in result["results"]
-                if record["task"] == task
+                if _group(record) == (task, simulated)
             ]
-            parts.append("\n" + table((f"{task}, seconds", "stock", "ours", "of stock", "bar", ""), rows))
+            title = f"{task}, simulated, seconds" if simulated else f"{task}, seconds"
+            parts.append("\n" + table((title, "stock", "ours", "of stock", "bar", ""), rows))
         parts.append(source(result))
     return "".join(parts) or NOTHING
+
+
+def _group(record: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return the table of a record: its task, and whether it was simulated."""
+    return record["task"], bool(record.get("simulated"))
 
 
 def _median(summary: Mapping[str, float] | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     options = parse(arguments)
     interrupt_on_terminate()
-    settings = Settings(write_llama(ROOT / ".models" / "llama"), 1 if options.quick else options.rounds, options.seed)
+    rounds = 1 if options.quick else options.rounds
+    settings = Settings(write_llama(ROOT / ".models" / "llama"), rounds, options.seed, options.pin)
     records: list[dict[str, Any]] = []
     for task in options.tasks:
         try:
@@ -42,16 +44,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _write(options: argparse.Namespace, records: Sequence[dict[str, Any]]) -> Path:
     measured = list(dict.fromkeys(record["task"] for record in records))
-    workload = {"tasks": measured, "rounds": options.rounds}
+    workload = {"tasks": measured, "rounds": options.rounds, "pinned": options.pin}
     left = [task for task in options.tasks if task not in measured]
     if left:
         workload["not_measured"] = left
-    return write_result(options.out / "stages.json", "stages", records, seed=options.seed, workload=workload)
+    file = options.out / "stages.json"
+    if options.keep:
+        kept, workload["kept"] = _kept(file, measured)
+        records = [*records, *kept]
+    return write_result(file, "stages", records, seed=options.seed, workload=workload)
+
+
+def _kept(file: Path, measured: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the records of other tasks in a result file, and where they come from, the latest run first."""
+    if not file.exists():
+        return [], []
+    before = json.loads(file.read_text())
+    records = [record for record in before["results"] if record["task"] not in measured]
+    origin = {key: before["provenance"][key] for key in ("date", "command", "revision", "load_average")}
+    origins = [
+        {**one, "tasks": [task for task in one["tasks"] if task not in measured]}
+        for one in (
+            origin | {"tasks": before["provenance"]["workload"]["tasks"]},
+            *before["provenance"]["workload"].get("kept", []),
+        )
+    ]
+    return records, [one for one in origins if one["tasks"]]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stages", description=__doc__)
     parser.add_argument("--tasks", type=some_of(TASKS, "task"), default=list(TASKS), help=f"of {','.join(TASKS)}")
+    parser.add_argument(
+        "--pin", action=argparse.BooleanOptionalAction, default=True, help="a core for each replica, in `balance`"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the results of other tasks that are in the file")
     parser.add_argument("--rounds", type=int, default=7, help="of each task; at most 5 deaths")
     parser.add_argument("--quick", action="store_true", help="one round, and nothing is written: does it run?")
     parser.add_argument("--seed", type=int, default=0)

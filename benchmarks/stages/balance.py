@@ -9,7 +9,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from benchmarks.stages import OURS, STOCK, VARIANTS
+from benchmarks.stages import OURS, STOCK, VARIANTS, balance_simulated
 from benchmarks.stages.load import Request, heavy_clients, skewed
 from benchmarks.stages.pair import Turn
 from benchmarks.stages.record import Bar, different, entry
@@ -20,6 +20,7 @@ REQUESTS, REPLICAS = 24, 2
 SEQS = 1
 """As where one request fills a device; on this CPU eight small ones take about as long as one."""
 MOST_STEPS = 900
+SIMULATED_ROUNDS = 50
 LOADS: dict[str, Callable[[int, Random], list[Request]]] = {
     "images": partial(skewed, tokens_per_step=14.0, most=MOST_STEPS),
     "heavy clients": partial(heavy_clients, steps=11.0, most=MOST_STEPS),
@@ -37,19 +38,22 @@ def run(settings: Settings) -> list[dict[str, Any]]:
     for order in ORDERS:
         rounds: dict[str, list[Round]] = {load: [] for load in LOADS}
         rng = settings.rng(TASK)  # the same for both
-        with settings.pair(SEQS, {"graph": {"priority": {"without_deadline": order}}}) as pair:
-            pair.turn(drawn("images", rng), rng)
+        with settings.pair(SEQS, {"graph": {"priority": {"without_deadline": order}}}, pin=True) as pair:
+            pair.turn(drawn("images", REQUESTS, rng), rng)
             for _ in range(settings.rounds):
                 for load in LOADS:
-                    requests = drawn(load, rng)
+                    requests = drawn(load, REQUESTS, rng)
                     rounds[load].append((requests, pair.turn(requests, rng)))
         for load, own in rounds.items():
             found += record(load, order, own)
-    return found
+    rng = settings.rng(f"{TASK} simulated")
+    draws = {load: partial(drawn, load) for load in LOADS}
+    return found + balance_simulated.run(draws, SIMULATED_ROUNDS, SEQS, rng)
 
 
-def drawn(load: str, rng: Random) -> list[Request]:
-    return [replace(one, sla=CLASS) for one in LOADS[load](REQUESTS, rng)]
+def drawn(load: str, number: int, rng: Random) -> list[Request]:
+    """Return the requests of a wave."""
+    return [replace(one, sla=CLASS) for one in LOADS[load](number, rng)]
 
 
 def record(load: str, order: str, rounds: Sequence[Round]) -> list[dict[str, Any]]:
@@ -87,10 +91,7 @@ def replica_seconds(wave: dict[str, Any]) -> list[float]:
 
 def first_free(costs: Sequence[float]) -> float:
     """Return the makespan if each request goes, in order, to the replica that is free first."""
-    loads = [0.0] * REPLICAS
-    for cost in costs:
-        loads[loads.index(min(loads))] += cost
-    return max(loads)
+    return balance_simulated.first_free(costs, REPLICAS)
 
 
 def longest_first(costs: Sequence[float]) -> float:

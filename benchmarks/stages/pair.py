@@ -19,6 +19,7 @@ from dev.omni_cpu.spec import TEXT_TO_TEXT, PipelineSpec
 
 Wave = dict[str, Any]
 Turn = dict[str, Wave]  # by variant
+REPLICATED = 1  # the stage with two replicas
 
 
 class Pair:
@@ -30,13 +31,15 @@ class Pair:
         model: of all stages.
         seqs: requests that a replica runs at once.
         options: of the stage scheduler.
+        pin: whether the replicas get a core each.
     """
 
-    def __init__(self, model: Path, *, seqs: int, options: Mapping[str, Any] | None = None) -> None:
-        self._model, self._seqs, self._options = model, seqs, dict(options or {})
+    def __init__(self, model: Path, *, seqs: int, options: Mapping[str, Any] | None = None, pin: bool = False) -> None:
+        self._model, self._seqs, self._options, self._pin = model, seqs, dict(options or {}), pin
         self._stack = contextlib.ExitStack()
         self._children: dict[str, Child] = {}
         self.version = ""
+        self.cores: list[int] = []  # of the replicas, if each has its own
 
     def __enter__(self) -> Pair:
         try:
@@ -57,7 +60,7 @@ class Pair:
             TEXT_TO_TEXT,
             "full_payload",
             replicas=2,
-            replicated=1,
+            replicated=REPLICATED,
             scheduling=self._options if variant == OURS else None,
             max_num_seqs=self._seqs,
         )
@@ -67,9 +70,12 @@ class Pair:
             around["VLLM_PLUGINS"] = ",".join(name for name in plugins if name != OUR_PLUGIN)
         path = [Path(word) for word in around.pop("PYTHONPATH").split(":")]
         words = ["--model", str(self._model), "--folder", str(folder), "--spec", json.dumps(spec.to_json())]
+        if self._pin:
+            words += ["--pin", str(REPLICATED)]
         child = Child("benchmarks.stages.serve", words, path=path, environment=around)
         self._stack.enter_context(child)
-        self.version = child.next_event()["vllm_omni"]
+        up = child.next_event()
+        self.version, self.cores = up["vllm_omni"], up["cores"]
         return child
 
     def ask(self, variant: str, requests: Sequence[Request], *, kill: Any = None, together: bool = True) -> Wave:

@@ -74,13 +74,13 @@ class Probe:
             starting it took.
         """
         first, restarts = self.runs(stage_id), len(self.restarts)
-        await _until(lambda: self.runs(stage_id) - first >= after)
+        await until(lambda: self.runs(stage_id) - first >= after)
         alive = in_flight()
         for pid in self.pids(stage_id, replica_id):
             os.kill(pid, signal.SIGKILL)
         killed, pool = time.monotonic(), self.pools[stage_id]
-        noticed = await _until(lambda: replica_id not in pool.live_replica_ids())
-        back = await _until(lambda: replica_id in pool.live_replica_ids()) if until_back else None
+        noticed = await until(lambda: replica_id not in pool.live_replica_ids())
+        back = await until(lambda: replica_id in pool.live_replica_ids()) if until_back else None
         return {
             "in_flight": alive,
             "noticed_seconds": None if noticed is None else noticed - killed,
@@ -89,7 +89,7 @@ class Probe:
         }
 
 
-async def _until(condition: Callable[[], bool]) -> float | None:
+async def until(condition: Callable[[], bool]) -> float | None:
     """Wait for the condition; return when it was found to hold, or None if it never was."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:

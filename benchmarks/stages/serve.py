@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.child import emit
+from benchmarks.stages.cores import separate
 from benchmarks.stages.probe import Probe
 from dev.omni_cpu import forkserver
 from dev.omni_cpu.asking import Ask, sampling_params, take
@@ -30,6 +31,7 @@ def main(serve: Callable[[Any, PipelineSpec, Probe], Coroutine[Any, Any, None]])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--spec", type=json.loads, required=True)
+    parser.add_argument("--pin", type=int, help="stage whose replicas get a core each")
     options = parser.parse_args()
     forkserver.start()
     import vllm_omni
@@ -40,7 +42,8 @@ def main(serve: Callable[[Any, PipelineSpec, Probe], Coroutine[Any, Any, None]])
     probe.install()
     began = time.monotonic()
     with running(spec, model=options.model, folder=options.folder) as omni:
-        emit("up", vllm_omni=vllm_omni.__version__, seconds=time.monotonic() - began)
+        cores = [] if options.pin is None else separate(omni, options.pin)
+        emit("up", vllm_omni=vllm_omni.__version__, seconds=time.monotonic() - began, cores=cores)
         asyncio.run(serve(omni, spec, probe))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from dev.tiny_models import random_weights, tokenizer
@@ -13,12 +14,14 @@ HIDDEN = 128
 HEADS = 4
 
 
-def write_llama(out: Path) -> Path:
+def write_llama(out: Path, *, layers: int = LAYERS, hidden: int = HIDDEN) -> Path:
     """Write the model into `out`."""
-    return write_once(out, _write, sources=[__file__, random_weights.__file__, tokenizer.__file__], sizes={})
+    sources = [__file__, random_weights.__file__, tokenizer.__file__]
+    write = partial(_write, layers=layers, hidden=hidden)
+    return write_once(out, write, sources=sources, sizes={"layers": layers, "hidden": hidden})
 
 
-def _write(folder: Path) -> None:
+def _write(folder: Path, *, layers: int, hidden: int) -> None:
     from safetensors.torch import save_file
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -26,9 +29,9 @@ def _write(folder: Path) -> None:
     words.save_pretrained(folder)
     config = LlamaConfig(
         vocab_size=tokenizer.VOCAB_SIZE,
-        num_hidden_layers=LAYERS,
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=layers,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,
         max_position_embeddings=4096,

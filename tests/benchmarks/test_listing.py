@@ -16,6 +16,7 @@ def test_every_benchmark_is_listed_and_explained():
         "compression",
         "connectors",
         "encoder_cache",
+        "failover",
         "forecast",
         "gpu.ipc",
         "gpu.lanes",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import psutil
 import pytest
 
-from benchmarks.stages import OURS, STOCK, balance, death, merging, overhead, priority
+from benchmarks.stages import OURS, STOCK, balance, balance_simulated, cores, death, merging, overhead, priority
 from benchmarks.stages import __main__ as command
 from benchmarks.stages.__main__ import TASKS, parse, table
 from benchmarks.stages.load import alike, bursts, classes, images, skewed, spread
@@ -127,6 +130,52 @@ def test_the_steps_alone_tell_what_balance_can_gain() -> None:
     assert found["images, arrival first: CPU time of the busiest replica, of the makespan"]["stock"]["median"] == 0.5
 
 
+@pytest.mark.parametrize("load", balance.LOADS)
+def test_simulated_replicas_are_balanced_as_the_steps_tell(load: str) -> None:
+    """Round robin is exact; ours learns what a step takes, and then comes close to the best order."""
+    before, requests = (balance.drawn(load, balance.REQUESTS, Random(seed)) for seed in (99, 1))
+    steps = [request.says for request in requests]
+    found = balance_simulated.makespans(before, requests, balance.REPLICAS, balance.SEQS)
+    found = {policy: seconds / balance_simulated.STEP_SECONDS for policy, seconds in found.items()}
+    in_turns = balance.in_turns(steps)
+    assert found[balance_simulated.STOCK] == pytest.approx(in_turns)
+    assert found[balance_simulated.LEAST_QUEUE] == pytest.approx(in_turns)  # all come at once: as many in each queue
+    assert found["longest"] == pytest.approx(balance.longest_first(steps), rel=0.05)
+    assert found["longest"] < in_turns
+
+
+def test_simulated_results_are_marked() -> None:
+    known = {balance_simulated.KNOWN_ARRIVAL: 1.6, balance_simulated.KNOWN_LONGEST: 1.0}
+    one = {"round robin": 2.0, "least queue": 1.6, "arrival": 1.6, "longest": 1.2, **known}
+    records = balance_simulated.record("images", [one, one])
+    assert [record["of_stock"] for record in records] == [0.8, 1.0, 1.0, 0.6, 0.75, 1.2]
+    assert [record.get("met") for record in records] == [True, None, True, True, None, False]
+    assert all(record["simulated"] and record["measure"].startswith("simulated: ") for record in records)
+
+
+# ---- a core for each replica
+
+
+def test_cores_are_given_to_replicas_first() -> None:
+    assert cores.assignment({3, 1, 2}, 2) == ([1, 2], [3])
+    assert cores.assignment({0, 1}, 2) == ([0, 1], [0, 1])
+    assert cores.assignment({5}, 2) is None
+
+
+def test_all_threads_of_a_process_and_its_children_are_pinned() -> None:
+    core = min(os.sched_getaffinity(0))
+    with subprocess.Popen(["sh", "-c", "sleep 600 & wait"]) as process:
+        try:
+            children: list[psutil.Process] = []
+            while not children:
+                children = psutil.Process(process.pid).children()
+            cores.pin([process.pid], [core])
+            assert [os.sched_getaffinity(pid) for pid in (process.pid, children[0].pid)] == [{core}, {core}]
+        finally:
+            for each in (*children, process):
+                each.kill()
+
+
 def test_a_death_counts_who_got_no_answer_and_how_long_it_took() -> None:
     dead = {"in_flight": 32, "noticed_seconds": 0.1, "back_seconds": 9.0, "restart_seconds": 8.0}
     calm = wave([1.0] * 32)
@@ -189,6 +238,23 @@ def switches(options: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any
 # ---- how it is started
 
 
+def test_results_of_other_tasks_are_kept_with_where_they_come_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measures(task: str) -> Callable[[object], list[dict[str, Any]]]:
+        return lambda settings: [entry(task, "latency", [1.0], [2.0])]
+
+    monkeypatch.setattr(command, "TASKS", {name: measures(name) for name in ("a", "b", "c")})
+    for tasks in ("a,b", "b,c", "c"):
+        command.main(["--tasks", tasks, "--keep", "--out", str(tmp_path)])
+    written = json.loads((tmp_path / "stages.json").read_text())
+    assert sorted(record["task"] for record in written["results"]) == ["a", "b", "c"]
+    workload = written["provenance"]["workload"]
+    assert workload["tasks"] == ["c"]
+    assert [one["tasks"] for one in workload["kept"]] == [["b"], ["a"]]
+    assert all(one["command"] and one["date"] for one in workload["kept"])
+
+
 def test_tasks_are_chosen_by_name() -> None:
     assert parse([]).tasks == list(TASKS) == ["merging", "balance", "death", "priority", "overhead"]
     assert parse(["--tasks", "death,merging", "--quick"]).tasks == ["death", "merging"]
@@ -208,6 +274,11 @@ def test_what_was_measured_is_kept_though_a_later_task_fails(monkeypatch: pytest
         command.main(["--tasks", "overhead,merging", "--rounds", "3", "--out", str(tmp_path)])
     written = json.loads((tmp_path / "stages.json").read_text())
     assert [record["task"] for record in written["results"]] == ["overhead"]
-    assert written["provenance"]["workload"] == {"tasks": ["overhead"], "rounds": 3, "not_measured": ["merging"]}
+    assert written["provenance"]["workload"] == {
+        "tasks": ["overhead"],
+        "rounds": 3,
+        "pinned": True,
+        "not_measured": ["merging"],
+    }
     one = written["results"][0]
     assert (one["of_stock"], one["of_stock_low"], one["of_stock_high"]) == (1.0, 0.75, 1.25)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ BLOCKS = 24
 AT_ONCE = 8
 LONGEST_SECONDS = 2.0  # before the fault
 HANG_SECONDS = 100.0  # a round that takes longer hangs
-CUT_SECONDS = 0.5  # that a link is cut
+CUT_SECONDS = 1.0  # that a link stays cut, at most
 ALL_BLOCKS = 10  # of the rounds in which each kind of fault has its turn
 
 
@@ -62,9 +62,8 @@ async def every_kind(omni: Any, spec: PipelineSpec, prefix: str, *, seed: int) -
     read_ahead = _files_read_ahead(omni)
     for kind, do in KINDS.items():
         asks = {name: stages.CROWD[name] for name in rng.sample(sorted(stages.CROWD), AT_ONCE)}
-        asking = asyncio.create_task(stages.ask_all(omni, spec, f"{prefix}-{kind}", asks))
-        await asyncio.sleep(rng.uniform(0.0, LONGEST_SECONDS))
-        fault, processes = await do(omni, spec, rng, asking)
+        ask = partial(stages.ask_all, omni, spec, f"{prefix}-{kind}", asks)
+        asking, fault, processes = await do(omni, spec, rng, ask)
         done, _ = await asyncio.wait([asking], timeout=HANG_SECONDS)
         rounds.append({"kind": kind, "fault": fault, "answers": asking.result() if done else None})
         print(f"{kind}: {fault}, {'answered' if done else 'HANGS'}", flush=True)
@@ -92,31 +91,43 @@ def _files_read_ahead(omni: Any) -> set[str]:
     return found
 
 
-Fault = tuple[str, list[Any]]  # what was done, and the processes that are to be replaced
+Ask = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
+Fault = tuple[asyncio.Task[dict[str, Any]], str, list[Any]]
+"""The requests, what was done, and the processes that are to be replaced."""
 
 
-async def _one_replica(how: signal.Signals, omni: Any, spec: PipelineSpec, rng: Random, asking: Any) -> Fault:
+async def _one_replica(how: signal.Signals, omni: Any, spec: PipelineSpec, rng: Random, ask: Ask) -> Fault:
+    asking = await _begun(ask, rng)
     pool = rng.choice(omni.engine.stage_pools)
     replica_id = rng.choice(pool.live_replica_ids())
     processes = processes_of(pool, replica_id)
     _signal(processes, how)
-    return f"{how.name} of stage {pool.stage_id} replica {replica_id}", processes
+    return asking, f"{how.name} of stage {pool.stage_id} replica {replica_id}", processes
 
 
-async def _all_replicas(omni: Any, spec: PipelineSpec, rng: Random, asking: Any) -> Fault:
+async def _all_replicas(omni: Any, spec: PipelineSpec, rng: Random, ask: Ask) -> Fault:
+    asking = await _begun(ask, rng)
     pool = omni.engine.stage_pools[spec.replicated]
     processes = [one for replica_id in pool.live_replica_ids() for one in processes_of(pool, replica_id)]
     _signal(processes, signal.SIGKILL)
-    return f"SIGKILL of all {len(processes)} replicas of stage {pool.stage_id}", processes
+    return asking, f"SIGKILL of all {len(processes)} replicas of stage {pool.stage_id}", processes
 
 
-async def _cut_link(omni: Any, spec: PipelineSpec, rng: Random, asking: Any) -> Fault:
-    """Cut all links until a payload was refused, or all are answered, and for `CUT_SECONDS` at least."""
+async def _begun(ask: Ask, rng: Random) -> asyncio.Task[dict[str, Any]]:
+    """Ask the requests, and return some time later."""
+    asking = asyncio.create_task(ask())
+    await asyncio.sleep(rng.uniform(0.0, LONGEST_SECONDS))
+    return asking
+
+
+async def _cut_link(omni: Any, spec: PipelineSpec, rng: Random, ask: Ask) -> Fault:
+    """Cut all links before the requests come, until a payload was refused and for up to `CUT_SECONDS` after that."""
     with _cut(Path(spec.extra["cut"])) as refused:
-        await asyncio.sleep(CUT_SECONDS)
-        await stages.until(lambda: refused() or asking.done())
+        asking = asyncio.create_task(ask())
+        await stages.until(refused)
+        await asyncio.sleep(rng.uniform(0.0, CUT_SECONDS))
         count = refused()
-    return f"all links cut, {count} payloads refused", []
+    return asking, f"all links cut, {count} times a payload was refused", []
 
 
 @contextmanager
@@ -133,7 +144,7 @@ def _signal(processes: list[Any], how: signal.Signals) -> None:
         os.kill(process.pid, how)
 
 
-KINDS: dict[str, Callable[[Any, PipelineSpec, Random, Any], Awaitable[Fault]]] = {
+KINDS: dict[str, Callable[[Any, PipelineSpec, Random, Ask], Awaitable[Fault]]] = {
     "killed": partial(_one_replica, signal.SIGKILL),
     "stopped": partial(_one_replica, signal.SIGSTOP),
     "all_killed": _all_replicas,

@@ -1,0 +1,58 @@
+"""`python -m benchmarks.failover`: see `benchmarks/README.md`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks.failover import faults, preload
+from benchmarks.harness.arguments import some_of
+from benchmarks.harness.child import ChildFailed, interrupt_on_terminate
+from benchmarks.harness.provenance import ROOT, write_result
+from benchmarks.harness.screen import console
+from benchmarks.stages.__main__ import table
+from dev.tiny_models.llama import write_llama
+
+TASKS = (faults.TASK, preload.TASK)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    interrupt_on_terminate()
+    records: list[dict[str, Any]] = []
+    for task in options.tasks:
+        rng = Random(f"{options.seed} {task}")
+        try:
+            if task == faults.TASK:
+                own = faults.run(write_llama(ROOT / ".models" / "llama"), options.rounds, rng)
+            else:
+                own = preload.run(options.restarts, rng)
+        except ChildFailed as failure:
+            raise SystemExit(f"{task}: {failure}") from None
+        records += own
+        console.print(table(task, own))
+        workload = {"tasks": options.tasks, "rounds": options.rounds, "restarts": options.restarts}
+        if not options.quick:
+            written = write_result(
+                options.out / "failover.json", "failover", records, seed=options.seed, workload=workload
+            )
+            console.print(str(written))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.failover", description=__doc__)
+    parser.add_argument("--tasks", type=some_of(TASKS, "task"), default=list(TASKS), help=f"of {','.join(TASKS)}")
+    parser.add_argument("--rounds", type=int, default=40, help="of faults")
+    parser.add_argument("--restarts", type=int, default=5, help="of a replica, with and without reading ahead")
+    parser.add_argument("--quick", action="store_true", help="write nothing")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
