@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from benchmarks.failover import faults, preload
 from benchmarks.harness.arguments import some_of
@@ -23,24 +22,19 @@ TASKS = (faults.TASK, preload.TASK)
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
-    records: list[dict[str, Any]] = []
     for task in options.tasks:
-        rng = Random(f"{options.seed} {task}")
+        rng, workload = Random(f"{options.seed} {task}"), {"rounds": options.rounds}
         try:
             if task == faults.TASK:
                 own = faults.run(write_llama(ROOT / ".models" / "llama"), options.rounds, rng)
             else:
-                own = preload.run(options.restarts, rng)
+                own, workload = preload.run(options.restarts, rng), {"restarts": options.restarts}
         except ChildFailed as failure:
             raise SystemExit(f"{task}: {failure}") from None
-        records += own
         console.print(table(task, own))
-        workload = {"tasks": options.tasks, "rounds": options.rounds, "restarts": options.restarts}
         if not options.quick:
-            written = write_result(
-                options.out / "failover.json", "failover", records, seed=options.seed, workload=workload
-            )
-            console.print(str(written))
+            file = options.out / f"failover-{task}.json"
+            console.print(str(write_result(file, "failover", own, seed=options.seed, workload=workload)))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -18,6 +18,7 @@ from dev.tiny_models.llama import write_llama
 
 TASK = "preload"
 LAYERS, HIDDEN = 32, 1024  # 1.4 GB
+MODEL_LENGTH = 64  # nothing is asked; the KV cache of a pipeline on the CPU holds so many tokens of such a model
 STOCK, OURS = "off", "on"
 
 
@@ -40,7 +41,7 @@ def restarts(model: Path, preload: bool, rounds: int) -> list[dict[str, Any]]:
         options = {
             "runtime": {"recovery": {"max_restarts": 99}, "preload": {"enabled": preload}},
         }
-        spec = PipelineSpec(TEXT_TO_TEXT, "full_payload", scheduling=options)
+        spec = PipelineSpec(TEXT_TO_TEXT, "full_payload", scheduling=options, max_model_len=MODEL_LENGTH)
         around = environment(folder / "site", {})
         path = [Path(word) for word in around.pop("PYTHONPATH").split(":")]
         words = ["--model", str(model), "--folder", str(folder), "--spec", json.dumps(spec.to_json())]
