@@ -1,4 +1,4 @@
-"""The connector of shared encodings: an EC connector whose encoder outputs come from other engines of this host."""
+"""The connector of shared encodings: an EC connector whose encoder outputs come from other engines."""
 
 import hashlib
 import json
