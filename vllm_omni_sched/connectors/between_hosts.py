@@ -18,7 +18,7 @@ logger = get_logger(__name__)
 _POLL_SECONDS = 0.01  # between two looks for encodings that another member makes
 _TIDY_SECONDS = 1.0  # between two calls of `tidy`, which also show that the store answers
 _RETRY_SECONDS = 2.0  # until a store that did not answer is tried again
-_CLOSING_SECONDS = 10.0
+_CLOSING_SECONDS = 5.0  # for a call that the thread is in
 _MOST_OFFERS = 1024  # encodings that wait to be put
 
 
@@ -154,13 +154,9 @@ class BetweenHosts:
     def offer(self, key: str) -> None:
         """Put an encoding that this engine has made, and that the store of the host has."""
         with self._wake:
-            if not self.is_up or self._closing:
-                return
-            if len(self._offers) >= _MOST_OFFERS:
-                self.counts.refused += 1
-                self._releases.append(key)
-                return
-            self._offers.append(key)
+            full = len(self._offers) >= _MOST_OFFERS
+            self.counts.refused += full
+            (self._offers if self.is_up and not full else self._releases).append(key)
             self._tell()
 
     def close(self) -> None:
@@ -266,6 +262,7 @@ class BetweenHosts:
             for inquiry in self._inquiries:
                 inquiry.phase = Phase.ENDED
             self._inquiries.clear()
+            self._releases.extend(self._offers)  # their claims end when the store answers again
             self._offers.clear()
         if not self._was_told:
             logger.warning(

@@ -160,7 +160,10 @@ def test_a_store_that_is_down_is_not_waited_for(start: Start, caplog: pytest.Log
     assert one.way.counts == StoreCounts(unavailable=3)
     assert not one.way.is_up
     del one.far.get, one.far.tidy
+    other = start()
+    assert other.far.claim(["a"]) is ClaimOutcome.OTHERS
     assert one.way.work() > 0
+    assert other.far.claim(["a"]) is ClaimOutcome.OURS  # what was made meanwhile is claimed no more
     assert not one.way.is_over(one.ask("e"))
     down, up = (record.message for record in caplog.records)  # each is said once
     assert "cannot be used" in down

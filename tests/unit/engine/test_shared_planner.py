@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,15 +194,14 @@ def test_a_claim_ends_when_the_step_has_passed_the_item_without_an_encode(start:
 
 def test_what_another_engine_puts_between_two_looks_is_loaded(start: Start) -> None:
     one, other = start(), start()
-    has = other.store.has
+    claim = other.store.claim
 
-    def late(key: str) -> bool:
-        """Look, and let the other engine put the encoding after the look."""
-        found = has(key)
-        one.store.put(key, b"1")
-        return found
+    def late(keys: Sequence[str]) -> ClaimOutcome:
+        """Let the other engine put the encoding after the look, and before the claim."""
+        one.store.put("a", b"1")
+        return claim(keys)
 
-    other.store.has = late  # type: ignore[method-assign]
+    other.store.claim = late  # type: ignore[method-assign]
     assert other.planner.may_run(request("s", "a"), 0)
     assert other.planner.has("a")
 
