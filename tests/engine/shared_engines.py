@@ -1,7 +1,8 @@
 """`python -m tests.engine.shared_engines PLAN.json RESULT.json`: run engines in turn, and write their answers.
 
-PLAN.json: `{"ours": bool, "meet": folder, "engines": number of processes, "cases": [Case with "folder"]}`. Before each
-case all processes wait for each other, so that their engines get the same requests at the same time.
+PLAN.json: `{"ours": bool, "meet": folder, "engines": number of processes, "connects": whether to wait for the store
+between hosts, "cases": [Case with "folder"]}`. Before each case all processes wait for each other, so that their
+engines get the same requests at the same time.
 RESULT.json: `{case: {"answers": {id: Heard}, "counts": {outcome: number}, "again": counts of a second round}}`; the
 counts of a store between hosts begin with `store_`.
 """
@@ -38,7 +39,8 @@ def main(plan_file: str, result_file: str) -> None:
         )
         with closing(InProcessEngine(spec)) as here:
             asks = [Ask(**ask) for ask in case["asks"]]
-            wait_until_connected(here)
+            if plan["connects"]:
+                wait_until_connected(here)
             meet(Path(plan["meet"]), f"{case['name']}-begin", plan["engines"])
             first = run_round(here, asks)
             counts = counts_of(here)
@@ -91,9 +93,11 @@ def meet(folder: Path, name: str, processes: int) -> None:
         time.sleep(0.001)
 
 
-def plan_of(meet_in: Path, cases: list[dict[str, Any]], *, ours: bool, engines: int) -> dict[str, Any]:
+def plan_of(
+    meet_in: Path, cases: list[dict[str, Any]], *, ours: bool, engines: int, connects: bool = True
+) -> dict[str, Any]:
     meet_in.mkdir(parents=True, exist_ok=True)
-    return {"ours": ours, "meet": str(meet_in), "engines": engines, "cases": cases}
+    return {"ours": ours, "meet": str(meet_in), "engines": engines, "connects": connects, "cases": cases}
 
 
 if __name__ == "__main__":

@@ -164,17 +164,15 @@ class EncodingStore:
             raise KeyError(key) from None
 
     def get(self, key: str) -> bytes | None:
-        """Return an encoding, or None if there is none that can be read."""
-        had = self._own(key, _PIN).exists()
-        if not self.pin(key):
-            return None
+        """Return an encoding, or None if there is none that can be read; what this member has pinned stays pinned."""
+        path = self._path(key, _ENCODING)
         try:
-            return self.read(key)
-        except (KeyError, OSError):
+            data = path.read_bytes()  # complete: it is never changed, and may only lose its name meanwhile
+        except OSError:
             return None
-        finally:
-            if not had:
-                self.unpin(key)
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return data
 
     # -- making ------------------------------------------------------------
 

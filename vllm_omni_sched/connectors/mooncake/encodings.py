@@ -25,6 +25,7 @@ EXISTS = -705
 
 _HEAD = struct.Struct("<4s16sQI")  # magic, digest of the key, bytes of the encoding, and their CRC-32
 _MAGIC = b"OSE1"
+_TOKEN = struct.Struct("<Q")
 _CLAIM = struct.Struct("<QQ")  # token of the member, and number of its claim
 _SHARE = 0.9  # of the segment that encodings may fill: its blocks are larger than what is in them
 
@@ -236,7 +237,12 @@ class MooncakeEncodings:
         return True
 
     def _is_stale(self, claim: str, content: bytes) -> bool:
-        """Note a claim of another member; return whether it has been the same for ``claim_seconds``."""
+        """Note a claim of another member; return whether it has been the same for ``claim_seconds``.
+
+        One of this member that it does not know of is stale, too: it was put, and then the store did not answer.
+        """
+        if content.startswith(_TOKEN.pack(self._token)):
+            return True
         now, seen = self._clock(), self._seen.get(claim)
         if seen is None or seen.content != content:
             self._seen[claim] = _Seen(content, now)

@@ -84,6 +84,16 @@ def test_the_claim_of_a_member_that_hangs_is_removed_by_who_waits_for_it(members
     assert other.put("a", b"late") is PutOutcome.KNOWN
 
 
+def test_a_claim_that_was_put_without_an_answer_is_taken_again(members: Any) -> None:
+    one, other = members(), members()
+    one.claim(["a"])
+    one._claims.clear()  # as after a call that came to an error
+    assert other.claim(["a"]) is ClaimOutcome.OTHERS
+    assert one.claim(["a"]) is ClaimOutcome.OURS
+    one.release("a")
+    assert other.claim(["a"]) is ClaimOutcome.OURS
+
+
 def test_without_a_master_every_call_fails_in_time(own: Deployment, members: Any) -> None:
     one = members()
     one.claim(["a"])
