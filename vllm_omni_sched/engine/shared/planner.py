@@ -264,11 +264,15 @@ class SharedPlanner:
         """Copy this planner's counts into ``metrics``."""
         counts = self.counts
         store = StoreCounts() if self.between_hosts is None else self.between_hosts.counts
-        metrics.shared_host, metrics.shared_store = counts.loaded - counts.brought, counts.brought
+        metrics.shared_host = counts.loaded - counts.brought
+        metrics.shared_store = counts.brought
         metrics.shared_made = counts.made
-        metrics.shared_awaited_host, metrics.shared_awaited_store = counts.awaited, store.awaited
-        metrics.shared_gave_up_host, metrics.shared_gave_up_store = counts.gave_up, store.gave_up
-        metrics.shared_store_put, metrics.shared_store_refused = store.put, store.refused
+        metrics.shared_awaited_host = counts.awaited
+        metrics.shared_awaited_store = store.awaited
+        metrics.shared_gave_up_host = counts.gave_up
+        metrics.shared_gave_up_store = store.gave_up
+        metrics.shared_store_put = store.put
+        metrics.shared_store_refused = store.refused
         metrics.shared_store_unavailable = store.unavailable
 
     def _release(self, key: str) -> None:
