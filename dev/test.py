@@ -128,6 +128,7 @@ EXPECTED_SKIPS = {
     "not in this kernel or C library": r"this kernel|this C library",
     "no C compiler": r"^no C compiler$",
     "an optional package": r"^arctic_inference is not installed$",
+    "a package of .venv alone": r"is in \.venv alone$",
     "does not apply": r"nothing ever waits or runs in it",
 }
 """Why a test may be skipped on any machine of the project, with a pattern of the reasons that tests give."""

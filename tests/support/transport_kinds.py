@@ -99,7 +99,7 @@ def mooncake() -> Iterator[Open]:
     """Open clients of a real master, in a network namespace."""
     if reason := why_not():
         pytest.skip(reason)
-    deployment, clients = _deployment()
+    deployment, clients = mooncake_deployment()
     options = deployment.options(namespace=secrets.token_hex(4), segment="112MB")
     with (
         deployment.inside(),
@@ -112,7 +112,7 @@ def mooncake() -> Iterator[Open]:
 
 
 @cache
-def _deployment() -> tuple[Deployment, ReusedClients]:
+def mooncake_deployment() -> tuple[Deployment, ReusedClients]:
     """Start one master for the whole run."""
     made, clients = Deployment(), ReusedClients()
     atexit.register(made.close)

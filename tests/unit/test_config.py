@@ -40,6 +40,10 @@ def test_a_yaml_file_may_be_named(tmp_path):
         ({"metrics_interval_seconds": 100}, "nearest valid value is 60"),
         ({"metrics": "yes"}, "'metrics': input should be a valid boolean"),
         ({"encoder_cache_order": "old"}, r"'encoder_cache_order' must be one of \['age', 'worth'\], got 'old'"),
+        (
+            {"encoder_share_store": {"host": "a"}},
+            "'encoder_share_store' is given, but .* set 'encoder_share_bytes', or",
+        ),
         ({"encoder_cache_host_bytes": 1}, "'encoder_cache_host_bytes' is 1, but .* set 'encode_ahead' to true, or"),
         (
             {"encoder_cache_host_bytes": 1, "encode_ahead": True, "encoder_cache": "off"},

@@ -191,6 +191,15 @@ def strip_feature() -> Callable[[Any, bool], Any]:
     return by_us
 
 
+def device_name() -> str:
+    """Return the name of the kind of device that vLLM computes on."""
+    platform = import_module("vllm.platforms").current_platform
+    try:
+        return str(platform.get_device_name())
+    except NotImplementedError:
+        return str(platform.device_name)
+
+
 def workers_take_deltas(vllm_config: Any, config: OmniSchedConfig) -> bool:
     """Return whether all workers of this engine understand session deltas.
 

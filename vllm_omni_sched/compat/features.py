@@ -67,6 +67,9 @@ _POINTS: dict[str, list[tuple[str, str, str, bool]]] = {
         ("call of the HF processor", modules.MM_PROCESSOR, "BaseMultiModalProcessor._apply_hf_processor_main", True),
         ("decoder of pictures", modules.IMAGE_IO, "ImageMediaIO.load_bytes", True),
     ],
+    "route": [
+        ("choice of an engine", modules.CORE_CLIENT, "DPLBAsyncMPClient.get_core_engine_for_request", False),
+    ],
     "metrics": [("registry of /metrics", "vllm.v1.metrics.prometheus", "get_prometheus_registry", True)],
 }
 _NOT_NEEDED = {
@@ -79,7 +82,7 @@ _NOT_NEEDED = {
 _WORKER_MODULES = (modules.RUNNER_V1, modules.RUNNER_V2, modules.ENCODER_RUNNER_V2, modules.ROPE_V2)
 _FRONT_END_MODULES = (
     *(modules.INPUT_PROCESSOR, modules.ASYNC_LLM, modules.RESPONSES),
-    *(modules.RENDERER, modules.MM_PROCESSOR, modules.IMAGE_IO),
+    *(modules.RENDERER, modules.MM_PROCESSOR, modules.IMAGE_IO, modules.CORE_CLIENT),
 )
 
 

@@ -5,4 +5,7 @@ the same in all media: `arena` (shared memory of one host), `disk` (files), `moo
 (device memory). On top of them `routing` chooses a transport for each message, `tiers` keeps messages in several, and
 `compression` makes buffers smaller where that takes less time. `vllm_omni_sched.omni` presents them to vLLM-Omni as
 OmniConnectors.
+
+`encodings` is the store of encodings that the engines of a host share, `mooncake.encodings` the one between hosts, and
+`between_hosts` the way between the two.
 """

@@ -118,13 +118,36 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "shared_encodings_total",
         "counter",
-        "Encoder outputs with `encoder_share_bytes`: loaded from the store of the host, or made by this engine; and "
-        "requests that waited for another engine (awaited), of those some in vain (gave_up).",
+        "Encoder outputs with `encoder_share_bytes` that the encoder cache lacked, by the place where they were: in "
+        "the store of the host (host), in the store between hosts (store), or nowhere, so that this engine made them "
+        "(made).",
+        {"host": "shared_host", "store": "shared_store", "made": "shared_made"},
+        label="place",
+    ),
+    Metric(
+        "shared_encodings_awaited_total",
+        "counter",
+        "Requests that waited for an engine that makes an encoding, by the place of its claim: on this host (host), or "
+        "on another one (store).",
+        {"host": "shared_awaited_host", "store": "shared_awaited_store"},
+        label="place",
+    ),
+    Metric(
+        "shared_encodings_gave_up_total",
+        "counter",
+        "Requests that waited in vain for an engine that makes an encoding, by the place of its claim.",
+        {"host": "shared_gave_up_host", "store": "shared_gave_up_store"},
+        label="place",
+    ),
+    Metric(
+        "shared_store_encodings_total",
+        "counter",
+        "Encoder outputs with `encoder_share_store`: put into the store between hosts (put), not put because it has no "
+        "room or is behind (refused), and made by this engine because the store did not answer in time (unavailable).",
         {
-            "loaded": "shared_loaded",
-            "made": "shared_made",
-            "awaited": "shared_awaited",
-            "gave_up": "shared_gave_up",
+            "put": "shared_store_put",
+            "refused": "shared_store_refused",
+            "unavailable": "shared_store_unavailable",
         },
         label="outcome",
     ),

@@ -14,7 +14,7 @@ from vllm_omni_sched.clock import Clock, sleep_seconds
 from vllm_omni_sched.config.errors import ConfigError, RendezvousError, TransportClosedError
 from vllm_omni_sched.config.extras import how_to_install
 from vllm_omni_sched.connectors.mooncake.calls import Calls
-from vllm_omni_sched.connectors.mooncake.options import MIB, MooncakeOptions
+from vllm_omni_sched.connectors.mooncake.options import MIB, ClientOptions
 
 OK = 0
 NO_ROOM, TOO_SMALL, NOT_READY, MISSING, LEASE_OVER, RPC = -200, -600, -703, -704, -707, -900
@@ -62,7 +62,7 @@ class Store:
         RendezvousError: there is no master, or it does not take us.
     """
 
-    def __init__(self, options: MooncakeOptions, clock: Clock) -> None:
+    def __init__(self, options: ClientOptions, clock: Clock) -> None:
         self._options = options
         self._library = load_library()
         self.protocol = options.protocol()
@@ -126,6 +126,14 @@ class Store:
             self._options.transfer_seconds(nbytes), self._read_and_claim, key, address, nbytes, late=late
         )
 
+    def add_from(self, key: str, address: int, nbytes: int, config: Any, late: Callable[[Any], None]) -> int:
+        """Put registered memory under a key that has no object; return 0, or a negative code.
+
+        If the key has an object, nothing is put. The library returns 0 all the same.
+        """
+        seconds = self._options.transfer_seconds(nbytes)
+        return int(self.calls.run(seconds, self._client.put_from, key, address, nbytes, config, late=late))
+
     def claim(self, key: str) -> int:
         """Remove one object, on the thread of a call; return 0 if this process was the first."""
         return int(self._client.remove(key, True))
@@ -135,15 +143,19 @@ class Store:
         seconds = self._options.transfer_seconds(nbytes)
         return int(self.calls.run(seconds, self._client.upsert_from, key, address, nbytes, config, late=late))
 
-    def remove(self, keys: list[str]) -> list[int]:
-        """Remove objects at once, also leased ones; return 0 for each that existed.
+    def remove(self, keys: list[str], *, leased: bool = True) -> list[int]:
+        """Remove objects at once; return 0 for each that existed.
+
+        Args:
+            keys: of the objects.
+            leased: whether also those that somebody has read of late, and may still be reading.
 
         Raises:
             MasterGoneError: it does not answer: what was removed is not known.
         """
         if not keys:
             return []
-        return [int(code) for code in self._ask(self._client.batch_remove, keys, True)]
+        return [int(code) for code in self._ask(self._client.batch_remove, keys, leased)]
 
     def replicas(self, key: str) -> int:
         """Return the number of segments that hold an object."""
@@ -210,7 +222,7 @@ class Store:
         ending.close(0.0)
 
 
-def reach_master(options: MooncakeOptions, clock: Clock) -> None:
+def reach_master(options: ClientOptions, clock: Clock) -> None:
     """Wait until a process listens at the master's address: the library waits silently, and then returns only a
     code.
 

@@ -1,1 +1,1 @@
-"""Encoder outputs shared by the engines of one host: an item that several replicas get is encoded by one of them."""
+"""Encoder outputs shared by engines, on one host and between hosts: an item that several get is encoded by one."""
