@@ -53,7 +53,7 @@ def sampling_params(spec: PipelineSpec, ask: Ask) -> list[Any]:
     """Return sampling parameters for each stage, at temperature 0."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    max_tokens = [ask.thinks, ask.says, echoes(ask), 1] if spec.pipeline == BRANCHES else [ask.thinks, ask.says, 1]
+    max_tokens = [ask.thinks, ask.says, *([echoes(ask)] if spec.pipeline == BRANCHES else []), 1, 1]
     return [
         SamplingParams(
             temperature=0.0,
@@ -68,6 +68,11 @@ def sampling_params(spec: PipelineSpec, ask: Ask) -> list[Any]:
 def echoes(ask: Ask) -> int:
     """Return how many codes the second talker of the pipeline that branches says."""
     return ask.says // 2 + 1
+
+
+def speaking_and_drawing_params(spec: PipelineSpec, draw: Draw, says: int) -> list[Any]:
+    """Return the parameters of the stages that make text and sound of a prompt, and of the one that draws its text."""
+    return [*sampling_params(spec, Ask(draw.prompt, WORDS, says))[:3], drawing_params(draw)[1]]
 
 
 def drawing_params(draw: Draw) -> list[Any]:

@@ -38,10 +38,11 @@ def _stage(spec: PipelineSpec, number: int) -> dict[str, Any]:
     stage |= {"max_num_seqs": 1, "gpu_memory_utilization": 0.05} if diffuses else _engine(spec)
     if number == spec.replicated % spec.stages and spec.replicas > 1:
         stage |= {"num_replicas": spec.replicas, "devices": ",".join(["0"] * spec.replicas)}
-    if spec.pipeline in DIFFUSION:
+    if diffuses:
         return stage  # its prompts go through the front end
+    targets = [one for one in range(spec.stages) if number in spec.sources(one) and one != DIFFUSION.get(spec.pipeline)]
     incoming = {f"from_stage_{source}": "c" for source in spec.sources(number)}
-    outgoing = {f"to_stage_{target}": "c" for target in range(spec.stages) if number in spec.sources(target)}
+    outgoing = {f"to_stage_{target}": "c" for target in targets}
     if incoming and spec.connector:
         stage["input_connectors"] = incoming
     if outgoing and spec.connector:

@@ -1,9 +1,12 @@
 """The pipelines: text → text, and text → text → sound, in async-chunk and in full-payload mode; and text → picture.
 
-One branches: the thinker's output goes to two talkers, and what both say goes to a mixer.
+Two branch: in one, the thinker's output goes to two talkers, and what both say goes to a mixer; in the other, it goes
+to a talker and to the stage that draws.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from vllm_omni.config.stage_config import PipelineConfig, StageExecutionType, StagePipelineConfig
 
@@ -70,6 +73,18 @@ TEXT_TO_SOUND = PipelineConfig(
     ),
 )
 
+_DRAWS = StagePipelineConfig(
+    stage_id=1,
+    model_stage="dit",
+    model_arch=PICTURES,
+    execution_type=StageExecutionType.DIFFUSION,
+    input_sources=(0,),
+    final_output=True,
+    final_output_type="image",
+    custom_process_input_func=f"{PROCESSORS}.encoder2dit_prompt",
+    omni_kv_config={"need_recv_cache": False},
+)
+
 TEXT_TO_PICTURE = PipelineConfig(
     model_type="tiny_text_to_picture",
     stages=(
@@ -80,17 +95,7 @@ TEXT_TO_PICTURE = PipelineConfig(
             owns_tokenizer=True,
             engine_output_type="text",
         ),
-        StagePipelineConfig(
-            stage_id=1,
-            model_stage="dit",
-            model_arch=PICTURES,
-            execution_type=StageExecutionType.DIFFUSION,
-            input_sources=(0,),
-            final_output=True,
-            final_output_type="image",
-            custom_process_input_func=f"{PROCESSORS}.encoder2dit_prompt",
-            omni_kv_config={"need_recv_cache": False},
-        ),
+        _DRAWS,
     ),
 )
 
@@ -105,6 +110,7 @@ BRANCHES = PipelineConfig(
             input_sources=(0,),
             engine_output_type="latent",
             sync_process_input_func=f"{PROCESSORS}.thinker2talker_prompt",
+            async_chunk_process_next_stage_input_func=f"{PROCESSORS}.talker2vocoder_chunk",
             custom_process_next_stage_input_func=f"{PROCESSORS}.talker2vocoder_payload",
             requires_full_payload_input=True,
         ),
@@ -117,6 +123,7 @@ BRANCHES = PipelineConfig(
             final_output_type="text",
             engine_output_type="latent",
             sync_process_input_func=f"{PROCESSORS}.thinker2talker_prompt",
+            async_chunk_process_next_stage_input_func=f"{PROCESSORS}.echo2mixer_chunk",
             custom_process_next_stage_input_func=f"{PROCESSORS}.echo2mixer_payload",
             requires_full_payload_input=True,
         ),
@@ -135,4 +142,11 @@ BRANCHES = PipelineConfig(
     ),
 )
 
-PIPELINES = {pipeline.model_type: pipeline for pipeline in (TEXT_TO_TEXT, TEXT_TO_SOUND, TEXT_TO_PICTURE, BRANCHES)}
+SPEECH_AND_PICTURE = PipelineConfig(
+    model_type="tiny_speech_and_picture", stages=(*TEXT_TO_SOUND.stages, replace(_DRAWS, stage_id=3))
+)
+
+PIPELINES = {
+    pipeline.model_type: pipeline
+    for pipeline in (TEXT_TO_TEXT, TEXT_TO_SOUND, TEXT_TO_PICTURE, BRANCHES, SPEECH_AND_PICTURE)
+}

@@ -97,6 +97,18 @@ def echo2mixer_payload(
     return {"codes": {"ref": torch.tensor(list(request.output_token_ids))}}
 
 
+def echo2mixer_chunk(
+    transfer_manager: Any,
+    multimodal_output: dict[str, Any] | None,
+    request: Any,
+    is_finished: bool = False,
+    new_token_ids: Sequence[int] = (),
+) -> OmniPayloadStruct | None:
+    if not new_token_ids:
+        return None
+    return OmniPayloadStruct(codes=CodesStruct(ref=torch.tensor(list(new_token_ids))))
+
+
 def talkers2mixer_prompt(source_outputs: Sequence[Any], *_: Any) -> list[OmniTokensPrompt]:
     """Return one prompt from the outputs of both talkers, the first of which says how long the sound is."""
     talker, _echo = source_outputs

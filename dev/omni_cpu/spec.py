@@ -14,9 +14,11 @@ TEXT_TO_TEXT = "tiny_text_to_text"
 TEXT_TO_SOUND = "tiny_text_to_sound"
 TEXT_TO_PICTURE = "tiny_text_to_picture"
 BRANCHES = "tiny_branches"
-STAGES = {TEXT_TO_TEXT: 2, TEXT_TO_SOUND: 3, TEXT_TO_PICTURE: 2, BRANCHES: 4}
-SOURCES = {BRANCHES: [(), (0,), (0,), (1, 2)]}  # the stages that each stage reads, where they are no line
-DIFFUSION = {TEXT_TO_PICTURE: 1}  # the stage that is one
+SPEECH_AND_PICTURE = "tiny_speech_and_picture"
+STAGES = {TEXT_TO_TEXT: 2, TEXT_TO_SOUND: 3, TEXT_TO_PICTURE: 2, BRANCHES: 4, SPEECH_AND_PICTURE: 4}
+# the stages that each stage reads, where they are no line
+SOURCES = {BRANCHES: [(), (0,), (0,), (1, 2)], SPEECH_AND_PICTURE: [(), (0,), (1,), (0,)]}
+DIFFUSION = {TEXT_TO_PICTURE: 1, SPEECH_AND_PICTURE: 3}  # the stage that is one
 
 
 @dataclass(frozen=True)

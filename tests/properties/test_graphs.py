@@ -18,17 +18,22 @@ COUNT = 8
 STEPS = 80
 
 
+def chunked_of(rng, sources):
+    return {stage for stage, reads in sources.items() if reads and rng.random() < 0.4}
+
+
 def outputs_of(rng, one):
     return sorted(rng.sample(one.finals, rng.randint(1, len(one.finals))))
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.integers(0, 2**32), st.booleans())
-def test_flow(seed, consumes):
+@given(st.integers(0, 2**32), st.booleans(), st.booleans())
+def test_flow(seed, consumes, chunks):
     """However often inputs are lost, each stage starts with all its inputs, and all outputs come."""
     rng = Random(seed)
     sources = random_sources(rng)
-    one = Branching(sources, {stage for stage in sources if rng.random() < 0.4})
+    chunked = chunked_of(rng, sources) if chunks else ()
+    one = Branching(sources, {stage for stage in sources if rng.random() < 0.4}, chunked=chunked)
     flow = RequestFlow(FlowPlan.of(one.graph, outputs_of(rng, one)), consumes)
     started = Counter(flow.begin())
     losses = 6
@@ -41,6 +46,9 @@ def test_flow(seed, consumes):
         stage = rng.choice(running)
         if losses and rng.random() < 0.4:
             losses -= 1
+            if stage in flow.plan.chunk_groups:
+                assert stage in flow.restart(stage)
+                continue
             reads = flow.plan.sources[stage]
             again = flow.again(stage, rng.sample(reads, rng.randint(0, len(reads))))
             assert set(again.starts) <= set(again.stages)
@@ -56,6 +64,11 @@ def test_flow(seed, consumes):
     assert set(started) == set(flow.plan.stages)
     if losses == 6:
         assert set(started.values()) == {1}
+
+
+def fed(flow, stage):
+    """Return whether all that a stage reads has ended, so that the end of its request leaves nothing out."""
+    return all(flow.phase(source) is StagePhase.DONE for source in flow.plan.sources[stage])
 
 
 OPTIONS = st.fixed_dictionaries(
@@ -91,19 +104,25 @@ def undisturbed(one):
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**32), OPTIONS, st.booleans())
+@given(st.integers(0, 2**32), OPTIONS, st.booleans(), st.booleans(), st.booleans())
 # a stage that was to run again for one successor runs for another one first
 @example(
-    5866, {"runtime": {"branch_errors": "request", "credits": {}, "recovery": {}}, "graph": {}, "balancing": {}}, False
+    5866,
+    {"runtime": {"branch_errors": "request", "credits": {}, "recovery": {}}, "graph": {}, "balancing": {}},
+    False,
+    True,
+    False,
 )
 # a stage whose work could not be moved again is lost for a second successor, too
-@example(780, {**FEW_MOVES, "graph": {}, "balancing": {"policy": "round-robin"}}, False)
-def test_each_request_leaves_once(seed, options, shares):
-    """Requests that share work keep their inputs, as in the simulator; others lose some, as with connectors."""
+@example(780, {**FEW_MOVES, "graph": {}, "balancing": {"policy": "round-robin"}}, False, True, False)
+def test_each_request_leaves_once(seed, options, shares, consumes, chunks):
+    """Requests keep their inputs, as in the simulator, or lose some, as with connectors."""
     rng = Random(seed)
     sources = random_sources(rng)
     finals = {stage for stage in sources if rng.random() < 0.3}
-    one = Branching(sources, finals, rng.randint(1, 3), rng.randint(1, 3), consumes=not shares, **options)
+    chunked = chunked_of(rng, sources) if chunks else set()
+    at_once = rng.randint(1, 3), rng.randint(1, 3)
+    one = Branching(sources, finals, *at_once, consumes=consumes, chunked=chunked, payloads=consumes, **options)
     flows = {}
     for number in range(COUNT):
         name = str(number)
@@ -115,11 +134,11 @@ def test_each_request_leaves_once(seed, options, shares):
             one.finish(*rng.choice(running))
         elif dice < 0.7:
             stage = rng.choice(list(sources))
-            most = (lambda reads: ()) if shares else (lambda reads: rng.sample(reads, rng.randint(0, len(reads))))
+            most = (lambda reads: ()) if not consumes else (lambda reads: rng.sample(reads, rng.randint(0, len(reads))))
             one.kill(stage, rng.choice(list(one.core.stages[stage].replicas)), most)
-        elif dice < 0.78 and not shares and running:
+        elif dice < 0.78 and consumes and running:
             name, stage = rng.choice(running)
-            if sources[stage]:
+            if sources[stage] and stage not in chunked:
                 one.recall(name, stage, rng.choice(sources[stage]))
         elif dice < 0.82 and running:
             one.error(*rng.choice(running))
@@ -144,10 +163,11 @@ def test_each_request_leaves_once(seed, options, shares):
 def test_without_faults_each_stage_starts_once(seed):
     rng = Random(seed)
     sources = random_sources(rng)
-    one = Branching(sources, {stage for stage in sources if rng.random() < 0.3}, rng.randint(1, 3))
+    chunked = chunked_of(rng, sources)
+    one = Branching(sources, {stage for stage in sources if rng.random() < 0.3}, rng.randint(1, 3), chunked=chunked)
     flows = {str(number): one.come(str(number), outputs_of(rng, one)) for number in range(COUNT)}
-    while running := one.running():
-        one.finish(*rng.choice(running))
+    while one.running():
+        one.finish(*rng.choice([(name, stage) for name, stage in one.running() if fed(flows[name], stage)]))
     undisturbed(one)
     assert set(one.ended.values()) == {"done"}
     assert one.starts == Counter((name, stage) for name, flow in flows.items() for stage in flow.plan.stages)
@@ -160,7 +180,8 @@ def test_with_recovery_all_is_answered(seed):
     rng = Random(seed)
     sources = random_sources(rng)
     finals = {stage for stage in sources if rng.random() < 0.3}
-    one = Branching(sources, finals, 2, runtime={"recovery": {"max_redispatches": 20}})
+    chunked = chunked_of(rng, sources)
+    one = Branching(sources, finals, 2, chunked=chunked, runtime={"recovery": {"max_redispatches": 40}})
     flows = {str(number): one.come(str(number), outputs_of(rng, one)) for number in range(COUNT)}
     replicas = [(stage, index) for stage in sources for index in range(2)]
     rng.shuffle(replicas)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from random import Random
 from typing import Any
 
@@ -29,12 +29,25 @@ def random_sources(rng: Random, most: int = 6) -> dict[int, tuple[int, ...]]:
     return found | {len(found): (0,)}
 
 
-def graph_of(sources: Mapping[int, tuple[int, ...]], finals: set[int], replicas: int = 1) -> StageGraph:
-    """Stages that nothing reads make a final output, too."""
+def graph_of(
+    sources: Mapping[int, tuple[int, ...]],
+    finals: set[int],
+    replicas: int = 1,
+    chunked: Collection[int] = (),
+) -> StageGraph:
+    """Stages that nothing reads make a final output, too. ``chunked``: those that read chunks."""
     read = {one for each in sources.values() for one in each}
     kinds = [StageKind.AR, StageKind.GENERATION, StageKind.DIFFUSION]
     return StageGraph.of(
-        Stage(at, f"stage{at}", kinds[at % 3], reads, at in finals or at not in read, replicas=replicas)
+        Stage(
+            at,
+            f"stage{at}",
+            kinds[at % 3],
+            reads,
+            at in finals or at not in read,
+            replicas=replicas,
+            reads_chunks=at in chunked,
+        )
         for at, reads in sources.items()
     )
 
@@ -43,6 +56,8 @@ class Branching:
     """Drives the core of a graph of stages by hand.
 
     ``options``: as under ``omni_sched`` in the deploy YAML. ``consumes``: inputs are gone once a stage has run.
+    ``chunked``: the stages that read chunks. ``payloads``: all others read payloads of connectors, which are sent to
+    one run.
     """
 
     def __init__(
@@ -52,9 +67,12 @@ class Branching:
         replicas: int = 1,
         at_once: int = 2,
         consumes: bool = True,
+        chunked: Collection[int] = (),
+        payloads: bool = False,
         **options: Any,
     ) -> None:
-        self.graph = graph_of(sources, finals, replicas)
+        self.graph = graph_of(sources, finals, replicas, chunked)
+        self.payloads = payloads
         self.finals = [stage.stage_id for stage in self.graph.stages if stage.final_output]
         self.consumes = consumes
         self.now = 0.0
@@ -66,6 +84,8 @@ class Branching:
         self.starts: Counter[tuple[str, int]] = Counter()
         self.down: list[tuple[int, int]] = []  # replicas to be restarted
         self.keys: dict[str, str] = {}
+        self.owners: dict[tuple[str, int], str] = {}  # in whose name the work ran, by request and stage
+        self.sealed: Counter[str] = Counter()  # how often requests with a key could join those before no longer
 
     def tell(self, event: e.Event) -> list[e.Action]:
         """Pass an event to the core, and carry out its actions."""
@@ -89,6 +109,13 @@ class Branching:
             case e.GivenUp(work, receivers):
                 for name in receivers:
                     self.fail(name, work.stage_id)
+            case e.Inherited(owner, heir) if self.consumes:
+                flow = self.flow(owner)
+                assert flow is not None
+                read = flow.plan.sources[heir.stage_id]
+                lost = [source for source in read if (source, heir.stage_id) not in flow._held]
+                if lost:
+                    self.recall(heir.request_id, heir.stage_id, *lost)
             case e.Stop(work):
                 self.tell(e.Dropped(work.stage_id, work.request_id))
             case _:
@@ -112,11 +139,27 @@ class Branching:
         known = self.core.context.known.get(name)
         if known is None:
             return
-        key = (stage_id, self.keys[name]) if name in self.keys else None
+        key = self._key(name, stage_id) if name in self.keys else None
         work = StageWork(request_id=name, stage_id=stage_id, known=known, arrived=self.now, key=key)
         actions = self.tell(e.Submitted(work, known.features[stage_id]))
         if any(isinstance(one, e.Lead) for one in actions):
             self.tell(e.Waits(work))
+
+    def _key(self, name: str, stage_id: int) -> object:
+        """Return the key of a request's work in a stage, by the rules of `BranchSharing`."""
+        flow, content = self.flow(name), self.keys[name]
+        assert flow is not None
+        if stage_id in flow.plan.chunked:
+            sources = flow.plan.sources[stage_id]
+            leaders = (self.core.stages[source].leader_of(name) for source in sources)
+            ended = (self.owners.get((name, source)) for source in sources)
+            return stage_id, tuple(owner or leader for owner, leader in zip(ended, leaders, strict=True))
+        if stage_id in flow.plan.chunk_groups:
+            return stage_id, content, flow.plan.outputs, self.sealed[content]
+        if not self.payloads:
+            return stage_id, content
+        owners = tuple(self.owners[name, source] for source in flow.plan.sources[stage_id])
+        return stage_id, owners or (content, flow.plan.outputs)
 
     def finish(self, name: str, stage_id: int) -> None:
         """End the work that was begun for a request."""
@@ -125,6 +168,9 @@ class Branching:
         for action in self.core.handle(e.Finished(stage_id, name), self.now):
             if isinstance(action, e.Ended):
                 flow_outputs = dict.fromkeys(action.receivers)
+                self.owners.update({(receiver, stage_id): name for receiver in action.receivers})
+                if self.graph.exchanges_chunks(stage_id):
+                    self.sealed.update(self.keys[one] for one in action.receivers if one in self.keys)
                 for receiver in flow_outputs:
                     if receiver in self.core.context.known:
                         self.outputs[receiver][stage_id] += 1
@@ -182,13 +228,34 @@ class Branching:
             if isinstance(action, e.Lost) and not action.waits:
                 flow = action.work.known.flow
                 assert flow is not None
+                if stage_id in flow.plan.chunk_groups:
+                    self._stop(action.work, flow)
+                    continue
                 gone = tuple(lost(flow.plan.sources[stage_id]))
                 if gone:
                     self.tell(e.InputsLost(stage_id, action.work.request_id, gone))
         self.tell(e.DeathExamined(stage_id, index, "killed"))
 
-    def recall(self, name: str, stage_id: int, sender: int, index: int = 0) -> None:
-        """The replica of a source has died before its output for this stage was sent."""
+    def _stop(self, lost: StageWork, flow: RequestFlow) -> None:
+        """Withdraw a request from the stages that exchange chunks with one that has lost it."""
+        name, stages, recovery = lost.request_id, self.core.stages, self.core.recovery
+        assert recovery is not None
+        group = [one for one in flow.plan.chunk_groups[lost.stage_id] if flow.phase(one) is not StagePhase.DROPPED]
+        for stage_id in group:
+            self.tell(e.TakenOut(stage_id, name))
+        works = recovery.works_of(name)
+        present = [stages[one].receivers(name) for one in group]
+        everybody = max(present, key=len)
+        if name in self.ended:  # its work goes on for others
+            everybody = next((these for these in present if these[0] != name), everybody)
+        for stage_id in group:
+            if stage_id in works:
+                self.tell(e.Regrouped(stage_id, name, everybody))
+            if stage_id in works and works[stage_id] is not lost and stages[stage_id].running.get(name):
+                self.tell(e.Withdrawn(stage_id, name))
+
+    def recall(self, name: str, stage_id: int, *senders: int) -> None:
+        """The replicas of sources have died before their outputs for this stage were sent."""
         stage = self.core.stages[stage_id]
         work = stage.running.get(name)
         if work is not None:
@@ -198,7 +265,7 @@ class Branching:
             if work is None:
                 return
             self.tell(e.TakenOut(stage_id, name))
-        self.tell(e.Recalled(work, stage_id, index, (sender,)))
+        self.tell(e.Recalled(work, stage_id, 0, senders))
 
     def revive(self) -> None:
         """Restart what is to be restarted."""

@@ -35,7 +35,7 @@ CUMULATIVE, DELTA, FINAL_ONLY = RequestOutputKind.CUMULATIVE, RequestOutputKind.
 class StageSpec:
     """Specifies a stage. ``edge``: it gets payloads by a connector; ``kind``: its scheduler, or diffusion.
 
-    ``sources``: the stages that it reads; None: the one before.
+    ``sources``: the stages that it reads; None: the one before. ``chunks``: it is in async-chunk mode.
     """
 
     replicas: int = 1
@@ -44,6 +44,7 @@ class StageSpec:
     max_num_seqs: int = 8
     edge: bool = False
     sources: tuple[int, ...] | None = None
+    chunks: bool = False
 
     def reads(self, stage_id: int) -> list[int]:
         if self.sources is not None:
@@ -61,10 +62,9 @@ def connector_spec(stages: Sequence[StageSpec], edges: Edges) -> dict[str, Any]:
     if not branches(stages):
         return {"name": CONNECTOR, "extra": {"edges": edges}}
     carried = [[source, at] for at, spec in enumerate(stages) if spec.edge for source in spec.reads(at)]
-    return {
-        "name": "OmniBranchConnector",
-        "extra": {"connector": CONNECTOR, "extra": {"edges": edges}, "edges": carried},
-    }
+    extra = {"connector": CONNECTOR, "extra": {"edges": edges}, "edges": carried}
+    chunked = [at for at, spec in enumerate(stages) if spec.edge and spec.chunks]
+    return {"name": "OmniBranchConnector", "extra": extra | ({"chunked": chunked} if chunked else {})}
 
 
 FINAL = StageSpec(final_output=True)
@@ -114,6 +114,7 @@ class Replica:
         self._fed = spec.edge
         self._feeds = any(stage_id in one.reads(at) and one.edge for at, one in enumerate(stages))
         self._branches = branches(stages)
+        self._chunks = spec.chunks
         self._sources = spec.reads(stage_id)
         if self._branches:
             register_names()
@@ -194,6 +195,8 @@ class Replica:
             external = request.external_req_id if self._fed else request.request_id
             edge = str(self.stage_id), str(self.stage_id + 1)
             payload = {"tokens": {str(self.stage_id): tokens}} if self._branches else tokens
+            if self._chunks and self._branches:
+                payload["meta"] = {"finished": True}
             self._held_back.append((*edge, f"{external}_{self.stage_id}_0", payload))
             if not self.sends_late:
                 self.send()
@@ -275,6 +278,7 @@ def pool_of(stage_id: int, stages: Sequence[StageSpec], edges: Edges) -> StagePo
         scheduler_config=SimpleNamespace(max_num_seqs=spec.max_num_seqs, scheduler_cls=spec.kind),
         model_config=SimpleNamespace(
             max_model_len=4096,
+            **({"async_chunk": spec.chunks} if branches(stages) else {}),
             stage_connector_config=connector_spec(stages, edges) if spec.edge else None,
         ),
     )

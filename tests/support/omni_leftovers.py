@@ -25,6 +25,10 @@ def left_over(omni: Any, driver: Any) -> dict[str, Any]:
     if driver.graph.branches:
         kept |= {"lying": omni.sharing._lying, "starts": omni._starts, "kept": omni._kept, "came from": omni._came_from}
         kept["on their way"] = omni.recovery._on_their_way
+        kept |= {"owners": omni.sharing._owners, "waits": omni.sharing._waits}
+        kept |= {"sent to": omni._sent_to, "first requests": omni._first_requests}
+        if omni.recovery._chunks is not None:
+            kept["left early"] = omni.recovery._chunks._left_early
         names = [pool.names for pool in omni.stage_pools]
         kept["branch names"] = [
             one for each in names for one in (*each._runs, *each._present, *each._given, *each._stale)

@@ -281,8 +281,8 @@ def _shared_parts(config: StageSchedConfig, found: Deployed | None) -> Iterator[
     """Yield the parts that are active in all stages or in none."""
     runtime, graph, watching = config.runtime, config.graph, config.monitoring
     if found is not None:
-        how = "all stages of a request at once" if found.async_chunk else "one stage after the other"
-        yield Status("async_chunk", found.async_chunk, how)
+        how = f"{_at_once(found)} at once" if found.chunked else "one stage after the other"
+        yield Status("async_chunk", found.chunked, how)
     yield _part("merging", graph.merging.enabled, "identical work runs once", "graph.merging.enabled")
     classes = ", ".join(f"{name} (rank {one.rank})" for name, one in graph.priority.classes.items())
     yield _part("priority", graph.priority.enabled, f"classes {classes}", "graph.priority.enabled")
@@ -356,12 +356,17 @@ def _balancing(config: StageSchedConfig, stage: Stage) -> Status:
     return Status("balancing", True, f"{policy.value} among {stage.replicas} replicas{warm}")
 
 
+def _at_once(found: Deployed) -> str:
+    """Return which stages of a request run at once in async-chunk mode."""
+    return "stages that exchange chunks" if found.graph.branches else "all stages of a request"
+
+
 def _credits(config: StageSchedConfig, found: Deployed, stage: Stage) -> Status:
     options = config.runtime.credits
     if not options.enabled:
         return Status("credits", False, "'runtime.credits.enabled' is false")
-    if found.async_chunk:
-        return Status("credits", False, "all stages of a request start at once (async_chunk)")
+    if found.chunked:
+        return Status("credits", False, f"{_at_once(found)} start at once (async_chunk)")
     return Status("credits", True, f"room for {options.capacity} requests")
 
 

@@ -1,7 +1,7 @@
 """Represent the stages of a pipeline as a graph that is checked once, when it is made."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -28,7 +28,7 @@ class Stage:
 
     ``sources``: the stages whose output it reads; empty for a stage that reads the request itself.
     ``final_output``: its output goes to the user; other stages may read it too.
-    ``modality``: modality of its output.
+    ``modality``: modality of its output. ``reads_chunks``: it reads the outputs of its sources while these run.
 
     Raises:
         GraphError: the id is negative, a source is named twice, or ``replicas`` is below 1.
@@ -42,6 +42,7 @@ class Stage:
     modality: str = "text"
     replicas: int = 1
     devices: tuple[str, ...] = ()
+    reads_chunks: bool = False
 
     def __post_init__(self) -> None:
         if self.stage_id < 0:
@@ -101,6 +102,24 @@ class StageGraph:
         """Return whether the stages are more than a line, in which each reads the one with the next smaller id."""
         before = (stage.stage_id for stage in self.stages)
         return any(stage.sources != (one,) for one, stage in zip(before, self.stages[1:], strict=False))
+
+    @cached_property
+    def chunked(self) -> bool:
+        """Return whether a stage reads the outputs of others in chunks."""
+        return any(stage.reads_chunks for stage in self.stages)
+
+    def exchanges_chunks(self, stage_id: int) -> bool:
+        """Return whether a stage reads chunks, or another one reads its output in chunks.
+
+        Raises:
+            ValueError: there is no such stage.
+        """
+        return any(self.stage(one).reads_chunks for one in (stage_id, *self.successors(stage_id)))
+
+    def with_chunks(self, stage_ids: Collection[int]) -> "StageGraph":
+        """Return the graph in which these stages, and no others, read chunks."""
+        stages = tuple(replace(one, reads_chunks=one.stage_id in stage_ids) for one in self.stages)
+        return StageGraph(stages, self.entries)
 
     @cached_property
     def order(self) -> tuple[int, ...]:

@@ -7,13 +7,14 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_omni.distributed.omni_connectors.connectors.base import OmniConnectorBase
+from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import ConnectorError
 from vllm_omni_sched.logs import get_logger
+from vllm_omni_sched.omni.chunks import ChunkJoin, as_last
 from vllm_omni_sched.omni.extra import ENGINES
 
 logger = get_logger(__name__)
@@ -22,7 +23,9 @@ NAME = "OmniBranchConnector"
 MARK = ">"
 """Ends the name of a run in the external id of a request; after it come the runs of the stages that get its output."""
 
-_ADDRESSED = re.compile(rf"(?P<name>.*){MARK}(?P<suffix>\d+):(?P<targets>[\d,~]*)_\d+_(?P<piece>\d+)", re.DOTALL)
+_ADDRESSED = re.compile(
+    rf"(?P<name>.*){MARK}(?P<suffix>\d+):(?P<targets>[\d,~]*)_(?P<stage>\d+)_(?P<piece>\d+)", re.DOTALL
+)
 _PLAIN = re.compile(r"(?P<name>.*)_(?P<stage>\d+)_(?P<piece>\d+)", re.DOTALL)
 KEPT_SECONDS = 60.0  # inputs of a join for which nobody asks any more are dropped
 POLL_SECONDS = 0.001
@@ -39,23 +42,29 @@ def address(request_id: str, suffix: str, targets: Mapping[int, str]) -> str:
     return f"{request_id}{suffix}{MARK}{len(suffix)}:{listed}"
 
 
-class OmniBranchConnector(OmniConnectorBase):
+class OmniBranchConnector(SharedMemoryConnector):
     """Connector of stages of which several read one, or one reads several.
+
+    It subclasses SharedMemoryConnector because vLLM-Omni withdraws the chunks of an aborted request from no other
+    class, as for `TransportConnector`.
 
     vLLM-Omni sends the output of a stage to the stage with the next id, and receives from the one before, under the
     external id of the request.
 
     1. The external id names the stages that an output is for (`address`); it is sent to each of these, and only there.
+       So each has its own copy of each chunk, under a key of its own.
     2. A stage that reads several others gets their payloads as one, when all are there. A value that several send
-       under the same name is that of the first of them.
+       under the same name is that of the first of them. If it reads chunks, it gets one, which is the last as well,
+       when all that it reads have ended (`ChunkJoin`).
     3. A key without an address is that of one edge: so the front end takes and sends payloads.
 
     Args:
         config: ``connector``: the registered name of the connector that carries the messages; ``extra``: its options;
-            ``edges``: pairs of stages that it connects. vLLM-Omni adds others.
+            ``edges``: pairs of stages that it connects; ``chunked``: the stages that read chunks. vLLM-Omni adds
+            others.
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:  # that of SharedMemoryConnector makes what is not needed here
         engine = {key: value for key, value in config.items() if key in ENGINES}
         self._carrier = OmniConnectorFactory.create_connector(
             ConnectorSpec(config["connector"], {**config["extra"], **engine})
@@ -63,7 +72,9 @@ class OmniBranchConnector(OmniConnectorBase):
         self._sources: dict[str, list[str]] = {}
         for source, target in config["edges"]:
             self._sources.setdefault(str(target), []).append(str(source))
+        self._chunked = {str(one) for one in config.get("chunked", ())}
         self._lock = threading.Lock()
+        self._chunks: dict[tuple[str, str], tuple[float, ChunkJoin]] = {}  # of joins, by stage and run
         self._arrived: dict[
             tuple[str, str], tuple[float, dict[str, tuple[Any, int]]]
         ] = {}  # of joins, by stage and run
@@ -84,11 +95,8 @@ class OmniBranchConnector(OmniConnectorBase):
         if found is None:
             name, piece = _plain(put_key)
             return self._carrier.put(from_stage, to_stage, _edge_key(name, from_stage, to_stage, piece), data)
-        name, total = found["name"], 0
-        request_id = name[: len(name) - int(found["suffix"])]
-        for target in filter(None, found["targets"].split(",")):
-            stage, mark, number = target.partition("~")
-            key = _edge_key(request_id + mark + number, from_stage, stage, found["piece"])
+        total = 0
+        for stage, key in _targets(found, from_stage):
             sent, nbytes, _ = self._carrier.put(from_stage, stage, key, data)
             if not sent:
                 return False, 0, None
@@ -107,7 +115,32 @@ class OmniBranchConnector(OmniConnectorBase):
         if len(sources) == 1:
             key = _edge_key(found["name"], sources[0], to_stage, found["piece"])
             return self._carrier.get(sources[0], to_stage, key)
+        if to_stage in self._chunked:
+            return self._joined_chunks(to_stage, sources, found["name"]) if found["piece"] == "0" else None
         return self._joined(to_stage, sources, found["name"], found["piece"])
+
+    def _joined_chunks(self, stage: str, sources: list[str], name: str) -> tuple[Any, int] | None:
+        now = monotonic_seconds()
+        with self._lock:
+            for gone in [one for one, (asked, _) in self._chunks.items() if now > asked + KEPT_SECONDS]:
+                del self._chunks[gone]
+            _, join = self._chunks.get((stage, name), (now, ChunkJoin(sources)))
+            self._chunks[stage, name] = now, join
+
+            def take(source: str, number: int) -> tuple[Any, int] | None:
+                return self._carrier.get(source, stage, _edge_key(name, source, stage, str(number)))
+
+            try:
+                ended = join.collect(take)
+            except TypeError as error:
+                raise ConnectorError(f"stage {stage} reads several stages in chunks, and {error}, not a dict") from None
+            if not ended:
+                return None
+            del self._chunks[stage, name]
+        payload: dict[str, Any] = {}
+        for source, one in join.payloads().items():
+            self._add(payload, one, source, stage)
+        return as_last(payload), join.nbytes
 
     def _joined(self, stage: str, sources: list[str], name: str, piece: str) -> tuple[Any, int] | None:
         now = monotonic_seconds()
@@ -175,8 +208,11 @@ class OmniBranchConnector(OmniConnectorBase):
         return None
 
     def cleanup(self, request_id: str) -> None:
-        """Withdraw messages that were put under exactly this key."""
-        self._carrier.cleanup(request_id)
+        """Withdraw messages that were put under exactly this key, from all stages that it names."""
+        found = _ADDRESSED.fullmatch(request_id)
+        keys = [request_id] if found is None else [key for _, key in _targets(found, found["stage"])]
+        for key in keys:
+            self._carrier.cleanup(key)
 
     def reap_consumed(self) -> None:
         """Free the room of messages that were received."""
@@ -192,6 +228,17 @@ class OmniBranchConnector(OmniConnectorBase):
         carrier = getattr(self, "_carrier", None)  # `__del__` also calls this when the constructor has failed
         if carrier is not None:
             carrier.close()
+
+
+def _targets(found: re.Match[str], from_stage: str) -> list[tuple[str, str]]:
+    """Return the stages that a key names, each with the key of its own copy."""
+    name = found["name"]
+    request_id = name[: len(name) - int(found["suffix"])]
+    each = [target.partition("~") for target in found["targets"].split(",") if target]
+    return [
+        (stage, _edge_key(request_id + mark + number, from_stage, stage, found["piece"]))
+        for stage, mark, number in each
+    ]
 
 
 def _edge_key(name: str, from_stage: str, to_stage: str, piece: str) -> str:

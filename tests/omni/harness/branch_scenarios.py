@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from dev.omni_cpu.asking import Ask, sampling_params, take
+from dev.omni_cpu.asking import WORDS, Ask, sampling_params, speaking_and_drawing_params, take
 from dev.omni_cpu.spec import PipelineSpec
+from tests.omni.harness.picture_scenarios import CROWD, DRAWS, picture_of
 from tests.omni.harness.stage_scenarios import ask_all, counted, held, in_the_middle, until
 
 MANY = {
@@ -20,6 +21,9 @@ MANY = {
     for number in range(64)
 }
 """No two of them are equal."""
+FEW = dict(list(MANY.items())[:8])
+SPOKEN = {name: 9 + 3 * number for number, name in enumerate(DRAWS | CROWD)}
+"""How many codes the talker says of what is drawn."""
 
 Result = dict[str, Any]
 
@@ -32,12 +36,51 @@ async def many(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
 
 async def only_text(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
     """Ask some for text alone: what makes sound is not run."""
-    asks = dict(list(MANY.items())[:8])
     with counted(omni) as submitted:
         answers = await asyncio.gather(
-            *(_text_of(omni, spec, f"{prefix}-{number}", ask) for number, ask in enumerate(asks.values()))
+            *(_text_of(omni, spec, f"{prefix}-{number}", ask) for number, ask in enumerate(FEW.values()))
         )
-    return {"answers": dict(zip(asks, answers, strict=True)), "submitted": submitted}
+    return {"answers": dict(zip(FEW, answers, strict=True)), "submitted": submitted}
+
+
+async def few(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+    """Ask some at a time."""
+    with counted(omni) as submitted:
+        return {"answers": await ask_all(omni, spec, prefix, FEW), "submitted": submitted}
+
+
+async def equal(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+    """Ask some at a time, each three times."""
+    asks = {f"{name}/{number}": ask for number in range(3) for name, ask in FEW.items()}
+    with counted(omni) as submitted:
+        return {"answers": await ask_all(omni, spec, prefix, asks), "submitted": submitted}
+
+
+async def spoken(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+    """Ask for the sound alone of what `spoken_pictures` asks for."""
+    asks = {name: Ask(draw.prompt, WORDS, SPOKEN[name]) for name, draw in (DRAWS | CROWD).items()}
+    return {"answers": await ask_all(omni, spec, prefix, asks)}
+
+
+async def spoken_pictures(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+    """Ask for text, sound and pictures."""
+
+    async def ask(name: str, request_id: str) -> Result:
+        draw = (DRAWS | CROWD)[name]
+        params = speaking_and_drawing_params(spec, draw, SPOKEN[name])
+        answer: Result = {"text": {}, "pictures": []}
+        async for output in omni.generate(draw.prompt, request_id=request_id, sampling_params_list=params):
+            if output.error:
+                raise RuntimeError(f"{name}: {output.error}")
+            if output.final_output_type == "image":
+                answer["pictures"] += map(picture_of, output.images)
+            else:
+                take(output, answer)
+        return answer
+
+    with counted(omni) as submitted:
+        answers = await asyncio.gather(*(ask(name, f"{prefix}-{at}") for at, name in enumerate(DRAWS | CROWD)))
+    return {"answers": dict(zip(DRAWS | CROWD, answers, strict=True)), "submitted": submitted}
 
 
 async def _text_of(omni: Any, spec: PipelineSpec, request_id: str, ask: Ask) -> Result:
@@ -63,13 +106,16 @@ async def branch_killed(omni: Any, spec: PipelineSpec, prefix: str, *, stage_id:
             os.kill(process.pid, signal.SIGKILL)
         result: Result = {"answers": await answers, "lost": lost, "submitted": submitted}
     await until(lambda: pool.live_replica_ids() == before)
-    result["again"] = await ask_all(omni, spec, f"{prefix}-again", dict(list(MANY.items())[:8]))
+    result["again"] = await ask_all(omni, spec, f"{prefix}-again", FEW)
     await until(lambda: not any(held(each) for each in pools))
     return result
 
 
 BRANCH_SCENARIOS: dict[str, Callable[[Any, PipelineSpec, str], Awaitable[Result]]] = {
     "many": many,
+    "few": few,
+    "equal": equal,
     "only_text": only_text,
     "branch_killed": partial(branch_killed, stage_id=2),
 }
+BRANCHES_ALONE = {"spoken": spoken, "spoken_pictures": spoken_pictures}

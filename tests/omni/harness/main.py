@@ -22,7 +22,7 @@ import psutil
 
 from dev.omni_cpu import forkserver
 from dev.omni_cpu.running import running
-from tests.omni.harness.branch_scenarios import BRANCH_SCENARIOS
+from tests.omni.harness.branch_scenarios import BRANCH_SCENARIOS, BRANCHES_ALONE
 from tests.omni.harness.fault_scenarios import FAULT_SCENARIOS
 from tests.omni.harness.hang_scenarios import HANG_SCENARIOS
 from tests.omni.harness.move_scenarios import MOVE_SCENARIOS
@@ -33,7 +33,7 @@ from tests.omni.harness.spec import SHM, RunSpec
 from tests.omni.harness.stage_scenarios import EDGE_SCENARIOS, STAGE_SCENARIOS
 
 ALL_SCENARIOS = SCENARIOS | STAGE_SCENARIOS | EDGE_SCENARIOS | HANG_SCENARIOS | MOVE_SCENARIOS | PICTURE_SCENARIOS
-ALL_SCENARIOS |= REFUSED_SCENARIO | FAULT_SCENARIOS | BRANCH_SCENARIOS
+ALL_SCENARIOS |= REFUSED_SCENARIO | FAULT_SCENARIOS | BRANCH_SCENARIOS | BRANCHES_ALONE
 SCENARIO_SECONDS = 240
 POLL_SECONDS = 0.1
 END_SECONDS = 10

@@ -121,7 +121,12 @@ async def _drawn(omni: Any, request_id: str, draw: Draw) -> dict[str, Any]:
                 raise RuntimeError(output.error)
             answer["ends"] += bool(output.finished)
             for picture in output.images:
-                answer["pictures"].append([*picture.size, hashlib.sha256(picture.tobytes()).hexdigest()])
+                answer["pictures"].append(picture_of(picture))
     except Exception as error:  # noqa: BLE001  the test that compares answers shows it
         answer["error"] = str(error)
     return answer
+
+
+def picture_of(picture: Any) -> list[Any]:
+    """Return the size of a picture and the digest of its pixels."""
+    return [*picture.size, hashlib.sha256(picture.tobytes()).hexdigest()]

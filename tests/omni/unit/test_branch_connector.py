@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
+
+from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 
 from tests.support.omni_engines import CONNECTOR, Edges
 from vllm_omni_sched.config.errors import ConnectorError
@@ -18,21 +21,26 @@ pytestmark = pytest.mark.omni
 DIAMOND = [[0, 1], [0, 2], [1, 3], [2, 3]]
 
 
-def connectors(*stages: int) -> tuple[Edges, list[OmniBranchConnector]]:
+def connectors(*stages: int, **more: Any) -> tuple[Edges, list[OmniBranchConnector]]:
     edges = Edges()
-    config = {"connector": CONNECTOR, "extra": {"edges": edges}, "edges": DIAMOND}
+    config = {"connector": CONNECTOR, "extra": {"edges": edges}, "edges": DIAMOND, **more}
     return edges, [OmniBranchConnector({**config, "stage_id": stage}) for stage in stages]
 
 
-def put(connector: OmniBranchConnector, stage: int, name: str, payload: Any) -> tuple[bool, int, Any]:
+def put(connector: OmniBranchConnector, stage: int, name: str, payload: Any, piece: int = 0) -> tuple[bool, int, Any]:
     """Send as the worker of a stage does."""
-    return connector.put(str(stage), str(stage + 1), f"{name}_{stage}_0", payload)
+    return connector.put(str(stage), str(stage + 1), f"{name}_{stage}_{piece}", payload)
 
 
-def get(connector: OmniBranchConnector, stage: int, name: str) -> Any:
+def get(connector: OmniBranchConnector, stage: int, name: str, piece: int = 0) -> Any:
     """Receive as the worker of a stage does."""
-    found = connector.get(str(stage - 1), str(stage), f"{name}_{stage - 1}_0")
+    found = connector.get(str(stage - 1), str(stage), f"{name}_{stage - 1}_{piece}")
     return None if found is None else found[0]
+
+
+def last(chunk: dict[str, Any]) -> dict[str, Any]:
+    """Mark a chunk as vLLM-Omni does."""
+    return chunk | {"meta": {"finished": torch.tensor(True), "is_segment_finished": torch.tensor(False)}}
 
 
 @pytest.mark.parametrize("request_id", ["a", "a_b_0", "with > and ~1", "a>0:1_0_0"])
@@ -87,6 +95,68 @@ def test_payloads_without_names_cannot_be_joined() -> None:
     put(talker, 1, address("a", "", {3: ""}), {"codes": 1})
     with pytest.raises(ConnectorError, match=r"payload of stage 2 has no names .* it is list, and must be a dict"):
         get(film, 3, address("a", "", {}))
+
+
+def test_each_reader_gets_its_own_copy_of_each_chunk_at_its_own_pace() -> None:
+    edges, (thinker, talker, painter) = connectors(0, 1, 2, chunked=[1, 2])
+    for piece in range(3):
+        put(thinker, 0, address("a", "", {1: "", 2: "~4"}), {"x": piece}, piece)
+    assert [get(talker, 1, address("a", "", {}), piece) for piece in range(2)] == [{"x": 0}, {"x": 1}]
+    assert [get(painter, 2, address("a", "~4", {}), piece) for piece in range(3)] == [{"x": 0}, {"x": 1}, {"x": 2}]
+    assert get(talker, 1, address("a", "", {}), 2) == {"x": 2}
+    assert edges.lying == {}
+
+
+def test_a_stage_that_reads_several_in_chunks_gets_one_chunk_when_all_have_ended() -> None:
+    edges, (talker, painter, film) = connectors(1, 2, 3, chunked=[1, 2, 3])
+    name, reader = address("a", "", {3: ""}), address("a", "", {})
+    put(talker, 1, name, {"codes": {"audio": torch.tensor([1, 2])}, "meta": {"finished": torch.tensor(False)}})
+    put(painter, 2, name, last({"codes": {"ref": [7]}}))
+    assert get(film, 3, reader) is None
+    put(talker, 1, name, {"codes": {"audio": torch.tensor([3])}}, 1)
+    assert get(film, 3, reader) is None
+    put(talker, 1, name, last({}), 2)
+    found = get(film, 3, reader)
+    assert found["codes"]["audio"].tolist() == [1, 2, 3]
+    assert found["codes"]["ref"] == [7]
+    assert bool(found["meta"]["finished"])
+    assert get(film, 3, reader, 1) is None
+    assert (edges.lying, film._chunks) == ({}, {})
+
+
+def test_a_chunk_may_replace_what_came_before() -> None:
+    _, (talker, painter, film) = connectors(1, 2, 3, chunked=[3])
+    name = address("a", "", {3: ""})
+    put(talker, 1, name, {"embed": {"decode": [1]}, "speaker": "x", "sum": [1]})
+    put(
+        talker,
+        1,
+        name,
+        {"embed": {"decode": [2]}, "sum": [3], "meta": {"override_keys": [["embed", "decode"], "sum"]}},
+        1,
+    )
+    put(talker, 1, name, last({"speaker": "y", "sum": [4]}), 2)
+    put(painter, 2, name, last({}))
+    found = get(film, 3, address("a", "", {}))
+    assert (found["embed"], found["speaker"], found["sum"]) == ({"decode": [2]}, "y", [3, 4])
+
+
+def test_chunks_that_do_not_tell_whether_they_are_the_last_are_refused() -> None:
+    _, (talker, film) = connectors(1, 3, chunked=[3])
+    put(talker, 1, address("a", "", {3: ""}), [1])
+    with pytest.raises(ConnectorError, match="stage 3 reads several stages in chunks, and chunk 0 of stage 1 is list"):
+        get(film, 3, address("a", "", {}))
+
+
+def test_what_was_sent_to_several_stages_is_withdrawn_from_all() -> None:
+    """vLLM-Omni withdraws the chunks of an aborted request, from connectors of its own class alone."""
+    edges, (thinker,) = connectors(0)
+    edges.cleanup = lambda key: edges.lying.pop(key, None)  # type: ignore[attr-defined]
+    put(thinker, 0, address("a", "", {1: "", 2: "~4"}), {"x": 1}, 5)
+    assert sorted(edges.lying) == ["a@1_0_5", "a~4@2_0_5"]
+    assert isinstance(thinker, SharedMemoryConnector)
+    thinker.cleanup(f"{address('a', '', {1: '', 2: '~4'})}_0_5")
+    assert edges.lying == {}
 
 
 def test_inputs_for_which_nobody_asks_any_more_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

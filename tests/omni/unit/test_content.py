@@ -40,7 +40,9 @@ def key(
     **request: Any,
 ) -> str | None:
     each = each or [params(), params()]
-    return first_key(state_of(name, each, prompt, ends), core_request(name, tokens, each[0], **request), until)
+    return first_key(
+        state_of(name, each, prompt, ends), core_request(name, tokens, each[0], **request), range(until + 1)
+    )
 
 
 def item(identifier: str, offset: int = 0) -> MultiModalFeatureSpec:
@@ -159,7 +161,7 @@ def test_a_later_key_follows_from_the_one_before_the_stage_and_its_parameters() 
 def test_a_picture_with_a_seed_has_a_key_and_one_without_has_none() -> None:
     def drawn(**how: Any) -> str | None:
         given = OmniDiffusionSamplingParams(**how)
-        return first_key(state_of("a", [given], "a cat"), "a cat", 0)
+        return first_key(state_of("a", [given], "a cat"), "a cat", [0])
 
     assert drawn(seed=1, num_inference_steps=4) == drawn(seed=1, num_inference_steps=4) is not None
     assert drawn(seed=1, num_inference_steps=4) != drawn(seed=1, num_inference_steps=5)
@@ -229,7 +231,7 @@ def test_the_same_picture_is_drawn_from_once() -> None:
 
     def drawn(level: int) -> str | None:
         prompt = {"prompt": "a cat", "multi_modal_data": {"image": picture(level)}}
-        return first_key(state_of("a", [given], prompt), prompt, 0)
+        return first_key(state_of("a", [given], prompt), prompt, [0])
 
     assert drawn(1) == drawn(1) is not None
     assert drawn(1) != drawn(2)

@@ -188,7 +188,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             [1],
             r"deploy\.yaml: 'omni_sched': option 'runtime\.edges\.thinker->vocoder': the pipeline has no such edge",
         ),
-        ("", [0, 1], r"vocoder \(2\) reads 0, 1, and with async_chunk: true vLLM-Omni sends"),
+        ("", [0, 1], r"stage talker \(1\) waits for chunks .* give the edge 0->1 one"),
         ("", [2], r"in a cycle: vocoder \(2\)"),
         ("", [-1], r"unreachable from .*: vocoder \(2\)"),
     ],
@@ -202,7 +202,8 @@ def test_what_is_wrong_is_told_before_stages_are_planned(
     thinker, talker, _ = line()
     talker.final_output = True
     runtime._stage_configs, runtime._config_path = [thinker, talker, stage(2, "vocoder", sources)], str(deploy)
-    runtime._async_chunk = True
+    for one in runtime._stage_configs:
+        one.connector_config.async_chunk = True
     with pytest.raises(ConfigError, match=says):
         runtime._build_logical_stage_init_plans(None, [1, 1, 1], {})
     assert not planned
@@ -221,17 +222,22 @@ def test_the_runtime_plans_its_stages_with_them(planned: list[Any], tmp_path: Pa
     assert planned == [(OmniTransferConfig(BOTH), ([1, 1, 1], {})), (None, ([1, 1, 1], {}))]
 
 
-def test_stages_that_branch_are_planned_with_the_connector_for_that(planned: list[Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("chunks", [False, True])
+def test_stages_that_branch_are_planned_with_the_connector_for_that(
+    planned: list[Any], tmp_path: Path, chunks: bool
+) -> None:
     deploy = tmp_path / "deploy.yaml"
     deploy.write_text("omni_sched: {runtime: {connectors: {ours: {name: ArenaConnector}}}}\n")
     runtime = object.__new__(StageRuntime)
     thinker, talker, _ = line()
     talker.final_output = True
     runtime._stage_configs, runtime._config_path = [thinker, talker, stage(2, "vocoder", [0])], str(deploy)
-    runtime._async_chunk = False
+    for one in runtime._stage_configs:
+        one.connector_config.async_chunk = chunks
     runtime._build_logical_stage_init_plans(None, [1, 1, 1], {})
     [(transfer, _)] = planned
     extra = {"connector": "ArenaConnector", "extra": {}, "edges": [[0, 1], [0, 2]]}
+    extra |= {"chunked": [1, 2]} if chunks else {}
     assert transfer.connectors == dict.fromkeys([("0", "1"), ("0", "2")], ConnectorSpec("OmniBranchConnector", extra))
 
 

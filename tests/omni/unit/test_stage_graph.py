@@ -12,7 +12,7 @@ from tests.support.omni_stages import DIFFUSION, FINAL, GENERATION, Edges, Stage
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.stages import GraphError, StageGraph, StageKind
 from vllm_omni_sched.omni.stages.start.branch_edges import with_branch_connector
-from vllm_omni_sched.omni.stages.start.graph import check_branches, check_handoffs, graph_of
+from vllm_omni_sched.omni.stages.start.graph import check_handoffs, graph_of, with_chunks
 
 pytestmark = pytest.mark.omni
 
@@ -84,12 +84,70 @@ def test_stages_may_fork_and_join() -> None:
     assert not graph(StageSpec(), StageSpec(), FINAL).branches
 
 
-def test_stages_that_branch_exchange_no_chunks() -> None:
-    found = graph(StageSpec(), FINAL, FINAL, sources={2: [0]})
-    check_branches(found, async_chunk=False)
-    with pytest.raises(GraphError, match=r"stage2 \(2\) reads 0, .* of stage stage1 \(1\): set async_chunk: false"):
-        check_branches(found, async_chunk=True)
-    check_branches(graph(StageSpec(), FINAL), async_chunk=True)
+ALL = {(0, 1), (0, 2), (1, 3), (2, 3)}
+
+
+def diamond() -> StageGraph:
+    return graph(StageSpec(), StageSpec(), StageSpec(), FINAL, sources={2: [0], 3: [1, 2]})
+
+
+def reading(found: StageGraph) -> list[int]:
+    return [stage.stage_id for stage in found.stages if stage.reads_chunks]
+
+
+def test_stages_in_async_chunk_mode_read_chunks_of_the_edges_with_a_connector() -> None:
+    assert reading(with_chunks(diamond(), ALL, {0, 1, 2, 3}, {0, 1, 2})) == [1, 2, 3]
+    assert reading(with_chunks(diamond(), ALL, set(), {0, 1, 2})) == []
+    assert reading(with_chunks(diamond(), {(0, 1)}, {0, 1}, {0})) == [1]
+    line = graph(StageSpec(), FINAL)
+    assert with_chunks(line, {(0, 1)}, {0, 1}) is line
+
+
+def test_a_diffusion_stage_gets_a_prompt_in_async_chunk_mode_too() -> None:
+    painted = graph(StageSpec(), FINAL, StageSpec(kind=DIFFUSION, final_output=True), sources={2: [0]})
+    assert reading(with_chunks(painted, {(0, 1)}, {0, 1, 2}, {0})) == [1]
+
+
+@pytest.mark.parametrize(
+    ("carried", "async_chunk", "makers", "says"),
+    [
+        (
+            ALL,
+            {0, 1, 2},
+            {0, 1, 2},
+            r"stage1 \(1\) exchanges chunks \(async_chunk: true\) and stage stage3 \(3\) whole payloads.* set the same",
+        ),
+        (
+            ALL,
+            {1, 2, 3},
+            {0, 1, 2},
+            r"stage stage1 \(1\) exchanges chunks .* and stage stage0 \(0\) whole payloads \(async_chunk: false\)",
+        ),
+        (
+            ALL - {(2, 3)},
+            {0, 1, 2, 3},
+            {0, 1, 2},
+            r"reads stage stage1 \(1\) in chunks .* the edge 2->3 has no connector: give it the same connector",
+        ),
+        (
+            {(0, 1)},
+            {0, 1, 2},
+            {0},
+            r"stage2 \(2\) waits for chunks .* none of its edges has a connector: give the edge 0->2 one",
+        ),
+        (
+            ALL,
+            {0, 1, 2, 3},
+            {0, 1},
+            r"stage stage2 \(2\) in chunks .* no function that makes chunks .*async_chunk_process",
+        ),
+    ],
+)
+def test_a_stage_that_would_wait_for_chunks_for_ever_is_refused(
+    carried: set[tuple[int, int]], async_chunk: set[int], makers: set[int], says: str
+) -> None:
+    with pytest.raises(GraphError, match=says):
+        with_chunks(diamond(), carried, async_chunk, makers)
 
 
 def test_stages_that_branch_pass_on_no_caches() -> None:
@@ -115,6 +173,12 @@ def test_the_connector_of_all_edges_is_wrapped() -> None:
     assert wrapped.keys() == {("0", "1"), ("0", "2")}
     assert {spec.name for spec in wrapped.values()} == {"OmniBranchConnector"}
     assert wrapped["0", "2"].extra == {"connector": LOCAL.name, "extra": LOCAL.extra, "edges": [[0, 1], [0, 2]]}
+
+
+def test_the_connector_is_told_which_stages_read_chunks() -> None:
+    found = graph(StageSpec(), FINAL, FINAL, sources={2: [0]}).with_chunks([1])
+    wrapped = with_branch_connector(found, transfer(e0_1=LOCAL, e0_2=LOCAL)).connectors
+    assert wrapped["0", "1"].extra["chunked"] == [1]
 
 
 def test_an_edge_without_a_connector_stays_without() -> None:

@@ -174,3 +174,83 @@ def test_its_story_says_where_it_failed():
         "a fails on replica 0",
         "a fails with the outputs that need it",
     ]
+
+
+# ---- chunks
+
+SPEECH = {0: (), 1: (0,), 2: (0,), 3: (1,)}  # 1 and 3 read chunks
+READERS = {1, 3}
+
+
+def test_stages_that_read_chunks_start_with_those_that_they_read():
+    one = Branching(SPEECH, chunked=READERS)
+    one.come("a")
+    assert one.running() == [("a", 0), ("a", 1), ("a", 3)]
+    one.finish("a", 0)
+    assert one.running() == [("a", 1), ("a", 2), ("a", 3)]
+    for stage in (1, 3, 2):
+        one.finish("a", stage)
+    assert one.ended == {"a": "done"}
+
+
+def test_a_stage_that_reads_chunks_waits_until_all_that_it_reads_have_started():
+    one = Branching({0: (), 1: (0,), 2: (0,), 3: (1, 2)}, chunked={2, 3})
+    one.come("a")
+    assert one.running() == [("a", 0), ("a", 2)]
+    one.finish("a", 0)
+    assert one.running() == [("a", 1), ("a", 2), ("a", 3)]
+
+
+@pytest.mark.parametrize("dead", [1, 3])
+def test_stages_that_exchange_chunks_run_again_together(dead):
+    one = Branching(SPEECH, replicas=2, chunked=READERS)
+    one.come("a")
+    one.finish("a", 0)
+    one.kill(dead, one.core.stages[dead].running["a"].replica_id)
+    assert one.running() == [("a", 0), ("a", 1), ("a", 2), ("a", 3)]
+    assert one.starts == {("a", 0): 2, ("a", 1): 2, ("a", 2): 1, ("a", 3): 2}
+
+
+def test_a_stage_that_reads_no_chunks_runs_again_alone():
+    one = Branching(SPEECH, replicas=2, chunked=READERS)
+    one.come("a")
+    one.finish("a", 0)
+    one.kill(2, one.core.stages[2].running["a"].replica_id)
+    assert one.starts == {("a", 0): 1, ("a", 1): 1, ("a", 2): 2, ("a", 3): 1}
+
+
+def test_an_error_takes_along_the_stages_that_read_its_chunks():
+    one = Branching(SPEECH, chunked=READERS, runtime={"branch_errors": "output"})
+    one.come("a")
+    one.error("a", 1)
+    assert one.running() == [("a", 0)]
+    one.finish("a", 0)
+    one.finish("a", 2)
+    assert one.ended == {"a": "done"}
+    assert one.outputs["a"][3] == 0
+
+
+def test_a_request_whose_stages_were_stopped_fails_as_a_whole():
+    options = {"branch_errors": "output", "recovery": {"max_redispatches": 0}}
+    one = Branching(SPEECH, {0}, chunked=READERS, runtime=options)
+    one.come("a")
+    one.kill(3, 0)
+    assert one.ended == {"a": "failed"}
+
+
+def test_there_are_no_credits_where_stages_exchange_chunks():
+    assert Branching(SPEECH, chunked=READERS).core.context.credits is None
+    assert Branching(SPEECH).core.context.credits is not None
+
+
+def test_equal_requests_share_all_stages_that_exchange_chunks_until_one_has_ended():
+    one = Branching(SPEECH, chunked=READERS)
+    for name in "ab":
+        one.come(name, key="x")
+    assert one.running() == [("a", 0), ("a", 1), ("a", 3)]
+    one.finish("a", 1)
+    one.come("c", key="x")
+    leaders = {name: {one.core.stages[stage].leader_of(name) for stage in (0, 3)} for name in "bc"}
+    assert leaders == {"b": {"a"}, "c": {"c"}}
+    one.finish_all()
+    assert one.ended == dict.fromkeys("abc", "done")

@@ -24,7 +24,8 @@ AS_THEY_CAME = WaitingOrder(max_wait_seconds=float("inf"))
 class PipelineContext:
     """Costs, classes, order, caches, credits and memory pools of a pipeline.
 
-    1. With credits, a stage starts only requests that the next stages have room for.
+    1. With credits, a stage starts only requests that the next stages have room for. Without those of a pipeline in
+       which a stage reads chunks, since it starts together with its sources.
     2. With memory pools, a request starts in its first stage once the pool of its modality has room for its input;
        one that is larger than all pools together starts anyway, since it would wait forever. Every `SHARES_SECONDS` the
        shares of the pools may follow the demand (`Pools.adapt`).
@@ -55,7 +56,8 @@ class PipelineContext:
             stage.stage_id: AffinityBook(follows.capacity) for stage in graph.stages if follows.enabled
         }
         limits = config.runtime.credits
-        self.credits = _credits(graph, limits.capacity) if limits.enabled and not together else None
+        at_once = together or graph.chunked
+        self.credits = _credits(graph, limits.capacity) if limits.enabled and not at_once else None
         pools = config.pools
         self.pools = None if pools.total_bytes is None else Pools(pools.total_bytes, pools.shares.model_dump())
         self._shares_due = -math.inf

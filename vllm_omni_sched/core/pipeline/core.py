@@ -10,9 +10,10 @@ from vllm_omni_sched.config.stage_options import BranchErrors
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.context import PipelineContext
 from vllm_omni_sched.core.pipeline.recovery import PipelineRecovery
+from vllm_omni_sched.core.pipeline.requests import PipelineRequest
 from vllm_omni_sched.core.pipeline.stage import StageScheduler
 from vllm_omni_sched.core.pipeline.watch import PipelineWatch
-from vllm_omni_sched.graph.flow import StagePhase
+from vllm_omni_sched.graph.flow import RequestFlow, StagePhase
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.recovery.options import recovery_options
 from vllm_omni_sched.monitor.recovery.policy import Recovery
@@ -51,6 +52,7 @@ class PipelineCore:
        has had a request for longest.
     7. Where stages branch, `RequestFlow` decides which stages of a request start next (`Proceeds`), and what ends with
        the error of one (`Fails`); the option `branch_errors` says whether outputs that do not depend on it still come.
+       They do not if the stages that make them were stopped to run again together with the one that is given up.
     8. Drivers read `stages`, `context` and `recovery`, and never change them.
 
     Args:
@@ -187,14 +189,23 @@ class PipelineCore:
         if known is None or known.flow is None:
             return [e.Fails(request_id, stage_id, (), (), whole=True, over=True)]
         flow = known.flow
+        only_output = context.config.runtime.branch_errors is BranchErrors.OUTPUT and not self._stopped(
+            flow, known, stage_id
+        )
         dropped = flow.failed(stage_id)
-        only_output = context.config.runtime.branch_errors is BranchErrors.OUTPUT
         whole = not only_output or len(flow.dropped) == len(flow.plan.outputs)
         if context.credits is not None:
             for one in dropped.stages:
                 context.credits.give_back(request_id, str(one))
             self._credits_changed(request_id, now)
         return [e.Fails(request_id, stage_id, *dropped, whole=whole, over=whole or flow.is_over)]
+
+    def _stopped(self, flow: RequestFlow, request: PipelineRequest, stage_id: int) -> bool:
+        """Return whether stages that exchange chunks with this one were stopped, to run again together with it."""
+        others = [self.stages[one] for one in flow.plan.chunk_groups.get(stage_id, ()) if one != stage_id]
+        started = [one for one in others if flow.phase(one.stage_id) is StagePhase.STARTED]
+        names = [(one, one.leader_of(request.request_id)) for one in started]
+        return any(name not in one.waiting and name not in one.running for one, name in names)
 
     def _check(self, now: float) -> list[e.Action]:
         found = [] if self._watch is None else self._watch.check(self.stages, now)
@@ -264,7 +275,7 @@ class PipelineCore:
                 stages[stage_id].resume(request_id, now)
             case e.TakenOut(stage_id, request_id):
                 taken = stages[stage_id].take_out(request_id)
-                if taken is not None and context.together and self.recovery is not None:
+                if taken is not None and self.recovery is not None and self.recovery.restarts_together(taken):
                     self.recovery.track(taken)  # other work of its request was interrupted: it runs again with that
             case e.Withdrawn(stage_id, request_id):
                 return stages[stage_id].withdrawn(request_id, now)

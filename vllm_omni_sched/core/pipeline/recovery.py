@@ -28,7 +28,8 @@ class PipelineRecovery:
        it does so in the name of the present leader. When that comes back to the interrupted stage, its followers still
        follow it. Its requests need no credits from then on (`CreditsWaived`).
     4. If all stages of a request run at once, all of them run again: the interrupted one where the policy says, the
-       others as they have room.
+       others as they have room. Where stages branch, this holds for those that exchange chunks with the interrupted
+       one.
     5. Where stages branch, a request has an entry in each stage. Interrupted work with its inputs starts at its stage;
        else it waits there for its inputs, and the stages that `RequestFlow` names run again, as they have room. If a
        sender died before its output arrived, the policy decides on the sender's entry.
@@ -75,6 +76,15 @@ class PipelineRecovery:
     def is_waiting(self, request_id: str) -> bool:
         """Return whether work of a request was interrupted and waits for a replica."""
         return any(work.request_id == request_id for work in self.lost.values())
+
+    def restarts_together(self, work: StageWork) -> bool:
+        """Return whether other stages of the request run again with this work, as they exchange chunks."""
+        flow = work.known.flow
+        return self._together or (flow is not None and work.stage_id in flow.plan.chunk_groups)
+
+    def _exchanges_chunks(self, stage_id: int, request_id: str) -> bool:
+        work = self.works.get(request_id, {}).get(stage_id)
+        return work is not None and self.restarts_together(work)
 
     # ---- events
 
@@ -127,7 +137,9 @@ class PipelineRecovery:
                 if work.stage_id in self._empty_since:
                     self._came_to_empty_stage(work, now)
             case e.Withdrawn(stage_id, request_id):
-                if self._together:  # with the interrupted work of its request
+                if self._together or self._exchanges_chunks(
+                    stage_id, request_id
+                ):  # with the interrupted work of its request
                     self._tell(r.Aborted(self.entry(stage_id, request_id)), now)
                 elif self._branches:
                     self._tell(r.Unsent(self.entry(stage_id, request_id)), now)
@@ -436,7 +448,7 @@ class PipelineRecovery:
         work = self.lost.pop(name, None)
         if work is None:
             return
-        if self._together:
+        if name not in self._lacking and self.restarts_together(work):
             self._run_together(work, replica, now)
             return
         if self._branches:
@@ -461,7 +473,8 @@ class PipelineRecovery:
 
     def _run_together(self, work: StageWork, replica: Replica, now: float) -> None:
         name, works = work.request_id, self.works[work.request_id]
-        order = tuple(sorted(works))
+        flow = work.known.flow if self._branches else None
+        order = tuple(sorted(works if flow is None else works.keys() & set(flow.restart(work.stage_id))))
         receivers = self._stages[work.stage_id].receivers(name)
         self._found.append(
             e.RunsAgain(work, receivers[0], receivers, order, tuple(works[stage_id] for stage_id in order))

@@ -69,6 +69,7 @@ class StageScheduler:
     Args:
         max_num_seqs: requests that a replica can run at a time.
         together: all stages of a request run under one name (async-chunk mode); no other request can take its place.
+            This also holds for stages of the graph that exchange chunks.
     """
 
     def __init__(
@@ -79,7 +80,8 @@ class StageScheduler:
         replicas: Iterable[int],
         together: bool = False,
     ) -> None:
-        self.stage_id, self._name, self._context, self._together = stage_id, str(stage_id), context, together
+        self.stage_id, self._name, self._context = stage_id, str(stage_id), context
+        self._together = together or context.graph.exchanges_chunks(stage_id)
         config, stage = context.config, context.graph.stage(stage_id)
         self._kind = stage.kind
         self._first_output = stage.kind is StageKind.AR

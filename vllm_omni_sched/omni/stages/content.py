@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -17,15 +17,15 @@ ORIENTATION = 0x0112  # the one EXIF tag that changes the visible image
 IDS = frozenset({"global_request_id", "request_id"})  # vLLM-Omni writes them into prompts
 
 
-def first_key(state: Any, request: Any, until: int) -> str | None:
+def first_key(state: Any, request: Any, stages: Iterable[int]) -> str | None:
     """Return the key of a request's work at its first stage; None if the output may differ between runs.
 
     Args:
         state: vLLM-Omni's `OrchestratorRequestState`.
         request: the request as sent to the engine.
-        until: the last stage whose sampling parameters matter.
+        stages: the stages whose sampling parameters matter.
     """
-    params = state.sampling_params_list[: until + 1]
+    params = [state.sampling_params_list[stage_id] for stage_id in stages]
     if not all(map(_repeats, params)) or getattr(request, "prompt_embeds", None) is not None:
         return None
     try:
@@ -41,13 +41,21 @@ def first_key(state: Any, request: Any, until: int) -> str | None:
         return None  # the content of a value is unknown
 
 
-def next_key(state: Any, stage_id: int, upstream: str) -> str | None:
-    """Return the key at a later stage: its input follows from the earlier work and from the prompt."""
-    params = state.sampling_params_list[stage_id]
-    if not _repeats(params):
+def next_key(
+    state: Any, stage_id: int, upstream: str | Sequence[str | None], stages: Iterable[int] | None = None
+) -> str | None:
+    """Return the key at a later stage: its input follows from the earlier work and from the prompt.
+
+    Args:
+        upstream: the keys at the stages that it reads.
+        stages: the stages whose sampling parameters matter; None: this one.
+    """
+    each = [state.sampling_params_list[one] for one in ([stage_id] if stages is None else stages)]
+    if not all(map(_repeats, each)):
         return None
     try:
-        return content_key({"stage": stage_id, "upstream": upstream, "params": _params(params)})
+        params = _params(each[0]) if stages is None else [_params(one) for one in each]
+        return content_key({"stage": stage_id, "upstream": upstream, "params": params})
     except TypeError:
         return None
 

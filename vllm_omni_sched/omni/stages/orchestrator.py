@@ -82,7 +82,7 @@ class ScheduledOrchestrator(Orchestrator):
         self._spawned: set[asyncio.Task[Any]] = set()
         self._publisher = driver.publish()
         for pool in self.stage_pools:
-            pool.attach_queue(StageQueue(pool, driver, self, clock, self.async_chunk))
+            pool.attach_queue(StageQueue(pool, driver, self, clock, driver.context.together))
 
     def _add_parts(self, runtime: Any) -> None:
         """Make the parts that know how the stages are connected."""

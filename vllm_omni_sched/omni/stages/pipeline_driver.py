@@ -50,7 +50,8 @@ class PipelineDriver:
     Args:
         config: the options.
         graph: the stages.
-        async_chunk: whether all stages of a request run at once.
+        async_chunk: whether all stages of a request run at once, if they are a line; otherwise the graph says which
+            exchange chunks.
         rng: random source.
         wall: the wall clock, for the journal of faults.
     """
@@ -66,7 +67,7 @@ class PipelineDriver:
         self.config, self.graph = config, graph
         self.memory = HostMemory()
         self.classes = Classes(config.graph.priority)
-        self.context = PipelineContext(config, graph, rng, together=async_chunk)
+        self.context = PipelineContext(config, graph, rng, together=async_chunk and not graph.branches)
         self.core = PipelineCore(self.context)
         self._lock = threading.RLock()  # vLLM-Omni chooses replicas of sessions in other threads, too
         self.queues: dict[int, StageQueue] = {}

@@ -73,7 +73,9 @@ class Sharing:
     def _key(self, stage_id: int, request_id: str, state: Any, request: Any) -> str | None:
         known = self._keys.get(request_id, {})
         if stage_id == 0:
-            content = first_key(state, request, state.final_stage_id if self._orchestrator.async_chunk else 0)
+            content = first_key(
+                state, request, range(state.final_stage_id + 1) if self._orchestrator.async_chunk else [0]
+            )
             return content and f"{content}/{self._sealed.get(content, 0)}"
         upstream = known.get(stage_id - 1)
         if upstream is None:
@@ -187,7 +189,7 @@ class Sharing:
         pool.queue.resume(request_id)
         return True
 
-    async def _when_there(self, take: Callable[[], bool], seconds: float | None = None) -> None:
+    async def when_there(self, take: Callable[[], bool], seconds: float | None = None) -> None:
         """Receive a payload as soon as it is there, without blocking a thread; ``seconds``: how long to look for it."""
         loop = asyncio.get_running_loop()
         until = monotonic_seconds() + (PAYLOAD_SECONDS if seconds is None else seconds)
@@ -230,9 +232,9 @@ class Sharing:
         for pool in self._orchestrator.stage_pools:
             sending = self._sendings.get((pool.stage_id, request_id))
             if self.stop_waiting(pool, request_id) and sending is not None and not (sending.taken or sending.names):
-                self._orchestrator.spawn(self._when_there(partial(self._payloads.copy, pool, sending.sent_as, ())))
+                self._orchestrator.spawn(self.when_there(partial(self._payloads.copy, pool, sending.sent_as, ())))
                 self._unread.get(request_id, set()).discard(pool.stage_id)
         for stage_id in self._unread.pop(request_id, ()):
             pool = self._orchestrator.stage_pools[stage_id]
             take = partial(self._payloads.copy, pool, self._payloads.external(request_id), ())
-            self._orchestrator.spawn(self._when_there(take))
+            self._orchestrator.spawn(self.when_there(take))

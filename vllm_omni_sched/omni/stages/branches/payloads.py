@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
+from vllm_omni_sched.omni.chunks import is_last
 from vllm_omni_sched.omni.stages.payloads import POLL_SECONDS, Payloads, connector_config
 from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
@@ -43,6 +44,26 @@ class EdgePayloads(Payloads):
     def discard_from(self, edge: Edge, name: str) -> bool:
         """Drop the payload that was sent for a run; return whether there was one."""
         return self.take_from(edge, name) is not None
+
+    def discard_chunks(self, edge: Edge, names: Sequence[str], most: int) -> bool:
+        """Drop the chunks that were sent for these runs and not received; return whether the last one was among them.
+
+        A receiver takes chunks in the order in which they are sent, so the remaining ones are consecutive. Blocks.
+
+        Args:
+            most: most chunks per name.
+        """
+        source, target = map(str, edge)
+        connector, ended = self._connector(self._pools[edge[1]]), False
+        for name in names:
+            found = False
+            for number in range(most):
+                got = connector.get(source, target, f"{name}_{source}_{number}")
+                if found and got is None:
+                    break
+                found = got is not None
+                ended = ended or (got is not None and is_last(got[0]))
+        return ended
 
     def take_back_from(self, edge: Edge, names: Mapping[str, str], wait_seconds: float) -> set[str]:
         """Return the requests whose payloads were not received yet; the payloads are sent again. Blocks.

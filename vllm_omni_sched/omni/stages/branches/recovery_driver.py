@@ -11,6 +11,7 @@ from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.requests import StageWork
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import FailReason, Replica
+from vllm_omni_sched.omni.stages.branches.chunk_recovery import BranchChunkRecovery
 from vllm_omni_sched.omni.stages.branches.handovers import EdgeHandovers
 from vllm_omni_sched.omni.stages.branches.names import BranchRunNames
 from vllm_omni_sched.omni.stages.branches.payloads import Edge, EdgePayloads
@@ -41,6 +42,10 @@ class BranchRecoveryDriver(RecoveryDriver):
     def __init__(self, orchestrator: BranchingOrchestrator, runtime: Any, payloads: EdgePayloads) -> None:
         super().__init__(orchestrator, runtime, payloads, RunNames())
         self.handovers = EdgeHandovers()
+        self._chunks: BranchChunkRecovery | None = None
+        if self._core is not None and orchestrator.driver.graph.chunked:
+            self._chunks = BranchChunkRecovery(orchestrator, payloads, self.handovers)
+        self._async_chunk = self._chunks
         self._on_their_way: dict[tuple[str, int], asyncio.Future[None]] = {}  # by request and stage
         for pool in self._pools:
             pool.use_run_names(BranchRunNames(partial(orchestrator.targets, pool.stage_id)))
@@ -56,10 +61,20 @@ class BranchRecoveryDriver(RecoveryDriver):
     def on_output(
         self, stage_id: int, replica_id: int, owner: str, receivers: Sequence[str], *, finished: bool
     ) -> None:
-        self.handovers.arrived(owner, stage_id)
-        self._orchestrator.sharing.arrived(owner, stage_id)
+        orchestrator = self._orchestrator
+        if finished or not orchestrator.driver.graph.stage(stage_id).reads_chunks:
+            for name in (owner, *receivers):
+                self.handovers.arrived(name, stage_id)
+            if finished and self._chunks is not None and orchestrator.driver.graph.stage(stage_id).reads_chunks:
+                self._chunks.ended(stage_id, owner)
+        orchestrator.sharing.arrived(owner, stage_id)
         if finished and self._core is not None:
-            self.handovers.finished(stage_id, replica_id, owner, self._orchestrator.sent_for(owner, stage_id))
+            whole = orchestrator.whole_sent_to(owner, stage_id)
+            for name in receivers:
+                self.handovers.finished(stage_id, replica_id, name, whole)
+            if any(name in orchestrator.request_states for name in receivers):
+                chunked = [one for one in orchestrator.sent_to(owner, stage_id) if one not in whole]
+                self.handovers.finished(stage_id, replica_id, owner, chunked)
 
     async def forwarding_to(self, request_id: str, stage_id: int, forward: Coroutine[Any, Any, None]) -> None:
         """Take a request to a stage; it cannot be recalled from there before it has arrived."""
@@ -91,13 +106,23 @@ class BranchRecoveryDriver(RecoveryDriver):
                 len(lost),
             )
         for request_id, sources in missing.items():
+            for source in sources:
+                self._orchestrator.sharing.lost(request_id, (source, pool.stage_id))
             pool.queue.handle(e.InputsLost(pool.stage_id, request_id, sources))
+        for work in lost:
+            if (
+                self._restarts_together(work)
+                and self._async_chunk
+                and not self._async_chunk.may_run_again(work.request_id)
+            ):
+                pool.queue.handle(e.CannotRunAgain(pool.stage_id, work.request_id, FailReason.COMPANIONS))
         await self._recall_unsent(pool, replica)
         pool.queue.handle(e.DeathExamined(pool.stage_id, replica.index, cause))
 
     def _edges_into(self, stage_id: int) -> list[Edge]:
-        """Return the edges by which a stage gets payloads."""
-        sources = self._orchestrator.driver.graph.stage(stage_id).sources
+        """Return the edges by which a stage gets whole payloads."""
+        stage = self._orchestrator.driver.graph.stage(stage_id)
+        sources = () if stage.reads_chunks else stage.sources
         return [(source, stage_id) for source in sources if self._payloads.carries((source, stage_id))]
 
     async def _in_thread(self, take_back: Any, edge: Edge, names: dict[str, str]) -> set[str]:
@@ -109,20 +134,14 @@ class BranchRecoveryDriver(RecoveryDriver):
 
     async def _recall_unsent(self, pool: ScheduledPool, replica: Replica) -> None:
         held: set[tuple[str, Edge]] = set()
-        edges = dict.fromkeys(edge for edge, _ in self.handovers.edges_of_replica(pool.stage_id, replica.index))
-        for edge in edges:
-            names = {
-                one.request_id: self._orchestrator.run_name(one.request_id, edge[1])
-                for at, one in self.handovers.edges_of_replica(pool.stage_id, replica.index)
-                if at == edge
-            }
-            held |= {(name, edge) for name in await self._in_thread(self._payloads.take_back_from, edge, names)}
+        for edge in dict.fromkeys(edge for _, edge in self._unsent(pool, replica)):
+            requests = [name for name, at in self._unsent(pool, replica) if at == edge]
+            names = {name: self._orchestrator.sharing.payload_name(name, edge) for name in requests}
+            runs = {run: run for run in names.values()}  # requests that share work have one payload
+            found = await self._in_thread(self._payloads.take_back_from, edge, runs)
+            held |= {(name, edge) for name, run in names.items() if run in found}
         while True:
-            unsent = [
-                (one.request_id, edge)
-                for edge, one in self.handovers.edges_of_replica(pool.stage_id, replica.index)
-                if (one.request_id, edge) not in held
-            ]
+            unsent = [one for one in self._unsent(pool, replica) if one not in held]
             waited = [
                 self._on_their_way[name, edge[1]] for name, edge in unsent if (name, edge[1]) in self._on_their_way
             ]
@@ -132,15 +151,39 @@ class BranchRecoveryDriver(RecoveryDriver):
         for name, edge in unsent:
             await self._recall_from(name, edge, replica.index)
 
-    async def _recall_from(self, request_id: str, edge: Edge, replica_id: int) -> None:
-        """Take a request back from a stage whose input was lost with the replica that should have sent it."""
+    def _unsent(self, pool: ScheduledPool, replica: Replica) -> list[tuple[str, Edge]]:
+        """Return the whole payloads of a replica that may not have been sent: their requests and edges."""
+        graph = self._orchestrator.driver.graph
+        return [
+            (one.request_id, edge)
+            for edge, one in self.handovers.edges_of_replica(pool.stage_id, replica.index)
+            if not graph.stage(edge[1]).reads_chunks
+        ]
+
+    def remake_inputs(self, pool: ScheduledPool, request_id: str, sources: Sequence[int]) -> None:
+        """Make inputs of a request again that waits in a stage for payloads that will not come."""
+        if self._core is not None:
+            self._orchestrator.spawn(self._remake_inputs(pool, request_id, sources))
+
+    async def _remake_inputs(self, pool: ScheduledPool, request_id: str, sources: Sequence[int]) -> None:
+        while (request_id, pool.stage_id) in self._on_their_way:
+            await asyncio.wait([self._on_their_way[request_id, pool.stage_id]])
+        some = min(self._pools[sources[0]].live_replica_ids(), default=0)
+        await self._recall_from(request_id, (sources[0], pool.stage_id), some, sources[1:])
+
+    async def _recall_from(self, request_id: str, edge: Edge, replica_id: int, others: Sequence[int] = ()) -> None:
+        """Take a request back from a stage whose input was lost with the replica that should have sent it.
+
+        Args:
+            others: other sources whose outputs were lost for the stage, too.
+        """
         orchestrator, after = self._orchestrator, self._pools[edge[1]]
         if self._core is None or not self._core.works_of(request_id):
             return
-        lost = [edge[0]]
+        lost = [edge[0], *others]
         work = after.queue.running.get(request_id)
         if work is not None:
-            lost += await self._withdraw(after, work, edge)
+            lost += [one for one in await self._withdraw(after, work, edge) if one not in lost]
         elif (work := after.queue.take_out(request_id)) is None:
             works = self._core.works_of(request_id)
             if not (self.parking.forget(request_id, after.stage_id) and isinstance(works.get(edge[0]), Work)):
@@ -157,7 +200,7 @@ class BranchRecoveryDriver(RecoveryDriver):
         for source in lost:
             orchestrator.sharing.lost(request_id, (source, after.stage_id))
         state = orchestrator.request_states[request_id]
-        state.finished_stage_ids.discard(edge[0])
+        state.finished_stage_ids.difference_update(lost)
         state.stage_submit_ts.pop(after.stage_id, None)
         assert work is not None
         after.queue.handle(e.Recalled(work, after.stage_id, replica_id, tuple(lost)))
@@ -189,6 +232,9 @@ class BranchRecoveryDriver(RecoveryDriver):
 
     # ---- actions of the core
 
+    def _restarts_together(self, work: Work) -> bool:
+        return self._core is not None and self._core.restarts_together(work)
+
     def _runs_again(self, work: Work, leader: str, receivers: Sequence[str], stages: Sequence[int]) -> None:
         orchestrator = self._orchestrator
         state = orchestrator.request_states.get(leader)
@@ -205,6 +251,7 @@ class BranchRecoveryDriver(RecoveryDriver):
         for pool in self._pools:
             if pool.names is not None:
                 pool.names.forget(request_id)
+        self._orchestrator.forget_runs(request_id)
 
     async def fail(self, request_id: str, stage_id: int, why: str, reason: FailReason) -> None:
         if await self._orchestrator.goes_on_without(stage_id, request_id, why):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -65,20 +65,18 @@ class AsyncChunkRecovery:
         Args:
             recovery: knows the works of the request; waiting ones become known to it.
         """
-        name, orchestrator = lost.request_id, self._orchestrator
-        for pool in orchestrator.stage_pools:
+        name, orchestrator, pools = lost.request_id, self._orchestrator, self._run_with(lost)
+        for pool in pools:
             pool.queue.take_out(name)
-        works = {stage_id: work for stage_id, work in recovery.works_of(name).items() if isinstance(work, Work)}
-        present_in = [pool.queue.receivers(name) for pool in orchestrator.stage_pools]
+        known = recovery.works_of(name)
+        works = {pool.stage_id: work for pool in pools if isinstance(work := known.get(pool.stage_id), Work)}
+        present_in = [pool.queue.receivers(name) for pool in pools]
         everybody = max(present_in, key=len)  # requests that share a stage share all; an ended stage has no receivers
         if name not in orchestrator.request_states:  # the request that began it has left
             everybody = next((these for these in present_in if these[0] != name), everybody)
-        for pool in orchestrator.stage_pools:
-            if pool.stage_id in works:
-                pool.queue.regroup(name, everybody)
-        present = {stage_id: self._names.present(work.runs_as) for stage_id, work in works.items()}
-        self._names.start_new_run(name, {work.runs_as for work in works.values()})
-        self._handovers.forget(name)
+        for stage_id in works:
+            orchestrator.stage_pools[stage_id].queue.regroup(name, everybody)
+        present = self._start_new_run(name, works)
         for stage_id, work in works.items():
             pool = orchestrator.stage_pools[stage_id]
             self._reset_output(pool, name)
@@ -92,6 +90,17 @@ class AsyncChunkRecovery:
             client = pool.clients[replica_id]
             if client is not None:
                 orchestrator.spawn(abort_run(client, present[stage_id]))
+
+    def _run_with(self, lost: Work) -> Sequence[ScheduledPool]:
+        """Return the stages that run again with a work."""
+        return self._orchestrator.stage_pools
+
+    def _start_new_run(self, name: str, works: Mapping[int, Work]) -> dict[int, str]:
+        """Begin the next run of a request, and return its names in the engines in the one before, by stage."""
+        present = {stage_id: self._names.present(work.runs_as) for stage_id, work in works.items()}
+        self._names.start_new_run(name, {work.runs_as for work in works.values()})
+        self._handovers.forget(name)
+        return present
 
     def _reset_output(self, pool: ScheduledPool, name: str) -> None:
         orchestrator, stage_id = self._orchestrator, pool.stage_id
@@ -116,7 +125,7 @@ class AsyncChunkRecovery:
         names = self._names.all_names(request_id)
         for pool in self._orchestrator.stage_pools:
             if names and self._payloads.arrive_at(pool) and pool.stage_id - 1 in works:
-                most = _pieces(works[pool.stage_id - 1])
+                most = pieces_of(works[pool.stage_id - 1])
                 discard = partial(self._payloads.discard, pool, names, most)
                 self._orchestrator.spawn(_in_thread(discard))
 
@@ -133,7 +142,7 @@ async def _in_thread(work: Any) -> None:
     await asyncio.get_running_loop().run_in_executor(None, work)
 
 
-def _pieces(work: StageWork) -> int:
+def pieces_of(work: StageWork) -> int:
     """Return the most pieces that a stage may have sent for a request."""
     assert isinstance(work, Work)
     most = getattr(work.state.sampling_params_list[work.stage_id], "max_tokens", None)

@@ -264,7 +264,7 @@ class RecoveryDriver:
         """Carry out an action that follows from a death, or from the end of a request."""
         match action:
             case e.RunsAgain(Work() as work, leader, receivers, stages):
-                if self._async_chunk is None:
+                if not self._restarts_together(work):
                     self._runs_again(work, leader, receivers, stages)
                 self._orchestrator.spawn(self._send())
             case e.GivenUp(Work() as work, receivers, reason):
@@ -280,6 +280,10 @@ class RecoveryDriver:
                 self._forget(request_id, {work.stage_id: work for work in works})
             case _:
                 pass
+
+    def _restarts_together(self, work: Work) -> bool:
+        """Return whether a work runs again with others that exchange chunks with it (`AsyncChunkRecovery`)."""
+        return self._async_chunk is not None
 
     def _runs_again(self, work: Work, leader: str, receivers: Sequence[str], stages: Sequence[int]) -> None:
         """Let the outputs of stages that run again count once more, where they are new."""

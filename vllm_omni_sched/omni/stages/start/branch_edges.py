@@ -16,6 +16,7 @@ def with_branch_connector(graph: StageGraph, transfer: Any) -> Any:
     """Return vLLM-Omni's `OmniTransferConfig` with the connector that sends an output to several stages.
 
     Args:
+        graph: the stages, with those marked that read chunks.
         transfer: the transfer config with all connectors; returned as it is if the stages are a line.
 
     Raises:
@@ -29,6 +30,8 @@ def with_branch_connector(graph: StageGraph, transfer: Any) -> Any:
     carried = carried_edges(graph, transfer.connectors)
     spec = transfer.connectors[carried[0]]
     extra = {"connector": spec.name, "extra": dict(spec.extra or {}), "edges": [[int(s), int(t)] for s, t in carried]}
+    if graph.chunked:
+        extra["chunked"] = [stage.stage_id for stage in graph.stages if stage.reads_chunks]
     return OmniTransferConfig(
         {edge: ConnectorSpec(CONNECTOR, dict(extra)) for edge in carried}, transfer.default_connector
     )

@@ -16,7 +16,7 @@ from vllm_omni_sched.graph.stages import Stage, StageGraph
 from vllm_omni_sched.omni.stages.placement.initial_placement import assign_initial_devices
 from vllm_omni_sched.omni.stages.start.branch_edges import carried_edges
 from vllm_omni_sched.omni.stages.start.edges import Edge, explicit_edges, merged_connectors
-from vllm_omni_sched.omni.stages.start.graph import check_branches, graph_of_pipeline
+from vllm_omni_sched.omni.stages.start.graph import graph_of_pipeline, makes_chunks, with_chunks
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class Deployed:
     max_num_seqs: Mapping[int, int]
     devices: Mapping[int, str]
 
+    @property
+    def chunked(self) -> bool:
+        """Return whether stages exchange chunks."""
+        return self.async_chunk and (self.graph.chunked or not self.graph.branches)
+
 
 def deployed(deploy_yaml: Path, model: str | None, config: StageSchedConfig) -> Deployed | None:
     """Return the pipeline that a deploy YAML starts, checked against our options as at the start of the server.
@@ -55,7 +60,7 @@ def deployed(deploy_yaml: Path, model: str | None, config: StageSchedConfig) -> 
             stage, an edge or a connector of our options is unknown or contradicts the file. The message names the file.
     """
     from vllm.plugins import load_general_plugins
-    from vllm_omni.config.stage_config import load_deploy_config, resolve_deploy_yaml
+    from vllm_omni.config.stage_config import load_deploy_config, resolve_deploy_yaml, resolve_stage_async_chunk
     from vllm_omni.distributed.omni_connectors import load_omni_transfer_config
     from vllm_omni.plugins import load_omni_general_plugins
 
@@ -73,7 +78,6 @@ def deployed(deploy_yaml: Path, model: str | None, config: StageSchedConfig) -> 
     original = dict(transfer.connectors) if transfer is not None else {}
     with file_named(deploy_yaml, os.environ):
         graph = graph_of_pipeline(pipeline, {key: int(stage.num_replicas) for key, stage in stages.items()})
-        check_branches(graph, bool(deploy.async_chunk))
         names = {stage.stage_id: stage.name for stage in graph.stages}
         check_against(config, names)
         edges = [(source, stage.stage_id) for stage in graph.stages for source in stage.sources]
@@ -81,6 +85,12 @@ def deployed(deploy_yaml: Path, model: str | None, config: StageSchedConfig) -> 
         connectors = merged_connectors(config, names, edges, original, written)
         if graph.branches and connectors:
             carried_edges(graph, connectors)
+        graph = with_chunks(
+            graph,
+            {(int(source), int(target)) for source, target in connectors},
+            {stage.stage_id for stage in graph.stages if resolve_stage_async_chunk(deploy, stages.get(stage.stage_id))},
+            {stage.stage_id for stage in pipeline.stages if makes_chunks(stage)},
+        )
         placed = [SimpleNamespace(model_stage=one.name, runtime_config=_runtime(stages, one)) for one in graph.stages]
         if config.graph.partition.enabled:
             assign_initial_devices(config.graph.partition, placed)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from vllm_omni_sched.graph.stages import GraphError, Stage, StageGraph, StageKind
+from vllm_omni_sched.omni.stages.payloads import connector_config
 from vllm_omni_sched.omni.stages.start.caches import sends_caches
 
 
@@ -15,7 +16,17 @@ def graph_of(pools: Iterable[Any]) -> StageGraph:
     Raises:
         GraphError: as for `checked`.
     """
-    return checked(_stage(pool.stage_id, pool.stage_client, _kind(pool), pool.num_replicas) for pool in pools)
+    pools = list(pools)
+    graph = checked(_stage(pool.stage_id, pool.stage_client, _kind(pool), pool.num_replicas) for pool in pools)
+    return graph.with_chunks([pool.stage_id for pool in pools if _reads_chunks(pool)]) if graph.branches else graph
+
+
+def _reads_chunks(pool: Any) -> bool:
+    """Return whether a running stage gets chunks by the connector of stages that branch."""
+    config = connector_config(pool)
+    if config is None or not getattr(pool.stage_vllm_config.model_config, "async_chunk", False):
+        return False
+    return any(target == pool.stage_id for _, target in config["extra"].get("edges", ()))
 
 
 def graph_of_metadata(stages: Iterable[Any]) -> StageGraph:
@@ -72,22 +83,95 @@ def checked(stages: Iterable[Stage]) -> StageGraph:
     return graph
 
 
-def check_branches(graph: StageGraph, async_chunk: bool) -> None:
-    """Check that stages which are more than a line exchange whole payloads.
+def with_chunks(
+    graph: StageGraph,
+    carried: Collection[tuple[int, int]],
+    async_chunk: Collection[int],
+    makers: Collection[int] | None = None,
+) -> StageGraph:
+    """Return stages which are more than a line with those marked that read chunks; a line is returned as it is.
+
+    Args:
+        carried: the edges that have a connector; on others, the front end passes on prompts.
+        async_chunk: the stages that are in async-chunk mode.
+        makers: the stages whose pipeline names a function that makes chunks; None if that is not known.
 
     Raises:
-        GraphError: they exchange chunks.
+        GraphError: a stage would wait for chunks that nothing sends.
     """
-    if not (graph.branches and async_chunk):
-        return
-    for before, stage in zip(graph.stages, graph.stages[1:], strict=False):
-        if stage.sources != (before.stage_id,):
-            reads = ", ".join(map(str, stage.sources))
+    if not graph.branches:
+        return graph
+    reading = set()
+    for stage in graph.stages:
+        if stage.kind is StageKind.DIFFUSION:
+            continue  # it gets its prompt from the front end
+        by_connector = [source for source in stage.sources if (source, stage.stage_id) in carried]
+        in_mode = stage.stage_id in async_chunk
+        for source in by_connector:
+            if in_mode is not (source in async_chunk):
+                both = f"stage {graph.stage(source)}", f"stage {stage}"
+                chunks, whole = both if source in async_chunk else reversed(both)
+                raise GraphError(
+                    f"stage {stage} reads stage {graph.stage(source)}; {chunks} exchanges chunks (async_chunk: true) "
+                    f"and {whole} whole payloads (async_chunk: false): set the same 'async_chunk' for both in the "
+                    "deploy YAML"
+                )
+        if not in_mode or not stage.sources:
+            continue
+        if by_connector and len(by_connector) < len(stage.sources):
+            rest = next(source for source in stage.sources if source not in by_connector)
             raise GraphError(
-                f"stage {stage} reads {reads}, and with async_chunk: true vLLM-Omni sends the chunks of a stage to "
-                f"the one with the next id only, here those of stage {before}: set async_chunk: false in the deploy "
-                "YAML, or turn the stage scheduler off"
+                f"stage {stage} reads stage {graph.stage(by_connector[0])} in chunks (async_chunk: true), and a prompt "
+                f"of stage {graph.stage(rest)}, since the edge {rest}->{stage.stage_id} has no connector: give it the "
+                "same connector ('input_connectors' of the deploy YAML, or 'runtime.edges'), or set async_chunk: false"
             )
+        sends = any((stage.stage_id, after) in carried for after in graph.successors(stage.stage_id))
+        if not by_connector and not sends:
+            raise GraphError(
+                f"stage {stage} waits for chunks (async_chunk: true), and none of its edges has a connector: give the "
+                f"edge {stage.sources[0]}->{stage.stage_id} one ('input_connectors' of the deploy YAML, or "
+                "'runtime.edges'), or set async_chunk: false for this stage"
+            )
+        for source in by_connector:
+            if makers is not None and source not in makers:
+                raise GraphError(
+                    f"stage {stage} reads stage {graph.stage(source)} in chunks (async_chunk: true), but that stage "
+                    "has no function that makes chunks ('async_chunk_process_next_stage_input_func' of its pipeline): "
+                    "set async_chunk: false in the deploy YAML"
+                )
+        if by_connector:
+            reading.add(stage.stage_id)
+    return graph.with_chunks(reading)
+
+
+def chunk_stages(stage_configs: Iterable[Any]) -> tuple[set[int], set[int] | None]:
+    """Return the stages in async-chunk mode, and those whose pipeline names a function that makes chunks.
+
+    The second is None if a config does not tell.
+
+    Args:
+        stage_configs: vLLM-Omni's configs of all stages, in the order of their ids.
+    """
+    stages = list(stage_configs)
+    in_mode = {number for number, stage in enumerate(stages) if _in_mode(stage)}
+    pipelines = [getattr(stage, "stage_pipeline_config", None) for stage in stages]
+    if any(one is None for one in pipelines):
+        return in_mode, None
+    return in_mode, {number for number, one in enumerate(pipelines) if makes_chunks(one)}
+
+
+def _in_mode(stage: Any) -> bool:
+    for name in ("connector_config", "engine_args"):
+        told = getattr(stage, name, None)
+        found = told.get("async_chunk") if isinstance(told, Mapping) else getattr(told, "async_chunk", None)
+        if found is not None:
+            return bool(found)
+    return False
+
+
+def makes_chunks(stage: Any) -> bool:
+    """Return whether a stage of vLLM-Omni's `PipelineConfig` names a function that makes chunks of its output."""
+    return bool(getattr(stage, "async_chunk_process_next_stage_input_func", None))
 
 
 def check_one_host(graph: StageGraph, runtime: Any) -> None:

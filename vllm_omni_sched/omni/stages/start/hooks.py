@@ -14,6 +14,7 @@ from typing import Any
 from vllm_omni_sched import __version__
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import check_against, file_named, load_stage_config
+from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.stages.reports.stage_reporter import disable_reports, enable_reports
 
@@ -72,14 +73,21 @@ def _build_init_plans(original: Callable[..., Any]) -> Callable[..., Any]:
         if config is not None:
             from vllm_omni_sched.omni.stages.start.branch_edges import with_branch_connector
             from vllm_omni_sched.omni.stages.start.edges import metadata, with_our_connectors
-            from vllm_omni_sched.omni.stages.start.graph import check_branches, check_one_host, graph_of_metadata
+            from vllm_omni_sched.omni.stages.start.graph import (
+                check_one_host,
+                chunk_stages,
+                graph_of_metadata,
+                with_chunks,
+            )
 
             graph = graph_of_metadata(metadata(self))  # before a stage has loaded its model
-            check_branches(graph, bool(self._async_chunk))
             check_one_host(graph, self)
             with named:
                 check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
                 omni_transfer_config = with_our_connectors(config, self, omni_transfer_config)
+            connectors = getattr(omni_transfer_config, "connectors", None) or {}
+            carried = {(int(source), int(target)) for source, target in connectors}
+            graph = with_chunks(graph, carried, *chunk_stages(self._stage_configs))
             omni_transfer_config = with_branch_connector(graph, omni_transfer_config)
         plans = original(self, omni_transfer_config, *others)
         if config is not None and config.runtime.preload.enabled:
@@ -89,6 +97,15 @@ def _build_init_plans(original: Callable[..., Any]) -> Callable[..., Any]:
         return plans
 
     return build_logical_stage_init_plans
+
+
+def _how(graph: StageGraph, async_chunk: bool) -> str:
+    """Return when the stages of a request run."""
+    if graph.chunked:
+        return "those that exchange chunks at once, and each other one as soon as it has its inputs"
+    if graph.branches:
+        return "each as soon as it has its inputs"
+    return "all stages of a request at once" if async_chunk else "one after the other"
 
 
 def _create_orchestrator(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,11 +133,7 @@ def _create_orchestrator(original: Callable[..., Any]) -> Callable[..., Any]:
             "vllm-omni-sched %s schedules the stages %s of a pipeline, %s. Options given: %s.",
             __version__,
             ", ".join(map(str, graph.stages)),
-            "all stages of a request at once"
-            if arguments["async_chunk"]
-            else "each as soon as it has its inputs"
-            if graph.branches
-            else "one after the other",
+            _how(graph, bool(arguments["async_chunk"])),
             json.dumps(config.model_dump(mode="json", exclude_unset=True)),
         )
         orchestrator = (BranchingOrchestrator if graph.branches else ScheduledOrchestrator)(
