@@ -64,3 +64,11 @@ def test_a_speed_is_above_0() -> None:
         HostLinks({"10.0.0.2": 0})
     with pytest.raises(ConfigError, match="'default' must be above 0"):
         HostLinks(default=-1.0)
+
+
+def test_distances_are_those_that_are_not_0() -> None:
+    found = links(default=1e6)
+    found.measured(0, 1, messages=1, nbytes=1_000_000)
+    distances = found.distances(SOURCE, 1, (0, 1))
+    assert dict(distances) == {1: 1.0}
+    assert (len(distances), 0 in distances, distances.get(0, 5.0)) == (1, False, 5.0)

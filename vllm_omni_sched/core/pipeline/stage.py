@@ -532,9 +532,7 @@ class StageScheduler:
         source, links = self._source_of(work), self._context.links
         if source is None or self._source is None or not links.knows_speeds():
             return self.topology.distances(source)
-        at = self._source, source
-        found = {one: links.seconds(at, (self.stage_id, one)) for one, each in self.replicas.items() if each.serves}
-        return {one: seconds for one, seconds in found.items() if seconds}
+        return links.distances((self._source, source), self.stage_id, self.replicas)
 
     def _units(self, work: StageWork) -> int:
         return units_of(self._kind, work.known.features[self.stage_id])

@@ -1,6 +1,6 @@
 """Estimate how long the input of a request takes to the host of a replica."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from vllm_omni_sched.config.errors import ConfigError
 
@@ -67,6 +67,30 @@ class HostLinks:
         speeds = [speed for one in (start, end) if (speed := self._speeds.get(one, self._default)) is not None]
         return nbytes / min(speeds) if speeds else 0.0
 
+    def distances(self, source: tuple[int, int], stage_id: int, replicas: Collection[int]) -> Mapping[int, float]:
+        """Return the non-zero values of `seconds` to replicas of a stage, computed on access."""
+        return _Distances(self, source, stage_id, replicas)
+
     def knows_speeds(self) -> bool:
         """Return whether any link has a speed."""
         return self._default is not None or bool(self._speeds)
+
+
+class _Distances(Mapping[int, float]):
+    def __init__(self, links: HostLinks, source: tuple[int, int], stage_id: int, replicas: Collection[int]) -> None:
+        self._links, self._source, self._stage_id, self._replicas = links, source, stage_id, replicas
+
+    def __getitem__(self, replica_id: int) -> float:
+        seconds = self._links.seconds(self._source, (self._stage_id, replica_id))
+        if not seconds:
+            raise KeyError(replica_id)
+        return seconds
+
+    def __iter__(self) -> Iterator[int]:
+        return (one for one in self._replicas if self._links.seconds(self._source, (self._stage_id, one)))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return True  # possibly wrong, but checking would mean looking at all of them
