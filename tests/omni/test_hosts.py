@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ pytestmark = [
 LOGGING = CONNECTORS[0]  # over which `test_pipelines.py` runs the same pipeline on one host
 STANDBY = f"{namespaces.PREFIX}.3"
 PAGE_SECONDS = 2.0  # after which the page of metrics, which is written once a second, counts all that has ended
-MANY = 12  # of each of `ASKS`
+MANY = 8  # of each of `ASKS`
 TIMEOUT_SECONDS = 1.5  # without a heartbeat; there is one every quarter of a second
 OPTIONS = {
     "graph": {"merging": {"enabled": False}},  # what is asked is asked many times
@@ -56,9 +57,9 @@ class Cluster:
         self._asked = 0
         hosts.start_front_end()
         self.start(self.second)
-        hosts.wait_for_front_end()
         self.start(self.standby)
-        self.wait_for(self.standby)
+        hosts.wait_for_front_end()
+        self.wait_for(self.second, self.standby)
 
     def start(self, host: Host) -> None:
         self.stages[host.address] = self.hosts.start_stage(host)
@@ -203,6 +204,27 @@ def test_hosts_are_restarted_one_after_the_other_without_a_lost_request(ran: Ran
         cluster.wait_for(host)
         cluster.check(ran, name)
     cluster.check(ran, cluster.begin())
+
+
+@pytest.mark.long
+def test_the_stage_of_the_front_end_is_started_again_there(ran: Ran, cluster: Cluster) -> None:
+    cluster.restart_what_is_missing()
+    name = cluster.begin()
+    cluster.until_it_runs(cluster.second)
+    first = cluster.hosts.first
+    engines = [pid for pid in first.pids() if "StageEngineCoreProc_stage0" in title_of(pid)]
+    assert engines
+    for pid in engines:
+        os.kill(pid, signal.SIGKILL)
+    cluster.check(ran, name)
+    cluster.check(ran, cluster.begin())
+    assert cluster.hosts.total("restarts_total", stage="0") == 1
+
+
+def title_of(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 @pytest.mark.long

@@ -105,7 +105,7 @@ class Host(_Namespaces):
 
     def limit(self, bits_per_second: int) -> None:
         """Limit the link, in both directions, with a token bucket (``tc tbf``)."""
-        burst = max(bits_per_second // 8 // 250, 64 << 10)  # what a tick of the kernel lets through
+        burst = max(bits_per_second // 8 // 2000, 128 << 10)  # half a millisecond, and two of the largest packets
         for where, device in ((self, "eth0"), (self._switch, self._port)):
             shape = ["tbf", "rate", f"{bits_per_second}bit", "burst", str(burst), "latency", "200ms"]
             where.run("tc", "qdisc", "replace", "dev", device, "root", *shape)
