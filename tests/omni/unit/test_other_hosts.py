@@ -16,9 +16,9 @@ from vllm_omni.distributed.omni_coordinator import ReplicaInfo, ReplicaList, Rep
 
 from tests.support.omni_stages import FINAL, Rig, StageSpec
 from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.core.pipeline.absences import KEEP_SECONDS
 from vllm_omni_sched.omni import heartbeat
 from vllm_omni_sched.omni.stages.payloads import Payloads
-from vllm_omni_sched.omni.stages.recovery import absent_replicas
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -178,9 +178,9 @@ async def test_a_client_is_closed_when_its_replica_stays_silent_or_its_place_is_
         assert first.down
         second = rig.replica(0, 1)
         await rig.silent(1)
-        rig.omni.absent.check(rig.now + absent_replicas.KEEP_SECONDS - 1)
+        rig.omni.absent.check(rig.now + KEEP_SECONDS - 1)
         assert not second.down
-        rig.omni.absent.check(rig.now + absent_replicas.KEEP_SECONDS)
+        rig.omni.absent.check(rig.now + KEEP_SECONDS)
         assert second.down
         assert len(rig.omni.absent) == 0
 

@@ -290,8 +290,8 @@ class ScheduledOrchestrator(Orchestrator):
 
     def silent(self, pool: ScheduledPool, replica_id: int, address: str) -> None:
         """Handle a replica that vLLM-Omni's coordinator no longer reports; without recovery, it is given up."""
-        client = pool.clients[replica_id]
         if self.recovery.on:
+            client = pool.clients[replica_id]
             pool.detach(replica_id)
             self.absent.silent(pool, replica_id, address, client)
         else:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.recovery.run_names import RunNames
     from vllm_omni_sched.omni.stages.work import Work
 
+SEND_SECONDS = 1.0  # for a client to send a request to the process of a diffusion replica
+
 
 class PoolMembership(Protocol):
     """Is told of replicas that come and go without our doing; the orchestrator implements it."""
@@ -25,9 +27,6 @@ class PoolMembership(Protocol):
 
     def silent(self, pool: ScheduledPool, replica_id: int, address: str) -> None:
         """Take a replica out of the pool that is not reported any more."""
-
-
-SEND_SECONDS = 1.0  # for a client to send a request to the process of a diffusion replica
 
 
 class ScheduledPool(StagePool):
@@ -194,14 +193,19 @@ class ScheduledPool(StagePool):
             release_client(client)
 
     def add_client(self, input_addr: str, client: Any, *, replica_id: int | None = None, cause: str = "") -> int:
+        """Add a replica that another host has started, or that is heard again."""
+        added = self._add(input_addr, client, replica_id, cause)
+        if self.membership is not None:
+            self.membership.joined(self, added)
+        return added
+
+    def _add(self, input_addr: str, client: Any, replica_id: int | None, cause: str) -> int:
         if self.names is not None:
             self.names.wrap_client(client)
         added: int = super().add_client(input_addr, client, replica_id=replica_id)
         self.suspected.discard(added)
         host = self.host_of(added, client)
         self.queue.replica_up(added, cause or (f"on host {host}" if host else ""), host)
-        if self.membership is not None:
-            self.membership.joined(self, added)
         return added
 
     def remove_client(self, input_addr: str) -> Any | None:
@@ -246,5 +250,5 @@ class ScheduledPool(StagePool):
         for address in gone:  # an address may be reused by any replica
             del self._addr_to_replica_id[address]
         address = self._client_input_addr(client) or f"replica {replica_id}"
-        self.add_client(address, client, replica_id=replica_id, cause=cause)
+        self._add(address, client, replica_id, cause)
         self.bound_sends()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.distributed.omni_coordinator import ReplicaStatus
 
+from vllm_omni_sched.core.pipeline.absences import Absences, AbsenceStep
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.stages.recovery.async_chunk_recovery import abort_run
 from vllm_omni_sched.omni.stages.reports.processes import release_client
@@ -18,33 +19,27 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-KEEP_SECONDS = 600.0  # after so long, vLLM-Omni's coordinator forgets a silent replica, too
-
 
 @dataclass(frozen=True)
 class Absent:
-    """A silent replica: its address and client, what it runs, and since when it is silent."""
+    """The client of a silent replica, its address, and the names of its runs in its engine."""
 
-    pool: ScheduledPool
-    replica_id: int
     address: str
     client: Any
     runs: tuple[str, ...]
-    since: float
 
 
 class AbsentReplicas:
-    """Handles replicas that vLLM-Omni's coordinator reports no longer, and reports again.
+    """Does what `Absences` decides about replicas that vLLM-Omni's coordinator no longer reports.
 
-    vLLM-Omni closes the client of such a replica at once, and uses the replica only if its process is started anew.
-
-    1. A replica that is no longer reported counts as dead: recovery moves its requests.
-    2. Its process may live, because it was stopped or its link is cut. So its client stays open for `KEEP_SECONDS`. If
-       the replica is reported again, what it still runs is aborted there, and it serves again.
+    vLLM-Omni alone closes the client of such a replica at once, and uses the replica only if its process is started
+    anew. Here recovery moves its requests, and the client stays open. When the replica is used again, what it still
+    runs is aborted there.
     """
 
     def __init__(self, orchestrator: ScheduledOrchestrator) -> None:
         self._orchestrator = orchestrator
+        self._absences = Absences()
         self._absent: dict[tuple[int, int], Absent] = {}
 
     def __len__(self) -> int:
@@ -57,56 +52,56 @@ class AbsentReplicas:
         assert names is not None
         works = [one for one in pool.queue.running.values() if one.replica_id == replica_id and one.sent]
         runs = tuple(names.present(one.runs_as) for one in works)
-        now = self._orchestrator.clock()
-        self._absent[pool.stage_id, replica_id] = Absent(pool, replica_id, address, client, runs, now)
+        self._absent[pool.stage_id, replica_id] = Absent(address, client, runs)
+        self._absences.silent(pool.stage_id, replica_id, address, self._orchestrator.clock())
         where = pool.host_of(replica_id, client) or "the host of the front end"
         error = EngineDeadError(f"no heartbeat from its process on {where}")
         self._orchestrator.spawn(self._orchestrator._handle_dead_replica(pool.stage_id, replica_id, error))
 
     def check(self, now: float) -> None:
-        """Use replicas again that are reported again, and give up others after `KEEP_SECONDS`."""
-        for key, one in list(self._absent.items()):
-            if one.pool.clients[one.replica_id] is not None:  # another process has taken its place
-                self._close(key)
-            elif one.address in _reported(one.pool):
-                del self._absent[key]
-                self._orchestrator.spawn(self._back(one))
-            elif now - one.since >= KEEP_SECONDS:
-                self._close(key)
+        """Use replicas again that are reported again, and close the clients of those that are given up."""
+        pools = self._orchestrator.stage_pools
+        for step, stage_id, replica_id in self._absences.check(
+            now, lambda stage_id: _reported(pools[stage_id]), lambda stage, one: pools[stage].clients[one] is not None
+        ):
+            one = self._absent.pop((stage_id, replica_id))
+            if step is AbsenceStep.USE:
+                self._orchestrator.spawn(self._use(pools[stage_id], replica_id, one))
+            else:
+                _close(stage_id, replica_id, one.client)
 
-    async def _back(self, one: Absent) -> None:
-        stage_id, replica_id = one.pool.stage_id, one.replica_id
+    async def _use(self, pool: ScheduledPool, replica_id: int, one: Absent) -> None:
         logger.warning(
             "stage %d replica %d is heard again; the %d requests that it had have moved and are aborted there",
-            stage_id,
+            pool.stage_id,
             replica_id,
             len(one.runs),
         )
         for run in one.runs:
             await abort_run(one.client, run)
-        if one.pool.clients[replica_id] is None:
-            one.pool.add_client(one.address, one.client, replica_id=replica_id, cause="it is heard again")
-
-    def _close(self, key: tuple[int, int]) -> None:
-        one = self._absent.pop(key)
-        try:
-            one.client.shutdown()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client is not used again
-            logger.warning("closing the client of stage %d replica %d failed: %s", *key, error)
-        release_client(one.client)
+        if pool.clients[replica_id] is None:
+            pool.add_client(one.address, one.client, replica_id=replica_id, cause="it is heard again")
+        else:  # another process has taken its number meanwhile
+            _close(pool.stage_id, replica_id, one.client)
 
     def close(self) -> None:
         """Close all clients that are kept."""
-        for key in list(self._absent):
-            self._close(key)
+        for (stage_id, replica_id), one in self._absent.items():
+            _close(stage_id, replica_id, one.client)
+        self._absent.clear()
+
+
+def _close(stage_id: int, replica_id: int, client: Any) -> None:
+    try:
+        client.shutdown()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the client is not used again
+        logger.warning("closing the client of stage %d replica %d failed: %s", stage_id, replica_id, error)
+    release_client(client)
 
 
 def _reported(pool: ScheduledPool) -> set[str]:
     """Return the addresses of the replicas of a stage that the coordinator reports."""
     if pool._hub is None:
         return set()
-    return {one.input_addr for one in pool._hub.get_replicas_for_stage(pool.stage_id).replicas if _is_up(one)}
-
-
-def _is_up(replica: Any) -> bool:
-    return bool(replica.status == ReplicaStatus.UP)
+    replicas = pool._hub.get_replicas_for_stage(pool.stage_id).replicas
+    return {one.input_addr for one in replicas if one.status == ReplicaStatus.UP}
