@@ -17,13 +17,14 @@ from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
-from benchmarks.hosts import ENGINE, KINDS, LINKS, PACKED, RAW, SIDES, SIZES, STORE
+from benchmarks.hosts import ENGINE, HIDDEN, KINDS, LINKS, PACKED, RAW, SIDES, SIZES, STORE
 from tests.support import hosts
 from tests.support.hosts import Host, Network
 from tests.support.mooncake import why_not
 
 MESSAGES = {"64 KB": 8, "1 MB": 4, "16 MB": 1}  # of a round
 WARM_UP = 1
+LEARNS = 5  # messages after which the connector of this package knows the speed of a link
 PORT = 50051
 Sides = dict[str, tuple[Child, Child]]
 What = tuple[str, str, str]
@@ -42,10 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         one, other = network.host(), network.host()
         sides: Sides = {side: open_side(stack, side, one, other, number) for number, side in enumerate(SIDES)}
         (version,) = {child.next_event()["vllm_omni"] for pair in sides.values() for child in pair}
-        for turn in range(options.rounds):
-            for link in options.links:
-                for host in (one, other):
-                    host.limit(LINKS[link])
+        for link in options.links:
+            for host in (one, other):
+                host.limit(LINKS[link])
+            for number in range(LEARNS):
+                for side in (RAW, PACKED):
+                    one_message(sides, side, (link, HIDDEN, "1 MB"), f"learns-{number}")
+            for turn in range(options.rounds):
                 for kind in KINDS:
                     for size in options.sizes:
                         try:
@@ -54,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                             raise SystemExit(f"{link}, {kind}, {size}: {failure}") from None
                         for side, seconds in found.items():
                             samples.setdefault(((link, kind, size), side), []).append(seconds)
-            console.print(f"round {turn + 1} of {options.rounds}")
+            console.print(f"{link} is done")
     records = record(samples)
     console.print(table(records))
     workload = {
@@ -92,18 +96,24 @@ def open_side(stack: ExitStack, side: str, one: Host, other: Host, number: int) 
 
 def one_round(sides: Sides, what: What, turn: int, order: random.Random) -> dict[str, float]:
     """Messages of one size, one after the other, the sides in turns; the median seconds of put and get together."""
-    link, kind, size = what
     took: dict[str, list[float]] = {side: [] for side in sides}
-    for number in range(WARM_UP + MESSAGES[size]):
+    for number in range(WARM_UP + MESSAGES[what[2]]):
         for side in order.sample(list(sides), len(sides)):
-            request = {"key": f"{link}-{kind}-{size}-{turn}-{number}", "kind_of": kind, "nbytes": SIZES[size]}
-            sender, receiver = sides[side]
-            put = sender.ask(do="put", **request)
-            got = receiver.ask(do="get", told=put["told"], **request)
-            if put["checksum"] != got["checksum"]:
-                raise SystemExit(f"{side}: what arrived is not what was sent ({link}, {kind}, {size})")
-            took[side].append(put["seconds"] + got["seconds"])
+            took[side].append(one_message(sides, side, what, f"{turn}-{number}"))
     return {side: quantile(seconds[WARM_UP:], 0.5) for side, seconds in took.items()}
+
+
+def one_message(sides: Sides, side: str, what: What, name: str) -> float:
+    """Put a message and get it; return the seconds that both took. Each link has an edge of its own."""
+    link, kind, size = what
+    request = {"key": "-".join((*what, name)), "kind_of": kind, "nbytes": SIZES[size]}
+    request["stage"] = str(1 + list(LINKS).index(link))
+    sender, receiver = sides[side]
+    put = sender.ask(do="put", **request)
+    got = receiver.ask(do="get", told=put["told"], **request)
+    if put["checksum"] != got["checksum"]:
+        raise SystemExit(f"{side}: what arrived is not what was sent ({link}, {kind}, {size})")
+    return float(put["seconds"] + got["seconds"])
 
 
 def record(samples: dict[tuple[What, str], list[float]]) -> list[dict[str, Any]]:

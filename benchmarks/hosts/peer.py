@@ -24,10 +24,10 @@ from benchmarks.harness.child import emit
 from benchmarks.hosts import ENGINE, HIDDEN, LOCAL_BUFFER, PACKED, POOL, SEGMENT, STORE
 from vllm_omni_sched.connector_names import register_names
 
-EDGE = "0", "1"
 WIDTH = 2048
 PATIENCE_SECONDS = 60.0
 Metadata = dict[str, Any] | None
+Edge = tuple[str, str]
 
 
 def main() -> None:
@@ -37,15 +37,15 @@ def main() -> None:
     emit("ready", vllm_omni=vllm_omni.__version__)
     for line in sys.stdin:
         request = json.loads(line)
-        key, what = request["key"], (request["kind_of"], request["nbytes"])
+        key, edge, what = request["key"], ("0", request["stage"]), (request["kind_of"], request["nbytes"])
         if request["do"] == "put":
             payload = payloads[what] = payloads.get(what) or payload_of(*what)
             began = time.perf_counter()
-            told = peer.put(key, payload)
+            told = peer.put(edge, key, payload)
             emit("done", seconds=time.perf_counter() - began, told=told, checksum=checksum(payload))
         else:
             began = time.perf_counter()
-            got = peer.get(key, request["told"])
+            got = peer.get(edge, key, request["told"])
             took = time.perf_counter() - began
             found = checksum(got)
             del got
@@ -88,13 +88,13 @@ class OfVllmOmni:
     def __init__(self, name: str, extra: dict[str, Any]) -> None:
         self.connector = OmniConnectorFactory.create_connector(ConnectorSpec(name, extra))
 
-    def put(self, key: str, payload: Any) -> Metadata:
-        sent, _, told = self.connector.put(*EDGE, key, payload)
+    def put(self, edge: Edge, key: str, payload: Any) -> Metadata:
+        sent, _, told = self.connector.put(*edge, key, payload)
         assert sent, "the connector refused a message"
         return told if isinstance(told, dict) else None
 
-    def get(self, key: str, told: Metadata) -> Any:
-        found = self.connector.get(*EDGE, key, told)
+    def get(self, edge: Edge, key: str, told: Metadata) -> Any:
+        found = self.connector.get(*edge, key, told)
         assert found is not None, "the connector lost a message"
         return found[0]
 
@@ -105,8 +105,8 @@ class OfVllmOmni:
 class Ours(OfVllmOmni):
     """The connector of this package."""
 
-    def get(self, key: str, told: Metadata) -> Any:
-        found = self.connector.get_with_deadline(*EDGE, key, deadline=time.monotonic() + PATIENCE_SECONDS)
+    def get(self, edge: Edge, key: str, told: Metadata) -> Any:
+        found = self.connector.get_with_deadline(*edge, key, deadline=time.monotonic() + PATIENCE_SECONDS)
         assert found is not None, "the connector lost a message"
         return found[0]
 
@@ -121,11 +121,11 @@ class StoreCalls:
         code = self._store.setup(host, "P2PHANDSHAKE", SEGMENT, LOCAL_BUFFER, "tcp", "", master)
         assert code == 0, f"Mooncake could not be set up (code {code})"
 
-    def put(self, key: str, payload: Any) -> Metadata:
+    def put(self, edge: Edge, key: str, payload: Any) -> Metadata:
         assert self._store.put(key, OmniSerializer.serialize(payload), self._config) == 0
         return None
 
-    def get(self, key: str, told: Metadata) -> Any:
+    def get(self, edge: Edge, key: str, told: Metadata) -> Any:
         return OmniSerializer.deserialize(self._store.get(key))
 
     def forget(self, key: str) -> None:

@@ -47,6 +47,7 @@ class ScheduledPool(StagePool):
         self.suspected: set[int] = set()  # replicas that get no new work because they hang
         self.names: RunNames | None = None  # names of runs, if requests run again under new names
         self.membership: PoolMembership | None = None  # set by the orchestrator
+        self._attaching: set[int] = set()  # replicas that are being added from here
         self._master: Any = None  # vLLM-Omni's `OmniMasterServer`, if stages run on several hosts
         self.bound_sends()
 
@@ -193,19 +194,14 @@ class ScheduledPool(StagePool):
             release_client(client)
 
     def add_client(self, input_addr: str, client: Any, *, replica_id: int | None = None, cause: str = "") -> int:
-        """Add a replica that another host has started, or that is heard again."""
-        added = self._add(input_addr, client, replica_id, cause)
-        if self.membership is not None:
-            self.membership.joined(self, added)
-        return added
-
-    def _add(self, input_addr: str, client: Any, replica_id: int | None, cause: str) -> int:
         if self.names is not None:
             self.names.wrap_client(client)
         added: int = super().add_client(input_addr, client, replica_id=replica_id)
         self.suspected.discard(added)
         host = self.host_of(added, client)
         self.queue.replica_up(added, cause or (f"on host {host}" if host else ""), host)
+        if self.membership is not None and added not in self._attaching:
+            self.membership.joined(self, added)
         return added
 
     def remove_client(self, input_addr: str) -> Any | None:
@@ -250,5 +246,9 @@ class ScheduledPool(StagePool):
         for address in gone:  # an address may be reused by any replica
             del self._addr_to_replica_id[address]
         address = self._client_input_addr(client) or f"replica {replica_id}"
-        self._add(address, client, replica_id, cause)
+        self._attaching.add(replica_id)
+        try:
+            self.add_client(address, client, replica_id=replica_id, cause=cause)
+        finally:
+            self._attaching.discard(replica_id)
         self.bound_sends()
