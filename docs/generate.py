@@ -294,6 +294,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "cuda-ipc-options": lambda: options(CudaIpcConnectorOptions),
     "mooncake-options": lambda: options(MooncakeOptions),
     "compression-options": lambda: options(CompressionOptions),
+    "hosts": lambda: connector_tables.hosts(result_tables.load(RESULTS, "hosts")),
     "compression": lambda: connector_tables.compression(result_tables.load(RESULTS, "compression")),
     "tiers": lambda: connector_tables.tiers(result_tables.load(RESULTS, "tiers")),
     "connectors": lambda: result_tables.connectors(result_tables.load(RESULTS, "connectors")),

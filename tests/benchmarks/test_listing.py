@@ -22,6 +22,7 @@ def test_every_benchmark_is_listed_and_explained():
         "gpu.lanes",
         "gpu.nvdec",
         "handover",
+        "hosts",
         "learning",
         "mixed",
         "mooncake",

@@ -246,6 +246,7 @@ class Runtime:
     """vLLM-Omni's `StageRuntime`, as far as it starts replicas; it fails ``fails`` times, and waits for ``go``."""
 
     _stage_init_timeout = 1
+    _omni_master_server: Any = None
 
     def __init__(self, make: Callable[[int], Replica], stages: Sequence[StageSpec]) -> None:
         self._make, self._stages = make, stages

@@ -130,6 +130,8 @@ class Rig:
         options: as under ``omni_sched`` in the deploy YAML.
     """
 
+    master: Any = None  # vLLM-Omni's `OmniMasterServer`, where stages run on several hosts
+
     def __init__(self, *stages: StageSpec, async_chunk: bool = False, **options: Any) -> None:
         self.stages, self.edges = stages, Edges()
         self._options, self._async_chunk = options, async_chunk
@@ -144,6 +146,7 @@ class Rig:
         self.driver = PipelineDriver(config, graph_of(pools), self._async_chunk, Random(0))
         self.driver.publish = lambda: SimpleNamespace(close=lambda: None)  # type: ignore[method-assign,assignment,return-value]
         self.runtime = Runtime(lambda stage_id: replica_of(stage_id, self.stages, self.edges), self.stages)
+        self.runtime._omni_master_server = self.master
         self._out: asyncio.Queue[Any] = asyncio.Queue()
         self.omni = (BranchingOrchestrator if branches(self.stages) else ScheduledOrchestrator)(
             driver=self.driver,

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path as FilePath
@@ -70,9 +70,9 @@ class Process:
         """Something, and do not wait for it."""
         self._orders.send((name, args, {}))
 
-    def result(self) -> Any:
-        """Return the result of the order under way."""
-        assert self._orders.poll(LONG)
+    def result(self, seconds: float = LONG) -> Any:
+        """Return the result of the order under way, which takes at most so long."""
+        assert self._orders.poll(seconds), "the order did not end"
         said, result = self._orders.recv()
         if said == "raised":
             raise result
@@ -106,15 +106,16 @@ class Processes:
 
     Args:
         module: the program that forks them; it calls `serve`.
+        more: further variables of its environment.
     """
 
-    def __init__(self, module: str) -> None:
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    def __init__(self, module: str, more: Mapping[str, str] | None = None) -> None:
         root = FilePath(__file__).parents[2]
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
         self._server = subprocess.Popen(
             [sys.executable, "-m", module],
             cwd=root,
-            env={**environment, "PYTHONPATH": str(root)},
+            env={**environment, **(more or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm_omni_sched.connector_names import FACTORY, register_names
 from vllm_omni_sched.engine.metrics.bridge import attach
 from vllm_omni_sched.imports import when_imported
-from vllm_omni_sched.omni import receiving
+from vllm_omni_sched.omni import heartbeat, receiving
 from vllm_omni_sched.omni.stages.reports import stage_reporter
 from vllm_omni_sched.omni.stages.start.hooks import hook
 
@@ -18,5 +18,6 @@ def register_connectors() -> None:
     register_names()
     hook()
     when_imported(receiving.ADAPTER, receiving.hook)
+    when_imported(heartbeat.CLIENT, heartbeat.hook)
     stage_reporter.start_reporting()  # in the process of a stage that was asked to report
     attach()  # for the reports of stages

@@ -86,6 +86,24 @@ class PreloadOptions(Options):
     )
 
 
+class HostOptions(Options):
+    """Options of stages on several hosts (`--stage-id`)."""
+
+    standby: list[str] = Field(
+        default_factory=list,
+        description="Addresses of hosts whose replicas get requests only while no other replica of their stage serves.",
+    )
+    link_bytes_per_second: Size | None = Field(
+        None,
+        ge=1,
+        description="Speed of the links of hosts; a replica on another host then costs the time of the payload. null: "
+        "the time that requests take longer there is learnt.",
+    )
+    links: dict[str, Size] = Field(
+        default_factory=dict, description="The same of the link of a single host, by its address."
+    )
+
+
 class CreditOptions(Options):
     """Options of back-pressure from the last stage to the first."""
 
@@ -106,6 +124,7 @@ class RuntimeOptions(Options):
     )
     recovery: RecoveryOptions = Field(RecoveryOptions(), description="Recovery from the death of a replica.")
     preload: PreloadOptions = Field(PreloadOptions(), description="Reading checkpoints ahead.")
+    hosts: HostOptions = Field(HostOptions(), description="Stages on several hosts.")
     credits: CreditOptions = Field(CreditOptions(), description="Back-pressure from the last stage to the first.")
     stall_seconds: float | None = Field(
         1800.0,

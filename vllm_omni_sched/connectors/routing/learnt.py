@@ -27,8 +27,13 @@ from vllm_omni_sched.logs import get_logger
 logger = get_logger(__name__)
 
 
-REPORT_EVERY = 32  # messages of an edge and transport
+REPORT_EVERY = 32  # messages of an edge and transport; of the first ones, also after the 1st, 2nd, 4th and so on
 KEY = "omni-sched/report/"
+
+
+def is_due(count: int) -> bool:
+    """Return whether receivers report, and senders look for reports, after so many messages."""
+    return count % REPORT_EVERY == 0 or (count < REPORT_EVERY and count & (count - 1) == 0)
 
 
 class Report(msgspec.Struct):
@@ -72,10 +77,12 @@ class Learnt:
 
     Args:
         distances: distances of transports, by name.
+        compresses: whether messages to other hosts may be compressed, for which senders have to know the link's speed.
     """
 
-    def __init__(self, distances: dict[str, int], options: RoutingOptions) -> None:
+    def __init__(self, distances: dict[str, int], options: RoutingOptions, compresses: bool = False) -> None:
         self._distances, self._options = distances, options
+        self._tells = len(distances) > 1 or (compresses and any(distances.values()))
         self._retries = {
             name: RetrySchedule(options.first_retry_seconds, options.longest_retry_seconds) for name in distances
         }
@@ -121,7 +128,7 @@ class Learnt:
             self.served[edge, name, reason] += 1
             self.served_bytes[edge, name] += nbytes
             flow.count += 1
-            return flow.count % REPORT_EVERY == 0 and len(self._distances) > 1
+            return self._tells and is_due(flow.count)
 
     def refused(self, name: str, error: Exception, now: float) -> None:
         """Record that a transport refused a message."""
@@ -141,8 +148,7 @@ class Learnt:
             elif nbytes >= LARGE:
                 flow.large = nbytes, seconds
             flow.count += 1
-            due = flow.count % REPORT_EVERY == 0 and len(self._distances) > 1
-            return Report(flow.small, flow.large) if due else None
+            return Report(flow.small, flow.large) if self._tells and is_due(flow.count) else None
 
     def told(self, edge: Edge, name: str, report: Report) -> None:
         """Record the measurements of a receiver's report."""

@@ -81,7 +81,8 @@ class RoutedTransport(Transport):
                 raise ConfigError(f"option `edges`: {edge!r} names {names}; there are {sorted(self._ways)}")
         self._options, self._compressor, self._clock, self._presence = options, compressor, clock, presence
         self._some_go_far = any(way.distance for way in ways)
-        self.learnt = Learnt({name: way.distance for name, way in self._ways.items()}, options)
+        distances = {name: way.distance for name, way in self._ways.items()}
+        self.learnt = Learnt(distances, options, compresses=compressor is not None)
         self._lock = threading.Lock()  # of `_last_way`; never held during a call of a transport
         self._looking = threading.Lock()
         self._here: dict[str, bool] = {}  # by stage: whether all its replicas were on this host at the last put

@@ -14,6 +14,7 @@ from vllm_omni_sched.graph.path_order import PathOrder
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.resource.pipeline.balance import Balancer, CostBalancer, LeastQueue, RoundRobin
 from vllm_omni_sched.resource.pipeline.credits import Credits
+from vllm_omni_sched.resource.pipeline.links import HostLinks
 from vllm_omni_sched.resource.pipeline.modality_pools import Grant, Pools, RefusalReason, ShareReason
 from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
 
@@ -22,7 +23,7 @@ AS_THEY_CAME = WaitingOrder(max_wait_seconds=float("inf"))
 
 
 class PipelineContext:
-    """Costs, classes, order, caches, credits and memory pools of a pipeline.
+    """Costs, classes, order, caches, credits, memory pools, and hosts of a pipeline.
 
     1. With credits, a stage starts only requests that the next stages have room for. Without those of a pipeline in
        which a stage reads chunks, since it starts together with its sources.
@@ -42,6 +43,9 @@ class PipelineContext:
         self.together = together
         self.branches = graph.branches
         self.costs = StageCosts()
+        hosts = config.runtime.hosts
+        self.links = HostLinks(hosts.links, hosts.link_bytes_per_second)
+        self.standby = frozenset(hosts.standby)
         priority = config.graph.priority
         self.by_class = priority.enabled
         self.classes = RequestClasses(priority)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from vllm_omni_sched.config.stage_options import BranchErrors
@@ -18,6 +18,7 @@ from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.recovery.options import recovery_options
 from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.monitor.recovery.remedies import Remedies, RemedyAction, RemedyOptions, Trigger
+from vllm_omni_sched.resource.pipeline.links import HERE
 
 KEPT_TRANSITIONS = 10_000
 
@@ -73,13 +74,20 @@ class PipelineCore:
         self.log: deque[Transition] = deque(maxlen=KEPT_TRANSITIONS)
 
     def add_stage(
-        self, stage_id: int, max_num_seqs: int, replicas: Iterable[int], together: bool = False
+        self,
+        stage_id: int,
+        max_num_seqs: int,
+        replicas: Iterable[int],
+        together: bool = False,
+        hosts: Mapping[int, str] | None = None,
     ) -> StageScheduler:
-        """Add a stage of the graph; ``max_num_seqs`` and ``together`` as for `StageScheduler`."""
-        stage = self.stages[stage_id] = StageScheduler(self.context, stage_id, max_num_seqs, replicas, together)
+        """Add a stage of the graph; ``max_num_seqs``, ``together`` and ``hosts`` as for `StageScheduler`."""
+        stage = StageScheduler(self.context, stage_id, max_num_seqs, replicas, together, hosts)
+        self.stages[stage_id] = stage
         if self.recovery is not None:
             for replica_id in stage.replicas:
-                self.recovery.policy.watch(Replica(stage_id, replica_id))
+                away = self.context.links.host(stage_id, replica_id) != HERE
+                self.recovery.policy.watch(Replica(stage_id, replica_id), away)
         return stage
 
     def _recovery(self, keeps_outputs: bool) -> PipelineRecovery | None:
@@ -304,8 +312,10 @@ class PipelineCore:
     def _replica(self, event: e.Event, now: float) -> list[e.Action]:
         stages = self.stages
         match event:
-            case e.ReplicaUp(stage_id, replica_id):
-                stages[stage_id].replica_up(replica_id)
+            case e.ReplicaUp(stage_id, replica_id, _, host):
+                stages[stage_id].replica_up(replica_id, host)
+            case e.PayloadsMeasured(from_stage, to_stage, messages, nbytes):
+                self.context.links.measured(from_stage, to_stage, messages, nbytes)
             case e.ReplicaDown(stage_id, replica_id):
                 stages[stage_id].replica_down(replica_id)
             case e.ReplicaDied(stage_id, replica_id):

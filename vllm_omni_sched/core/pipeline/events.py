@@ -217,11 +217,25 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaUp:
-    """A replica is new or was restarted, and can work."""
+    """A replica is new or was restarted, and can work.
+
+    ``host``: the address of the host that started it; "": the one of the front end.
+    """
 
     stage_id: int
     replica_id: int
     cause: str = ""
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadsMeasured:
+    """Messages of an edge were sent, with so many bytes together."""
+
+    from_stage: int
+    to_stage: int
+    messages: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,6 +603,7 @@ Event = (
     | Renamed
     | Asked
     | ReplicaUp
+    | PayloadsMeasured
     | ReplicaStarting
     | ReplicaDown
     | ReplicaDied

@@ -169,10 +169,11 @@ class PipelineRecovery:
 
     def _replica(self, event: e.Event, actions: list[e.Action], now: float) -> None:
         match event:
-            case e.ReplicaUp(stage_id, replica_id, cause):
+            case e.ReplicaUp(stage_id, replica_id, cause, host):
                 self._empty_since.pop(stage_id, None)
                 replica = Replica(stage_id, replica_id)
-                self._tell(r.Joined(replica, cause) if not self.policy.restarts(replica) else r.Restarted(replica), now)
+                restarts = self.policy.restarts(replica)
+                self._tell(r.Restarted(replica) if restarts else r.Joined(replica, cause, bool(host)), now)
             case e.ReplicaStarting(stage_id, on):
                 self._starting[stage_id] += 1 if on else -1
             case e.ReplicaDown(stage_id, _):

@@ -24,6 +24,7 @@ from vllm_omni_sched.core.pipeline.waiting import StageView, WaitingRequests
 from vllm_omni_sched.graph.merging import Merger, Role
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.pipeline.balance import CHOICES, ReplicaIndex, drawn, draws
+from vllm_omni_sched.resource.pipeline.links import HERE
 from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_cost import Features
 from vllm_omni_sched.resource.pipeline.stage_gate import Release, ReleaseReason, StageGate
@@ -37,17 +38,19 @@ SMOOTHING = 0.1  # weight of the last request
 class StageReplica:
     """A replica of a stage: its load, its running work by request, and whether it may get more."""
 
-    __slots__ = ("draining", "load", "suspected", "up", "works")
+    __slots__ = ("draining", "load", "spare", "standby", "suspected", "up", "works")
 
     def __init__(self, load: ReplicaLoad) -> None:
         self.load = load
         self.works: dict[str, StageWork] = {}
         self.up, self.suspected, self.draining = True, False, False
+        self.standby = False  # it is on a standby host
+        self.spare = False  # and is not needed now
 
     @property
     def serves(self) -> bool:
         """Return whether it may get requests that could go elsewhere."""
-        return self.up and not self.suspected and not self.draining
+        return self.up and not self.suspected and not self.draining and not self.spare
 
 
 class StageScheduler:
@@ -62,7 +65,11 @@ class StageScheduler:
        request in others. Batches are held only in the latter: an autoregressive stage admits requests at each step.
     5. A place that is about to be free counts as free: it would otherwise be empty until the next request is there.
     6. Costs, speeds of replicas and their distances from those of the previous stage are learnt from each result.
-    7. Work goes on while any request needs it: when the request it was begun for leaves, its followers keep it.
+    7. A replica on a standby host gets requests only while no replica on another host serves. Requests that were
+       interrupted may go there anyway, as recovery decides.
+    8. The input of a request takes as long to a replica as the link to its host takes (`HostLinks`), if its speed is
+       known; otherwise as long as was learnt (rule 6).
+    9. Work goes on while any request needs it: when the request it was begun for leaves, its followers keep it.
 
     Every event takes O(log n) in the requests that wait and run.
 
@@ -70,6 +77,7 @@ class StageScheduler:
         max_num_seqs: requests that a replica can run at a time.
         together: all stages of a request run under one name (async-chunk mode); no other request can take its place.
             This also holds for stages of the graph that exchange chunks.
+        hosts: of replicas, where it is another one than that of the front end.
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class StageScheduler:
         max_num_seqs: int,
         replicas: Iterable[int],
         together: bool = False,
+        hosts: Mapping[int, str] | None = None,
     ) -> None:
         self.stage_id, self._name, self._context = stage_id, str(stage_id), context
         self._together = together or context.graph.exchanges_chunks(stage_id)
@@ -111,7 +120,7 @@ class StageScheduler:
         self._wake_at = float("inf")  # time of the next `Woken`
         self.request_seconds: float | None = None  # replica time of a request
         for replica_id in replicas:
-            self.replica_up(replica_id)
+            self.replica_up(replica_id, (hosts or {}).get(replica_id, HERE))
 
     # ---- what drivers ask
 
@@ -322,13 +331,15 @@ class StageScheduler:
 
     # ---- replicas
 
-    def replica_up(self, replica_id: int) -> None:
-        """Add a replica that is new or was restarted."""
+    def replica_up(self, replica_id: int, host: str = HERE) -> None:
+        """Add a replica that is new or was restarted, on a host."""
         replica = self.replicas.get(replica_id)
         if replica is None:
             replica = self.replicas[replica_id] = StageReplica(self._new_load())
         replica.up, replica.suspected = True, False
-        self._changed(replica_id, replica)
+        replica.standby = host in self._context.standby
+        self._context.links.place(self.stage_id, replica_id, host)
+        self._availability_changed(replica_id, replica)
 
     def _new_load(self) -> ReplicaLoad:
         batching, limits = self._context.config.batching, self._limits
@@ -343,7 +354,7 @@ class StageScheduler:
         replica = self.replicas.get(replica_id)
         if replica is not None:
             replica.up = False
-            self._changed(replica_id, replica)
+            self._availability_changed(replica_id, replica)
 
     def replica_died(self, replica_id: int, now: float) -> list[Action]:
         """Forget a dead replica's caches and requests; requests that were never sent to it wait again."""
@@ -353,7 +364,7 @@ class StageScheduler:
         lost, replica.works = list(replica.works.values()), {}
         replica.load = self._new_load()
         replica.up = replica.draining = False
-        self._changed(replica_id, replica)
+        self._availability_changed(replica_id, replica)
         self._forget(replica_id)
         actions: list[Action] = []
         for work in lost:
@@ -366,9 +377,12 @@ class StageScheduler:
 
     def replica_gone(self, replica_id: int) -> None:
         """Remove a replica that has left for good."""
-        if self.replicas.pop(replica_id, None) is not None:
+        gone = self.replicas.pop(replica_id, None)
+        if gone is not None:
             self._index.remove(replica_id)
             self._forget(replica_id)
+            self._context.links.forget(self.stage_id, replica_id)
+            self._need_standbys()
 
     def _forget(self, replica_id: int) -> None:
         """Forget what was learnt of a replica whose place another one may take."""
@@ -390,13 +404,27 @@ class StageScheduler:
             replica.draining = draining
         if suspected is not None:
             replica.suspected = suspected
-        self._changed(replica_id, replica)
+        self._availability_changed(replica_id, replica)
 
     def raise_limits(self, limit: int) -> None:
         """Raise the batch limits for a load that is to come."""
         for replica_id, replica in self.replicas.items():
             replica.load.raise_limit(limit)
             self._changed(replica_id, replica)
+
+    def _availability_changed(self, replica_id: int, replica: StageReplica) -> None:
+        """Update what follows from a replica that begins to serve, or no longer does."""
+        self._changed(replica_id, replica)
+        if self._context.standby:
+            self._need_standbys()
+
+    def _need_standbys(self) -> None:
+        """Let replicas on standby hosts serve while no other one does (rule 7)."""
+        others = any(one.up and not (one.suspected or one.draining or one.standby) for one in self.replicas.values())
+        for replica_id, one in self.replicas.items():
+            if one.spare != (one.standby and others):
+                one.spare = not one.spare
+                self._changed(replica_id, one)
 
     def _changed(self, replica_id: int, replica: StageReplica) -> None:
         """Update the index after a change of a replica, its load or its limit."""
@@ -442,7 +470,7 @@ class StageScheduler:
             return self._queue.release(now, drawn(self._index, described, self._context.rng), described, prepared)
         states = []
         for replica_id, one in self.replicas.items():
-            if one.up and not one.suspected and not one.draining:
+            if one.serves:
                 state = self._state(replica_id, now, draws)
                 if state.in_flight < state.limit:
                     states.append(state)
@@ -503,7 +531,10 @@ class StageScheduler:
         return None if self._source is None else work.known.replicas.get(self._source)
 
     def _distances(self, work: StageWork) -> Mapping[int, float]:
-        return self.topology.distances(self._source_of(work))
+        source, links = self._source_of(work), self._context.links
+        if source is None or self._source is None or not links.knows_speeds():
+            return self.topology.distances(source)
+        return links.distances((self._source, source), self.stage_id, self.replicas)
 
     def _units(self, work: StageWork) -> int:
         return units_of(self._kind, work.known.features[self.stage_id])

@@ -138,8 +138,11 @@ class Left(CausedEvent):
     """A replica was stopped on purpose while empty, which is not a death."""
 
 
+@dataclass(frozen=True)
 class Joined(CausedEvent):
-    """A new replica, or one that had left, can take requests."""
+    """A new replica, or one that had left, can take requests. ``away``: another host starts it, and starts it again."""
+
+    away: bool = False
 
 
 @dataclass(frozen=True)

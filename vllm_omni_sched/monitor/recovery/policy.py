@@ -46,6 +46,8 @@ class Recovery:
     7. A request that is in several stages at a time has an entry in each; its redispatches are counted over all.
     8. Requests in the queue of a stage that no replica serves fail at once when none is being restarted, and otherwise
        ``max_wait_seconds`` after they came, or after the stage lost its last replica if that was later (`unserved`).
+    9. A replica of another host (``away``) is not restarted: that host does so, or another replica joins. For
+       ``window_seconds`` after its death it counts as coming, like one that is being restarted.
 
     An entry is at one stage at a time. An event about an unknown replica or request changes nothing, and neither does
     one that is impossible in the replica's phase: a replica cannot die twice.
@@ -69,9 +71,9 @@ class Recovery:
         self._replicas = Replicas(self._watched, self._placement, options, rng)
         self._ledger = self._placement.ledger
 
-    def watch(self, replica: Replica) -> None:
-        """Watch a replica that has served from the start."""
-        self._watched.setdefault(replica, ReplicaState(replica))
+    def watch(self, replica: Replica, away: bool = False) -> None:
+        """Watch a replica that has served from the start. ``away``: another host has started it."""
+        self._watched.setdefault(replica, ReplicaState(replica, away=away))
 
     def watches(self, replica: Replica) -> bool:
         """Return whether the replica is known, dead or alive."""

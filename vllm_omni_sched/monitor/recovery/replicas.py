@@ -46,7 +46,7 @@ class Replicas:
         watched = self._watched.get(event.replica)
         if watched is None:
             if isinstance(event, Joined):
-                watched = self._watched[event.replica] = ReplicaState(event.replica)
+                watched = self._watched[event.replica] = ReplicaState(event.replica, away=event.away)
                 self._record(watched, IncidentKind.MOVED_IN, now, actions, event.cause)
             elif isinstance(event, RestartFailed):
                 watched = self._watched[event.replica] = ReplicaState(event.replica)
@@ -66,8 +66,9 @@ class Replicas:
             case Restarted() if watched.phase is Phase.RESTARTING:
                 watched.phase, watched.wake = Phase.BACK, math.inf
                 self._record(watched, IncidentKind.BACK, now, actions)
-            case Joined(_, cause) if watched.phase not in SERVING and watched.phase is not Phase.RESTARTING:
+            case Joined(_, cause, away) if watched.phase not in SERVING and watched.phase is not Phase.RESTARTING:
                 watched.phase, watched.wake = Phase.BACK, math.inf  # somebody else has started it
+                watched.away = away
                 self._record(watched, IncidentKind.MOVED_IN, now, actions, cause)
             case Draining() if watched.phase in LIVE:
                 watched.phase = Phase.DRAINING
@@ -107,7 +108,10 @@ class Replicas:
         for watched in self._watched.values():
             if now < watched.wake:
                 continue
-            if watched.phase is Phase.SUSPECT:
+            if watched.phase is Phase.AWAITED:
+                watched.phase, watched.wake = Phase.GIVEN_UP, math.inf
+                self._record(watched, IncidentKind.GIVEN_UP, now, actions, "its host has not brought it back")
+            elif watched.phase is Phase.SUSPECT:
                 self._died(watched, f"no answer for {self._options.suspect_seconds:g} s", now, actions)
             else:  # its back-off is over, or the circuit closes for one attempt
                 watched.restart(now)

@@ -66,6 +66,7 @@ class Phase(str, Enum):
        ▲──────────┘        ▲          └─► FAILED ─► RESTARTING, after the back-off
                            └── from every phase; FAILED becomes GIVEN_UP while the circuit is open
     HEALTHY, BACK ─► DRAINING ─► gone, or HEALTHY again
+    a replica of another host: AWAITED in place of DEAD; then BACK if that host brings it back, else GIVEN_UP
     """
 
     HEALTHY = "healthy"
@@ -76,6 +77,7 @@ class Phase(str, Enum):
     DRAINING = "draining"  # finishes its requests, and gets no redispatched one
     FAILED = "failed"  # waits for its next attempt
     GIVEN_UP = "given_up"  # too many recent attempts
+    AWAITED = "awaited"  # its host may bring it back, or start another one
 
 
 LIVE = frozenset({Phase.HEALTHY, Phase.BACK})
@@ -90,6 +92,7 @@ class ReplicaState:
     limit: float = math.inf
     phase: Phase = Phase.HEALTHY
     wake: float = math.inf
+    away: bool = False  # another host starts it
     failures: int = 0  # in a row
     attempts: deque[float] = field(default_factory=deque)
     requests: dict[str, None] = field(default_factory=dict)  # in flight, in order
@@ -98,7 +101,9 @@ class ReplicaState:
         """Choose the phase after a death or a failed attempt, set its ``wake``, and return it."""
         while self.attempts and self.attempts[0] <= now - options.window_seconds:
             self.attempts.popleft()
-        if not options.restart:
+        if self.away:
+            self.phase, self.wake = Phase.AWAITED, now + options.window_seconds
+        elif not options.restart:
             self.phase, self.wake = Phase.DEAD, math.inf
         elif len(self.attempts) >= options.max_restarts:
             self.phase, self.wake = Phase.GIVEN_UP, self.attempts[0] + options.window_seconds

@@ -22,6 +22,7 @@ from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
 from vllm_omni_sched.omni.stages.placement.replica_migrator import ReplicaMigrator
 from vllm_omni_sched.omni.stages.pool import ScheduledPool
 from vllm_omni_sched.omni.stages.queue import StageQueue
+from vllm_omni_sched.omni.stages.recovery.absent_replicas import AbsentReplicas
 from vllm_omni_sched.omni.stages.recovery.hang_detector import HangDetector
 from vllm_omni_sched.omni.stages.recovery.liveness import Liveness
 from vllm_omni_sched.omni.stages.recovery.output_deduplicator import OutputDeduplicator
@@ -81,8 +82,10 @@ class ScheduledOrchestrator(Orchestrator):
         self.stall_guard = StallGuard(self, driver.config.runtime.stalls_after_seconds)
         self._spawned: set[asyncio.Task[Any]] = set()
         self._publisher = driver.publish()
+        self.absent = AbsentReplicas(self)
         for pool in self.stage_pools:
             pool.attach_queue(StageQueue(pool, driver, self, clock, driver.context.together))
+            pool.membership = self
 
     def _add_parts(self, runtime: Any) -> None:
         """Make the parts that know how the stages are connected."""
@@ -277,6 +280,27 @@ class ScheduledOrchestrator(Orchestrator):
             if request_id in self.request_states:
                 await self._fail_request_dead_stage(request_id, stage_id)
 
+    # ---- replicas of other hosts
+
+    def joined(self, pool: ScheduledPool, replica_id: int) -> None:
+        """Use a replica that was added to its pool: it has none of the items that were sent before."""
+        self.spawn(self._welcome(pool))
+
+    async def _welcome(self, pool: ScheduledPool) -> None:
+        await self.forget_items(pool.stage_id)
+        self.recovery.parking.unpark(pool.stage_id)
+        await self.release()
+
+    def silent(self, pool: ScheduledPool, replica_id: int, address: str) -> None:
+        """Handle a replica that vLLM-Omni's coordinator no longer reports; without recovery, it is given up."""
+        if self.recovery.on:
+            client = pool.clients[replica_id]
+            pool.detach(replica_id)
+            self.absent.silent(pool, replica_id, address, client)
+        else:
+            error = EngineDeadError("no heartbeat from its process")
+            self.spawn(self._handle_dead_replica(pool.stage_id, replica_id, error))
+
     async def forget_items(self, stage_id: int) -> None:
         """Clear the cache of sent items, since a new replica of the stage has none of them."""
         downstream = self._stage_input_processors.get(stage_id)
@@ -300,6 +324,7 @@ class ScheduledOrchestrator(Orchestrator):
             await self.liveness.check(self.stage_pools, self.clock())
             self.hang_detector.check(self.clock())
             self.stall_guard.check(self.clock())
+            self.absent.check(self.clock())
             self.migrator.tick()
             self.driver.check(self.clock())
             if self.layout is not None:
@@ -316,6 +341,7 @@ class ScheduledOrchestrator(Orchestrator):
         for task in self._spawned:
             task.cancel()
         await super()._shutdown_extensions()
+        self.absent.close()
         self.payloads.close()
         self._publisher.close()
         await asyncio.get_running_loop().run_in_executor(None, self.driver.close)  # it may wait for the disk

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 POLL_SECONDS = 0.002
+NO_STAGE = -1  # vLLM-Omni's mark of a process that serves no stage
 
 
 class Payloads:
@@ -67,11 +68,23 @@ class Payloads:
                     pool.stage_id,
                 )
 
-    def take_back(self, pool: ScheduledPool, names: Sequence[str], wait_seconds: float) -> set[str]:
-        """Return the requests whose payloads were not received yet; the payloads are sent again. Blocks."""
+    def take_back(
+        self,
+        pool: ScheduledPool,
+        names: Sequence[str],
+        wait_seconds: float,
+        sent_as: Mapping[str, str] | None = None,
+    ) -> set[str]:
+        """Return the requests whose payloads were not received yet; the payloads are sent again. Blocks.
+
+        Args:
+            sent_as: the name under which a payload was sent, by request; default: that of the present run.
+        """
         until, found = monotonic_seconds() + wait_seconds, set[str]()
+        before = dict.fromkeys(names) | dict(sent_as or {})
         while len(found) < len(names):
-            found |= {name for name in names if name not in found and self.copy(pool, self.external(name), [name])}
+            missing = [name for name in names if name not in found]
+            found |= {name for name in missing if self.copy(pool, before[name] or self.external(name), [name])}
             if monotonic_seconds() >= until:
                 break
             sleep_seconds(POLL_SECONDS)
@@ -106,7 +119,10 @@ class Payloads:
             from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
 
             config = connector_config(pool) or {}
-            made = OmniConnectorFactory.create_connector(ConnectorSpec(config["name"], dict(config.get("extra") or {})))
+            extra = dict(config.get("extra") or {})
+            if "stage_id" in extra:  # else the front end would announce the stage on its own host
+                extra["stage_id"] = NO_STAGE
+            made = OmniConnectorFactory.create_connector(ConnectorSpec(config["name"], extra))
             made.stage_id = pool.stage_id
             self._connectors[pool.stage_id] = made
         return self._connectors[pool.stage_id]

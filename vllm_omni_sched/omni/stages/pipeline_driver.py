@@ -33,6 +33,7 @@ from vllm_omni_sched.omni.stages.placement.replica_migrator import MigrationOutc
 from vllm_omni_sched.omni.stages.queue import StageQueue
 from vllm_omni_sched.omni.stages.reports.fault_journal import FaultJournal
 from vllm_omni_sched.omni.stages.reports.memory import HostMemory
+from vllm_omni_sched.omni.stages.reports.report_reader import Moved
 from vllm_omni_sched.omni.stages.reports.stage_monitor import NullMonitor, StageMonitor
 from vllm_omni_sched.omni.stages.requests import Classes, bytes_of, features_of, keys_of, modality_of
 from vllm_omni_sched.omni.stages.work import Work
@@ -84,7 +85,7 @@ class PipelineDriver:
             Forecaster(forecast, self.board, config.batching.max_batch_size, wall) if forecast.enabled else None
         )
         monitor = StageMonitor if config.monitoring.enabled else NullMonitor
-        self.monitor = monitor(config.monitoring.anomaly, graph, self.board, self._found)
+        self.monitor = monitor(config.monitoring.anomaly, graph, self.board, self._found, self._payloads_sent)
         names = {stage.stage_id: stage.name for stage in graph.stages}
         journal = config.monitoring.journal
         self.journal = FaultJournal(journal, names, wall) if journal.path is not None else None
@@ -225,6 +226,10 @@ class PipelineDriver:
         """Keep an anomaly that was logged and counted."""
         if self.journal is not None:
             self.journal.anomaly(stage_id, anomaly, now)
+
+    def _payloads_sent(self, moved: Moved, now: float) -> None:
+        """Tell the core the size of payloads."""
+        self.handle(e.PayloadsMeasured(moved.from_stage, moved.to_stage, moved.messages, moved.nbytes), now)
 
     def _found(self, stage_id: int, replica: Replica, anomaly: Anomaly, now: float) -> None:
         """Keep an anomaly that only the driver can see, and tell the core."""

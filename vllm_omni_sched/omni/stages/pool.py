@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import zmq
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.engine.stage_pool import StagePool
 
-from vllm_omni_sched.omni.stages.reports.processes import release_client
+from vllm_omni_sched.omni.stages.reports.processes import processes_of, release_client
 from vllm_omni_sched.omni.stages.start.capacity import max_num_seqs_of
 
 if TYPE_CHECKING:
@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.work import Work
 
 SEND_SECONDS = 1.0  # for a client to send a request to the process of a diffusion replica
+
+
+class PoolMembership(Protocol):
+    """Is told of replicas that come and go without our doing; the orchestrator implements it."""
+
+    def joined(self, pool: ScheduledPool, replica_id: int) -> None:
+        """Note that a replica was added."""
+
+    def silent(self, pool: ScheduledPool, replica_id: int, address: str) -> None:
+        """Take a replica out of the pool that is not reported any more."""
 
 
 class ScheduledPool(StagePool):
@@ -36,6 +46,9 @@ class ScheduledPool(StagePool):
         self.draining: set[int] = set()  # replicas that get no new work because they are being drained
         self.suspected: set[int] = set()  # replicas that get no new work because they hang
         self.names: RunNames | None = None  # names of runs, if requests run again under new names
+        self.membership: PoolMembership | None = None  # set by the orchestrator
+        self._attaching: set[int] = set()  # replicas that are being added from here
+        self._master: Any = None  # vLLM-Omni's `OmniMasterServer`, if stages run on several hosts
         self.bound_sends()
 
     @classmethod
@@ -53,6 +66,7 @@ class ScheduledPool(StagePool):
             stage_vllm_config=pool.stage_vllm_config,
             max_num_seqs=max_num_seqs_of(pool, runtime),
         )
+        rebuilt._master = getattr(runtime, "_omni_master_server", None)
         rebuilt.attach_hub(pool._hub)
         rebuilt.attach_load_balancer(pool._lb)
         return rebuilt
@@ -114,6 +128,32 @@ class ScheduledPool(StagePool):
                 self._request_bindings[request_id] = chosen
         return super().select_replica_id(request_id, affinity_request_id=affinity_request_id)
 
+    async def pick(self, request_id: str, task: Any = None, *, affinity_request_id: str | None = None) -> int:
+        """Select a replica as on one host; vLLM-Omni's balancer of several hosts only waits for the first replica."""
+        if self.available_replica_ids():
+            return self.select_replica_id(request_id, affinity_request_id=affinity_request_id)
+        return int(await super().pick(request_id, task, affinity_request_id=affinity_request_id))
+
+    def preselect_replica_id(
+        self, request_id: str, task: Any = None, *, affinity_request_id: str | None = None
+    ) -> int | None:
+        """Select a replica before the request is prepared, as on one host; None without one."""
+        if self.available_replica_ids():
+            return self.select_replica_id(request_id, affinity_request_id=affinity_request_id)
+        return super().preselect_replica_id(request_id, task, affinity_request_id=affinity_request_id)
+
+    def host_of(self, replica_id: int, client: Any) -> str:
+        """Return the address of the host of a replica; "" if it is that of the front end."""
+        if self._master is None or any(True for _ in processes_of(client)):
+            return ""
+        host = self._master.get_replica_host(self.stage_id, replica_id)
+        return "" if host in (None, self._master.address) else str(host)
+
+    def hosts(self) -> dict[int, str]:
+        """Return the hosts of the replicas that are not on that of the front end."""
+        found = {one: self.host_of(one, self.clients[one]) for one in self.live_replica_ids()}
+        return {one: host for one, host in found.items() if host}
+
     async def abort_requests(self, request_ids: list[str]) -> list[tuple[str, Any]]:
         """Abort requests like vLLM-Omni, except that work that other requests need goes on."""
         return await super().abort_requests([one for one in request_ids if not self.queue.works_for_others(one)])
@@ -154,16 +194,30 @@ class ScheduledPool(StagePool):
             release_client(client)
 
     def add_client(self, input_addr: str, client: Any, *, replica_id: int | None = None, cause: str = "") -> int:
+        if self.names is not None:
+            self.names.wrap_client(client)
         added: int = super().add_client(input_addr, client, replica_id=replica_id)
         self.suspected.discard(added)
-        self.queue.replica_up(added, cause)
+        host = self.host_of(added, client)
+        self.queue.replica_up(added, cause or (f"on host {host}" if host else ""), host)
+        if self.membership is not None and added not in self._attaching:
+            self.membership.joined(self, added)
         return added
 
     def remove_client(self, input_addr: str) -> Any | None:
+        """Remove a replica that vLLM-Omni's coordinator no longer reports.
+
+        Returns:
+            Its client, which the caller closes; None if there is none, or if our orchestrator keeps it.
+        """
         replica_id = self.get_replica_id_by_addr(input_addr)
+        if replica_id is None or self.clients[replica_id] is None:
+            return None
+        if self.membership is not None:
+            self.membership.silent(self, replica_id, input_addr)
+            return None
         client = super().remove_client(input_addr)
-        if replica_id is not None:
-            self.queue.replica_down(replica_id)
+        self.queue.replica_down(replica_id)
         return client
 
     def mark_replica_unavailable(self, replica_id: int) -> list[str]:
@@ -188,11 +242,13 @@ class ScheduledPool(StagePool):
 
     def attach(self, replica_id: int, client: Any, cause: str = "") -> None:
         """Add the client of a replica that was restarted or is new."""
-        if self.names is not None:
-            self.names.wrap_client(client)
         gone = [address for address, one in self._addr_to_replica_id.items() if self.clients[one] is None]
         for address in gone:  # an address may be reused by any replica
             del self._addr_to_replica_id[address]
         address = self._client_input_addr(client) or f"replica {replica_id}"
-        self.add_client(address, client, replica_id=replica_id, cause=cause)
+        self._attaching.add(replica_id)
+        try:
+            self.add_client(address, client, replica_id=replica_id, cause=cause)
+        finally:
+            self._attaching.discard(replica_id)
         self.bound_sends()

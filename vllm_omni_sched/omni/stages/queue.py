@@ -54,7 +54,9 @@ class StageQueue:
     ) -> None:
         self.pool, self._driver, self._hooks, self._clock = pool, driver, hooks, clock
         self._stage_id: int = pool.stage_id
-        self.stage = driver.core.add_stage(pool.stage_id, pool.max_num_seqs, pool.available_replica_ids(), async_chunk)
+        self.stage = driver.core.add_stage(
+            pool.stage_id, pool.max_num_seqs, pool.available_replica_ids(), async_chunk, pool.hosts()
+        )
         driver.queues[pool.stage_id] = self
         self._starts: deque[tuple[Work, int]] = deque()  # works to send, and the numbers of their runs
         self._sending = False
@@ -243,9 +245,9 @@ class StageQueue:
 
     # ---- replicas
 
-    def replica_up(self, replica_id: int, cause: str = "") -> None:
-        """Record that a replica is new or was restarted."""
-        self.handle(e.ReplicaUp(self._stage_id, replica_id, cause))
+    def replica_up(self, replica_id: int, cause: str = "", host: str = "") -> None:
+        """Record that a replica is new or was restarted. ``host``: if it is another one than that of the front end."""
+        self.handle(e.ReplicaUp(self._stage_id, replica_id, cause, host))
 
     def replica_down(self, replica_id: int) -> None:
         """Record that a replica takes no requests any more."""

@@ -170,6 +170,35 @@ def test_a_slow_link_is_learnt_from_receivers_and_then_spared() -> None:
     assert sizes[-1] < ids.nbytes / 3
 
 
+def test_a_slow_link_is_learnt_after_a_few_messages_though_there_is_no_other_transport() -> None:
+    now = [100.0]
+    far = ScriptedTransport("far", now)
+    far.get_seconds = 1.0  # 1.6 MB/s
+    sender, receiver = (
+        RoutedTransport([Way(far, 1)], RoutingOptions(), Compressor(CompressionOptions()), lambda: now[0])
+        for _ in range(2)
+    )
+    ids = np.arange(200_000, dtype=np.int64) % 300
+    sizes = []
+    for number in range(3):
+        sender.put(make_message(EDGE, f"k{number}", ids))
+        found = receiver.get(EDGE, f"k{number}")
+        assert found is not None
+        assert np.array_equal(found.open(), ids)
+        sizes.append(sender.learnt.served_bytes[EDGE, "far"] - sum(sizes))
+    assert sizes[0] > ids.nbytes
+    assert sizes[2] < ids.nbytes / 3
+
+
+def test_without_a_choice_and_without_compression_nothing_is_reported() -> None:
+    far = ScriptedTransport("far", [100.0])
+    sender, receiver = (RoutedTransport([Way(far, 1)], RoutingOptions(), None) for _ in range(2))
+    for number in range(3):
+        sender.put(make_message(EDGE, f"k{number}", number))
+        assert receiver.get(EDGE, f"k{number}") is not None
+    assert len(far.puts) == 3
+
+
 def test_closed_is_closed() -> None:
     stage = Stage()
     stage.sender.close()

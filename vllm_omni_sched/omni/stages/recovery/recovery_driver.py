@@ -22,6 +22,7 @@ from vllm_omni_sched.omni.stages.recovery.parking import Parking
 from vllm_omni_sched.omni.stages.recovery.run_names import RunNames
 from vllm_omni_sched.omni.stages.start.caches import sends_caches
 from vllm_omni_sched.omni.stages.work import Work
+from vllm_omni_sched.resource.pipeline.links import HERE
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
@@ -134,11 +135,32 @@ class RecoveryDriver:
         self._orchestrator.spawn(self._examine(pool, replica, lost, str(error)))
         return True
 
+    def _end_runs(self, pool: ScheduledPool, replica_id: int, lost: list[Work]) -> dict[str, str]:
+        """End the runs of a replica on another host: if its process lives, its outputs must not count any more.
+
+        Returns:
+            The names under which connectors know what was sent for these runs, by request.
+        """
+        ended: dict[str, str] = {}
+        links = self._orchestrator.driver.context.links
+        if self.names is None or self._core is None or self._async_chunk is not None:
+            return ended  # all runs of these requests end in async-chunk mode
+        if links.host(pool.stage_id, replica_id) == HERE:
+            return ended  # its processes are dead
+        for work in lost:
+            name = work.request_id
+            if name in self._orchestrator.request_states:
+                ended[name] = self.names.external(name)
+                works = self._core.works_of(name).values()
+                self.names.start_new_run(name, {one.runs_as for one in works if isinstance(one, Work)})
+        return ended
+
     async def _examine(self, pool: ScheduledPool, replica: Replica, lost: list[Work], cause: str) -> None:
         """Find out which inputs were lost with a replica, and report them; then recovery decides."""
+        sent_as = self._end_runs(pool, replica.index, lost)
         if pool.stage_id and not self._orchestrator.async_chunk and self._payloads.arrive_at(pool):
             names = [work.request_id for work in lost]
-            take_back = partial(self._payloads.take_back, pool, names, HELD_SECONDS)
+            take_back = partial(self._payloads.take_back, pool, names, HELD_SECONDS, sent_as)
             held = await asyncio.get_running_loop().run_in_executor(None, take_back)
             logger.warning(
                 "stage %d replica %d is dead: %d of its %d requests still have their payloads; the others run again "

@@ -34,6 +34,7 @@ class StageMonitor:
         board: receives the findings.
         found: gets each anomaly that is detected here when it begins: its stage, the replica that it was measured at,
             the anomaly and the time.
+        sent: gets the messages that a replica has sent since its last report, and the time.
     """
 
     def __init__(
@@ -42,8 +43,9 @@ class StageMonitor:
         graph: StageGraph,
         board: StageBoard,
         found: Callable[[int, Replica, Anomaly, float], None],
+        sent: Callable[[Moved, float], None] = lambda _, __: None,
     ) -> None:
-        self._options, self._board, self._found = options, board, found
+        self._options, self._board, self._found, self._sent = options, board, found, sent
         self._ids = {str(stage): stage.stage_id for stage in graph.stages}
         self._names = {stage_id: name for name, stage_id in self._ids.items()}
         self._leak = MemoryLeak(alpha=options.leak_significance, horizon_seconds=options.leak_horizon_seconds)
@@ -121,6 +123,8 @@ class StageMonitor:
     def _moved(self, moved: Moved, now: float) -> None:
         """Record transfers of one replica: a slow one would be lost in the mean of all."""
         replica, side, messages = moved.replica, moved.side, moved.messages
+        if side == Side.PUT.value and messages:
+            self._sent(moved, now)
         edge = f"{moved.from_stage}->{moved.to_stage} {side} by replica {replica[1]}"
         self._ends[edge] = replica, moved.to_stage if side == Side.PUT.value else moved.from_stage
         each = max(messages, 1)

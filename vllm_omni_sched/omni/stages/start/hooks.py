@@ -113,6 +113,7 @@ def _create_orchestrator(original: Callable[..., Any]) -> Callable[..., Any]:
         config, named = _options(self.config_path)
         if config is None:
             return original(self, **arguments)
+        from vllm_omni_sched.omni.heartbeat import check_timeout
         from vllm_omni_sched.omni.stages.branches.orchestrator import BranchingOrchestrator
         from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
         from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
@@ -121,6 +122,7 @@ def _create_orchestrator(original: Callable[..., Any]) -> Callable[..., Any]:
         from vllm_omni_sched.omni.stages.start.graph import check_handoffs, graph_of
         from vllm_omni_sched.omni.stages.start.overrides import check_overrides
 
+        check_timeout(self._runtime, os.environ)
         check_overrides(ScheduledOrchestrator)
         check_overrides(BranchingOrchestrator)
         check_overrides(ScheduledPool)
