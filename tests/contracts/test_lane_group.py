@@ -172,6 +172,118 @@ def test_time_spent_waiting_is_counted() -> None:
         group.close()
 
 
+# -- the shared memory -----------------------------------------------------
+
+
+def slots_of(group: LaneGroup) -> int:
+    """The size of the slots of this rank's memory, in bytes."""
+    assert group._slots is not None
+    return group._slots.size
+
+
+def test_slots_grow_with_the_tensors_and_stay_within_a_job(groups: list[LaneGroup]) -> None:
+    sizes = (4, 1 << 14, 16, 1 << 16, 0, 1 << 16, 3)
+
+    def sums(group: LaneGroup) -> list[torch.Tensor]:
+        return [group.sum(torch.arange(size) + group.rank) for size in sizes]
+
+    ranks = len(groups)
+    expected = [torch.arange(size) * ranks + sum(range(ranks)) for size in sizes]
+    for found in on_all(groups, job(sums)):
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert [slots_of(group) for group in groups] == [8 << 16] * ranks
+
+
+def test_memory_of_an_earlier_large_job_is_given_back(groups: list[LaneGroup]) -> None:
+    slots = []
+    for size in (HUGE, HUGE // 4, 16, 16):
+        found = on_all(groups, job(lambda group, size=size: group.sum(torch.ones(size))))  # type: ignore[misc]
+        assert all(torch.equal(total, torch.full((size,), float(len(groups)))) for total in found)
+        slots.append(slots_of(groups[0]))
+    assert slots == [4 * HUGE, 4 * HUGE, 4 * HUGE, 64]  # it is known after a job that it was small
+
+
+def test_slots_take_turns_so_that_what_was_got_last_is_not_written_over(groups: list[LaneGroup]) -> None:
+    """A slow rank still reads the tensors of the last call when the others have come to the next one."""
+    others_wait = threading.Event()
+
+    def calls(group: LaneGroup) -> list[torch.Tensor]:
+        group.exchange(torch.zeros(2))
+        last = group._parts(torch.full((2,), group.rank + 1.0))
+        if group.rank == 0:
+            others_wait.wait(LONG)
+            return [part.clone() for part in last]
+        group._slots.write(torch.full((2,), -1.0))  # type: ignore[union-attr]  # as in the next call
+        if group.rank == len(groups) - 1:
+            others_wait.set()
+        return []
+
+    assert [part.tolist() for part in on_all(groups, job(calls))[0]] == [[r + 1.0] * 2 for r in range(len(groups))]
+
+
+def test_after_a_failure_a_slow_rank_still_reads_what_it_got() -> None:
+    """Rank 1 learns from rank 2 that the job has failed, and begins the next one, while rank 0 is at its last call."""
+    three = groups_of(3, silence=0.05)
+    next_job, slow = threading.Event(), three[0]
+
+    def run(group: LaneGroup) -> list[list[float]]:
+        group.begin()
+        parts = group._parts(torch.full((2,), group.rank + 1.0))
+        if group.rank == 2:
+            group.fail("poisoned")
+        elif group.rank == 1:
+            with pytest.raises(LanePeerError):
+                group._parts(torch.zeros(2))
+        if group is not slow:
+            group.begin()
+            with pytest.raises(LaneGroupError, match=r"for 0\.05 seconds"):  # rank 0 does not come
+                group.exchange(torch.full((2,), -1.0))
+            if group.rank == 1:
+                next_job.set()
+            return []
+        next_job.wait(LONG)
+        return [part.tolist() for part in parts]
+
+    assert on_all(three, run)[0] == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+    for group in three:
+        group.close()
+
+
+def test_what_a_rank_has_sent_can_be_read_after_its_death(groups: list[LaneGroup]) -> None:
+    found = on_all(groups, job(lambda group: group._parts(torch.full((HUGE,), group.rank + 1.0))))
+    groups[0].close()
+    groups[0]._slots = None
+    assert [float(part.sum()) for part in found[1]] == [(rank + 1.0) * HUGE for rank in range(len(groups))]
+
+
+@pytest.mark.parametrize(
+    ("place", "memory", "words"),
+    [
+        (0, 64, "memory of rank 1 cannot be shared: .*Too many open files"),  # as if the kernel had dropped it
+        (0, 0, "rank 1 has named memory that it has not shared"),
+        (1, 0, "rank 1 has named memory that it has not shared"),
+    ],
+)
+def test_memory_that_was_not_sent_is_not_read(place: int, memory: int, words: str) -> None:
+    from vllm_omni_sched.lanes import group as lane_group
+
+    ours, theirs = socket.socketpair()
+    group = LaneGroup(0, {1: ours}, LONG)
+    theirs.send(lane_group._HEADER.pack(1, 1, 0, 8, place, memory))
+    group.begin()
+    with pytest.raises(LaneGroupError, match=words):
+        group.exchange(torch.zeros(2))
+    group.close()
+    theirs.close()
+
+
+def test_memory_is_sent_once_and_no_descriptor_stays_open(groups: list[LaneGroup]) -> None:
+    on_all(groups, job(lambda group: group.sum(torch.zeros(64))))
+    with nothing_left_open():
+        on_all(groups, job(lambda group: [group.sum(torch.zeros(64)) for _ in range(3)]))
+        on_all(groups, job(lambda group: group.sum(torch.zeros(128))))  # in larger memory
+
+
 # -- the meeting -----------------------------------------------------------
 
 

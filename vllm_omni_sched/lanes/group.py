@@ -1,15 +1,18 @@
-"""Collectives between the lane processes of several ranks, over Unix sockets.
+"""Collectives between the lane processes of several ranks: frames over Unix sockets, and tensors in shared memory.
 
 An encoder that is split between ranks exchanges tensors between its layers. Lanes cannot use the communicators of the
 LLM for that: their calls would mix with those of the steps, and they wait by spinning. Depends on torch, not on vLLM.
 """
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import os
-import selectors
+import select
 import socket
 import struct
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -17,29 +20,118 @@ import torch
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import LaneGroupError, LanePeerError
+from vllm_omni_sched.lanes.messages import map_memory
 
 MEETING_SECONDS = 60.0
 SILENCE_SECONDS = 600.0  # a peer may encode a long video at a low share before it takes part
 
-_HEADER = struct.Struct("<QIBQ")  # job, call, kind, size of the body in bytes
+_HEADER = struct.Struct("<QIBQQQ")  # job, call, kind, size and place of the body, size of new shared memory or 0
 _TENSOR, _FAILED = 0, 1
 _MOST_REASON_BYTES = 2000
 _LATE = "the lanes of other ranks have not come in time"
 _RANK = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _REDUCED = (torch.float16, torch.bfloat16)
+_ALIGNMENT = 64
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class _Frame:
+    """A frame that is being sent: the part that is left, and the descriptor that goes with its first byte."""
+
+    def __init__(self, header: bytes, words: bytes = b"", memory: int | None = None) -> None:
+        self.left = memoryview(header + words)
+        self.memory = memory
+
+    def send(self, end: socket.socket) -> bool:
+        """Send what the socket takes now; return whether that was the rest."""
+        if self.memory is None:
+            sent = end.send(self.left)
+        else:
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [self.memory]))
+            sent = end.sendmsg([self.left], [rights])
+            self.close()
+        self.left = self.left[sent:]
+        return not self.left.nbytes
+
+    def close(self) -> None:
+        """Close the descriptor, if it was not sent."""
+        if self.memory is not None:
+            os.close(self.memory)
+            self.memory = None
 
 
 @dataclass
 class _Peer:
-    """Connects this rank to another one; holds what is still to be sent, and the part of a frame that was read."""
+    """Connects this rank to another one; holds the frames to send, and the part of a frame that was read.
+
+    ``memory``: the shared memory that the other rank writes its tensors to, once it has sent it.
+    """
 
     rank: int
     end: socket.socket
-    out: deque[memoryview] = field(default_factory=deque)
+    out: deque[_Frame] = field(default_factory=deque)
     header: bytearray = field(default_factory=bytearray)
-    body: memoryview | None = None  # of that frame; None while its header is read
-    left: memoryview = field(default_factory=lambda: memoryview(b""))  # the part of the body that was not read
+    words: bytearray = field(default_factory=bytearray)  # of a failure
+    descriptors: list[int] = field(default_factory=list)  # that came with this frame
+    memory: torch.Tensor | None = None
+
+    def read_header(self) -> None:
+        """Read what there is of a header, and the descriptor that comes with it."""
+        missing = _HEADER.size - len(self.header)
+        found, rights, _, _ = self.end.recvmsg(missing, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+        if not found:
+            raise ConnectionResetError("it has closed the connection")
+        self.header += found
+        for _, _, data in rights:
+            self.descriptors += array("i", data)
+
+    def map_memory(self, size: int) -> None:
+        """Map the memory that came with this frame, in place of what this rank has sent before."""
+        try:
+            if not self.descriptors:  # the kernel drops it without an error
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            self.memory = map_memory(self.descriptors[0], size)
+        except OSError as error:
+            raise LaneGroupError(f"the memory of rank {self.rank} cannot be shared: {error}") from None
+        finally:
+            self._close_descriptors()
+
+    def close(self) -> None:
+        """Close the connection and all descriptors."""
+        self.end.close()
+        for frame in self.out:
+            frame.close()
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+class _Slots:
+    """Shared memory of one rank, with two slots that its tensors are written to in turn.
+
+    ``descriptor``: of the memory file, for the caller to close.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = _aligned(size)
+        self.descriptor = os.memfd_create("omni-sched-lane-group", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.descriptor, 2 * self.size)
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            self.memory = map_memory(self.descriptor, 2 * self.size)
+        except OSError:
+            os.close(self.descriptor)
+            raise
+        self._next = 0
+
+    def write(self, tensor: torch.Tensor) -> int:
+        """Copy a tensor into the next slot, and return its place in bytes."""
+        place, self._next = self._next, self.size - self._next
+        _tensor_at(self.memory, place, tensor).copy_(tensor)
+        return place
 
 
 class LaneGroup:
@@ -51,6 +143,10 @@ class LaneGroup:
     3. If the process of a rank ends, is silent for ``silence`` seconds, or makes another call, every call raises
        `LaneGroupError`.
     4. Waiting for others takes no processor time. ``idle_seconds`` counts it, so that it does not pass for work.
+    5. Each rank writes its tensors to two slots of shared memory in turn, and the others read them there. Once all
+       ranks have sent the frame of a call, no rank reads the slots of the call before, which are then written again.
+    6. After a job that failed, a rank writes to new shared memory, because a third rank may still read both slots. It
+       also does so for a tensor larger than the slots, and after a job whose tensors were much smaller than these.
 
     Args:
         rank: rank of this process.
@@ -58,19 +154,25 @@ class LaneGroup:
         silence: most seconds without progress.
     """
 
+    _LEAST_USED = 1 / 8  # of a slot
+
     def __init__(self, rank: int, ends: dict[int, socket.socket], silence: float = SILENCE_SECONDS) -> None:
         self.rank, self.size = rank, len(ends) + 1
         self.idle_seconds = 0.0
         self._silence = silence
         self._peers = [_Peer(other, end) for other, end in sorted(ends.items())]
         self._job = self._call = 0
+        self._slots: _Slots | None = None
+        self._largest = 0  # tensor of this job, in bytes
         for peer in self._peers:
             peer.end.setblocking(False)
 
     def begin(self) -> None:
         """Begin the next job."""
+        if self._slots is not None and self._largest < self._LEAST_USED * self._slots.size:
+            self._slots = None
         self._job += 1
-        self._call = 0
+        self._call = self._largest = 0
 
     def fail(self, reason: str) -> None:
         """Tell the other ranks that this job has failed here.
@@ -78,8 +180,9 @@ class LaneGroup:
         Raises:
             LaneGroupError: see rule 3.
         """
-        words = memoryview(reason.encode()[:_MOST_REASON_BYTES])
-        self._post(_FAILED, words)
+        self._slots = None
+        words = reason.encode()[:_MOST_REASON_BYTES]
+        self._post(_FAILED, len(words), words=words)
         self._run({})
 
     def exchange(self, tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -89,124 +192,152 @@ class LaneGroup:
             LanePeerError: the job failed at another rank.
             LaneGroupError: see rule 3.
         """
-        self._call += 1
-        parts = [tensor if rank == self.rank else torch.empty_like(tensor) for rank in range(self.size)]
-        parts = [part.contiguous() for part in parts]
-        self._post(_TENSOR, _bytes_of(parts[self.rank]))
-        self._run({peer.rank: _bytes_of(parts[peer.rank]) for peer in self._peers})
-        return parts
+        parts = self._parts(tensor)
+        return [part if rank == self.rank else part.clone() for rank, part in enumerate(parts)]
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, which is the same on each: added in their order, and in float32 at least."""
-        parts = self.exchange(tensor)
-        total = parts[0].to(torch.float32) if tensor.dtype in _REDUCED else parts[0].clone()
-        for part in parts[1:]:
+        first, *others = self._parts(tensor)
+        total = first.to(torch.float32) if tensor.dtype in _REDUCED else first
+        if not others:
+            return total.to(tensor.dtype, copy=True)
+        total = total + others[0]
+        for part in others[1:]:
             total += part
         return total.to(tensor.dtype)
 
     def close(self) -> None:
         """Close all connections; the other ranks' calls then raise `LaneGroupError`."""
         for peer in self._peers:
-            peer.end.close()
+            peer.close()
+
+    def _parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return what `exchange` returns, except that tensors of others may change in the next call."""
+        self._call += 1
+        place = 0
+        memory: _Slots | None = None
+        if tensor.nbytes:
+            self._largest = max(self._largest, tensor.nbytes)
+            if self._slots is None or self._slots.size < tensor.nbytes:
+                self._slots = memory = _Slots(tensor.nbytes)
+            place = self._slots.write(tensor)
+        self._post(_TENSOR, tensor.nbytes, place, memory)
+        places = self._run({peer.rank: tensor.nbytes for peer in self._peers})
+        parts = {self.rank: tensor.contiguous()}
+        for peer in self._peers:
+            parts[peer.rank] = self._read(peer, places[peer.rank], tensor)
+        return [parts[rank] for rank in range(self.size)]
+
+    @staticmethod
+    def _read(peer: _Peer, place: int, like: torch.Tensor) -> torch.Tensor:
+        if not like.nbytes:
+            return torch.empty_like(like)
+        if peer.memory is None or place % _ALIGNMENT or place + like.nbytes > peer.memory.nbytes:
+            raise LaneGroupError(f"rank {peer.rank} has named memory that it has not shared")
+        return _tensor_at(peer.memory, place, like)
 
     # -- frames ------------------------------------------------------------
 
-    def _post(self, kind: int, body: memoryview) -> None:
-        header = memoryview(_HEADER.pack(self._job, self._call, kind, body.nbytes))
-        for peer in self._peers:
-            peer.out.append(header)
-            if body.nbytes:
-                peer.out.append(body)
+    def _post(self, kind: int, size: int, place: int = 0, memory: _Slots | None = None, words: bytes = b"") -> None:
+        """Queue a frame for all ranks; ``memory``: where the tensors are from now on, if the ranks do not know yet."""
+        header = _HEADER.pack(self._job, self._call, kind, size, place, 0 if memory is None else memory.memory.nbytes)
+        try:
+            for peer in self._peers:
+                peer.out.append(_Frame(header, words, None if memory is None else os.dup(memory.descriptor)))
+        finally:
+            if memory is not None:
+                os.close(memory.descriptor)
 
-    def _run(self, wanted: dict[int, memoryview]) -> None:
+    def _run(self, wanted: dict[int, int]) -> dict[int, int]:
         """Send all that is posted, and receive this call's frame from each rank of ``wanted``; none if this job failed.
 
         Frames of earlier jobs, and of a job that failed here, are skipped.
+
+        Args:
+            wanted: size of the tensor that each rank must pass.
+
+        Returns:
+            The place of each rank's tensor in its memory.
         """
-        failed = not wanted
-        with selectors.DefaultSelector() as selector:
-            while True:
-                for peer in self._peers:
-                    reads = peer.rank in wanted or (failed and peer.out and not self._is_ahead(peer))
-                    writes = selectors.EVENT_WRITE if peer.out else 0
-                    _watch(selector, peer, writes | (selectors.EVENT_READ if reads else 0))
-                if not selector.get_map():
-                    return
-                begun = monotonic_seconds()
-                ready = selector.select(self._silence)
-                self.idle_seconds += monotonic_seconds() - begun
-                if not ready:
-                    raise LaneGroupError(f"no other rank has sent or taken anything for {self._silence:g} seconds")
-                for key, events in ready:
-                    peer = key.data
-                    try:
-                        if events & selectors.EVENT_WRITE:
-                            _send(peer)
-                        if events & selectors.EVENT_READ and self._receive(peer, wanted.get(peer.rank)):
-                            del wanted[peer.rank]
-                    except BlockingIOError:  # it was ready for less than that
-                        continue
-                    except OSError as error:
-                        raise LaneGroupError(f"the lane of rank {peer.rank} has ended: {error}") from None
+        places: dict[int, int] = {}
+        while True:
+            for peer in self._peers:
+                try:
+                    self._advance(peer, wanted, places)
+                except OSError as error:
+                    raise LaneGroupError(f"the lane of rank {peer.rank} has ended: {error}") from None
+            waiting = select.poll()
+            done = True
+            for peer in self._peers:
+                events = select.POLLOUT if peer.out else 0
+                events |= select.POLLIN if self._reads(peer, wanted, places) else 0
+                if events:
+                    waiting.register(peer.end, events)
+                    done = False
+            if done:
+                return places
+            begun = monotonic_seconds()
+            ready = waiting.poll(self._silence * 1e3)
+            self.idle_seconds += monotonic_seconds() - begun
+            if not ready:
+                raise LaneGroupError(f"no other rank has sent or taken anything for {self._silence:g} seconds")
+
+    def _reads(self, peer: _Peer, wanted: dict[int, int], places: dict[int, int]) -> bool:
+        """Return whether a frame of this rank is to be read: one that is wanted, or one that keeps it from reading."""
+        if wanted:
+            return peer.rank not in places
+        return bool(peer.out) and not self._is_ahead(peer)
+
+    def _advance(self, peer: _Peer, wanted: dict[int, int], places: dict[int, int]) -> None:
+        """Send and receive what is possible without waiting."""
+        with contextlib.suppress(BlockingIOError):
+            while peer.out:
+                if peer.out[0].send(peer.end):
+                    peer.out.popleft()
+        with contextlib.suppress(BlockingIOError):
+            while self._reads(peer, wanted, places):
+                place = self._receive(peer, wanted.get(peer.rank))
+                if place is not None:
+                    places[peer.rank] = place
 
     def _is_ahead(self, peer: _Peer) -> bool:
         """Return whether the frame at the head of this connection belongs to a later job."""
         return len(peer.header) == _HEADER.size and int(_HEADER.unpack(peer.header)[0]) > self._job
 
-    def _receive(self, peer: _Peer, wanted: memoryview | None) -> bool:
-        """Read what there is of one frame; return whether that was this call's frame, and is complete.
+    def _receive(self, peer: _Peer, wanted: int | None) -> int | None:
+        """Read what there is of one frame; if that completes this call's frame, return the place of its tensor.
 
         Args:
             peer: the connection.
-            wanted: where the body of this call's frame goes; None if this job failed.
+            wanted: size of the tensor of this call; None if this job failed.
         """
         if len(peer.header) < _HEADER.size:
-            peer.header += _read(peer.end, _HEADER.size - len(peer.header))
+            peer.read_header()
             if len(peer.header) < _HEADER.size:
-                return False
-        job, call, kind, size = _HEADER.unpack(peer.header)
-        now = job == self._job and wanted is not None
-        if peer.body is None:
-            if job > self._job:
-                if wanted is not None:
-                    raise LaneGroupError(f"rank {peer.rank} is at job {job}, and this rank at job {self._job}")
-                return False
-            if wanted is None or job < self._job or kind == _FAILED:
-                body = memoryview(bytearray(size))
-            elif (call, size) == (self._call, wanted.nbytes):
-                body = wanted
-            else:
-                raise LaneGroupError(
-                    f"rank {peer.rank} has made call {call} with {size} bytes, and this rank call {self._call} with "
-                    f"{wanted.nbytes}"
-                )
-            peer.body = peer.left = body
-        if peer.left.nbytes:
-            peer.left = peer.left[_read_into(peer.end, peer.left) :]
-        if peer.left.nbytes:
-            return False
-        whole, peer.header, peer.body = peer.body, bytearray(), None
-        if now and kind == _FAILED:
-            raise LanePeerError(f"it failed at rank {peer.rank}: {bytes(whole).decode(errors='replace')}")
-        return now
-
-
-def _watch(selector: selectors.BaseSelector, peer: _Peer, events: int) -> None:
-    known = selector.get_map().get(peer.end.fileno())
-    if known is None:
-        if events:
-            selector.register(peer.end, events, peer)
-    elif not events:
-        selector.unregister(peer.end)
-    elif known.events != events:
-        selector.modify(peer.end, events, peer)
-
-
-def _send(peer: _Peer) -> None:
-    sent = peer.end.send(peer.out[0])
-    peer.out[0] = peer.out[0][sent:]
-    if not peer.out[0].nbytes:
-        peer.out.popleft()
+                return None
+        job, call, kind, size, place, memory = _HEADER.unpack(peer.header)
+        if job > self._job:
+            if wanted is not None:
+                raise LaneGroupError(f"rank {peer.rank} is at job {job}, and this rank at job {self._job}")
+            return None
+        if kind == _FAILED and len(peer.words) < size:
+            peer.words += _read(peer.end, size - len(peer.words))
+            if len(peer.words) < size:
+                return None
+        if memory:
+            peer.map_memory(memory)
+        words, peer.header, peer.words = peer.words, bytearray(), bytearray()
+        if job < self._job or wanted is None:
+            return None
+        if kind == _FAILED:
+            self._slots = None
+            raise LanePeerError(f"it failed at rank {peer.rank}: {words.decode(errors='replace')}")
+        if (call, size) != (self._call, wanted):
+            raise LaneGroupError(
+                f"rank {peer.rank} has made call {call} with {size} bytes, and this rank call {self._call} with "
+                f"{wanted}"
+            )
+        return int(place)
 
 
 def _read(end: socket.socket, size: int) -> bytes:
@@ -216,15 +347,13 @@ def _read(end: socket.socket, size: int) -> bytes:
     return found
 
 
-def _read_into(end: socket.socket, body: memoryview) -> int:
-    size = end.recv_into(body)
-    if not size:
-        raise ConnectionResetError("it has closed the connection")
-    return size
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy()) if tensor.numel() else memoryview(b"")
+def _tensor_at(memory: torch.Tensor, place: int, like: torch.Tensor) -> torch.Tensor:
+    """Return the tensor of this shape and type that begins at this place of the memory."""
+    return memory[place : place + like.nbytes].view(like.dtype).view(like.shape)
 
 
 # -- the meeting of the ranks ----------------------------------------------

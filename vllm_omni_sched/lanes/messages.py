@@ -87,7 +87,7 @@ def receive(end: socket.socket, *, wait: bool = False) -> tuple[Any, Any] | None
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     try:
         head, sizes = pickle.loads(header)
-        memory = _map_memory(descriptors[0], sum(sizes))
+        memory = memoryview(map_memory(descriptors[0], sum(sizes)).numpy())
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -98,13 +98,16 @@ def receive(end: socket.socket, *, wait: bool = False) -> tuple[Any, Any] | None
     return head, pickle.loads(views[0], buffers=views[1:])
 
 
-def _map_memory(descriptor: int, size: int) -> memoryview:
-    """Map a memory file without keeping a descriptor: Python's ``mmap`` keeps one, and results may live long."""
+def map_memory(descriptor: int, size: int) -> torch.Tensor:
+    """Map a memory file without keeping a descriptor: Python's ``mmap`` keeps one, and results may live long.
+
+    Raises:
+        OSError: this process has no memory left for it.
+    """
     try:
-        whole = torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8)
+        return torch.from_file(f"/proc/self/fd/{descriptor}", shared=True, size=size, dtype=torch.uint8)
     except RuntimeError as error:
         raise OSError(errno.ENOMEM, f"{os.strerror(errno.ENOMEM)}: {error}") from None
-    return memoryview(whole.numpy())
 
 
 def _write(memory: int, views: Sequence[memoryview]) -> None:
