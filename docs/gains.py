@@ -56,7 +56,9 @@ def _of_mixed(variant: str, results: Mapping[str, Sequence[Result]]) -> str:
     found = []
     for result in results.get("mixed", ()):
         own = [r for r in result["results"] if r["variant"] == variant and "ratio" in r]
-        if own and (variant != "ours" or not result["provenance"]["workload"]["frames"]):
+        workload = result["provenance"]["workload"]
+        plain = not workload["frames"] and workload.get("tensor_parallel", 1) == 1
+        if own and (variant != "ours" or plain):
             found.append((_version(result), own))
     if not found:
         return NOT_MEASURED
