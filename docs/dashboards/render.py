@@ -136,7 +136,7 @@ def _heatmap(axes: Any, series: Sequence[Series], began: float) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description="Draw the dashboard of stages from a Prometheus.")
+    parser = argparse.ArgumentParser(description="Draw a dashboard from a Prometheus.")
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090", help="its address")
     parser.add_argument("--dashboard", type=Path, default=DASHBOARD)
     parser.add_argument("--out", type=Path, default=Path("stages.png"))

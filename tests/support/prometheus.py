@@ -22,8 +22,12 @@ scrape_configs:
 
 def binary() -> str | None:
     """Return the binary that PROMETHEUS names, that of this environment, or the one on PATH."""
-    path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")])
-    return os.environ.get("PROMETHEUS") or shutil.which("prometheus", path=path)
+    return os.environ.get("PROMETHEUS") or tool("prometheus")
+
+
+def tool(name: str) -> str | None:
+    """Return a binary of this environment, or the one on PATH."""
+    return shutil.which(name, path=os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")]))
 
 
 @contextlib.contextmanager

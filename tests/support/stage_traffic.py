@@ -1,30 +1,15 @@
-"""Synthetic traffic through three stages, told to a `StageBoard` as it happens and served on a loopback port.
+"""Synthetic traffic through three stages, told to a `StageBoard` as it happens."""
 
-``python -m tests.support.stage_traffic docs/dashboards/stages.png`` draws the dashboard of it (needs a Prometheus).
-"""
-
-import argparse
-import contextlib
 import heapq
-import importlib.util
-import json
 import math
 import random
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from collections.abc import Callable
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
-from tests.support.prometheus import binary, prometheus
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.monitor.stage_metrics import StageCollector
 
-RENDER = Path(__file__).parents[2] / "docs" / "dashboards" / "render.py"
 REPLICAS = {0: 1, 1: 2, 2: 1}
 SECONDS = {0: 0.25, 1: 0.6, 2: 0.1}
 CAPACITY = 64
@@ -35,15 +20,7 @@ ANOMALIES = ("stage_timeout", "memory_leak", "stuck_queue", "silent_replica")
 INCIDENTS = ("died", "restarted", "redispatched")
 
 
-def render_module():
-    """docs/dashboards/render.py; it is in no package."""
-    spec = importlib.util.spec_from_file_location("render", RENDER)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-class Traffic:
+class StageTraffic:
     """Requests that come at a rate with a season, run in batches, and now and then a replica dies."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -54,6 +31,8 @@ class Traffic:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._count = 0
         self._arrivals = 0
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(StageCollector(self.board))
         self.at(0.0, self._arrive)
         self.at(0.0, self._measure)
         self.at(SEASON / 2, self._die)
@@ -67,6 +46,10 @@ class Traffic:
         while self._events and self._events[0][0] <= now:
             when, _, what = heapq.heappop(self._events)
             what(when)
+
+    def page(self) -> bytes:
+        """Return the metrics as they are now."""
+        return generate_latest(self._registry)
 
     def rate(self, now: float) -> float:
         return RATE * (1 + 0.6 * math.sin(2 * math.pi * now / SEASON))
@@ -146,75 +129,3 @@ class Traffic:
             noise = self._rng.gauss(1, 0.1)
             self.board.load(modality, observed=max(0.0, part * self.rate(now) * noise), forecast=part * self.rate(now))
         self.at(now + 0.5, self._measure)
-
-
-@contextlib.contextmanager
-def served_traffic() -> Iterator[int]:
-    """Serve the metrics of traffic in real time on a loopback port."""
-    traffic, stop = Traffic(), threading.Event()
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(StageCollector(traffic.board))
-
-    def feed() -> None:
-        began = time.monotonic()
-        while not stop.wait(0.02):
-            traffic.advance(time.monotonic() - began)
-
-    class Page(BaseHTTPRequestHandler):
-        """Serves the text format always, as vLLM's own page: prometheus_client's OpenMetrics drops colons."""
-
-        def do_GET(self) -> None:
-            page = generate_latest(registry)
-            with contextlib.suppress(ConnectionError):  # Prometheus does not wait for long, and ends before we do
-                self.send_response(200)
-                self.send_header("Content-Type", CONTENT_TYPE_LATEST)
-                self.send_header("Content-Length", str(len(page)))
-                self.end_headers()
-                self.wfile.write(page)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    serving = threading.Thread(target=server.serve_forever, daemon=True)
-    feeding = threading.Thread(target=feed, daemon=True)
-    serving.start()
-    feeding.start()
-    try:
-        yield server.server_port
-    finally:
-        stop.set()
-        feeding.join(10)
-        server.shutdown()
-        server.server_close()
-        serving.join(10)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Draw the dashboard of synthetic traffic.")
-    parser.add_argument("picture", type=Path)
-    parser.add_argument("--seconds", type=float, default=120.0)
-    given = parser.parse_args()
-    command, render = binary(), render_module()
-    if command is None:
-        print("no Prometheus: put `prometheus` on PATH or name it in PROMETHEUS", file=sys.stderr)
-        return 1
-    dashboard = json.loads(render.DASHBOARD.read_text())
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        served_traffic() as port,
-        prometheus(command, Path(folder), port) as url,
-    ):
-        time.sleep(given.seconds)
-        end = time.time()
-        window = render.Window(end - given.seconds, end, 1.0, 5.0)
-        shown = {
-            panel["id"]: [one for found in render.series_of(panel, dashboard, url, window) for one in found]
-            for panel in render.panels(dashboard)
-        }
-    render.draw(dashboard, shown, given.picture, "synthetic traffic, drawn by docs/dashboards/render.py")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
