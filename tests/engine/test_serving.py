@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.engine.harness.processes import OUR_PLUGIN, WORKER_IN_ENGINE_CORE
 from tests.engine.harness.server import MODEL_NAME, Server
 from tests.engine.harness.spec import OURS
 from vllm_omni_sched import __version__
+from vllm_omni_sched.cli import app
 from vllm_omni_sched.compat import vllm_version
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+PATIENCE_SECONDS = 60
 OPTIONS = {"waiting_order": "sla", "client_ttft_ms_min": 100, "strip_frontier": "off"}
 
 
@@ -88,6 +92,35 @@ def test_the_engine_never_sees_what_is_refused(servers: Server):
 
 def lines_of_ours(server: Server, starts: str) -> list[str]:
     return [line for line in server.process.log.read_text().splitlines() if starts in line]
+
+
+def of_command(*arguments: object) -> dict[str, Any] | None:
+    """Return what `vllm-omni-sched … --json` prints; None if it says that there is nothing yet."""
+    result = CliRunner().invoke(app, [*map(str, arguments), "--json"], catch_exceptions=False)
+    return json.loads(result.stdout) if result.exit_code == 0 else None
+
+
+def until(found: Callable[[], Any]) -> Any:
+    """Return what is found, once it is; the engine core publishes every second, and writes on a thread."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (value := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return value
+
+
+def test_top_shows_what_the_server_does(servers: Server):
+    assert ask(servers, CHAT, {"omni_class": "batch"})[0] == 200
+
+    def frame() -> dict[str, Any] | None:
+        found = of_command("top", f"127.0.0.1:{servers.port}", "--once")
+        return found if found and found["steps"] >= 2 and found["requests"]["running"] == 0 else None
+
+    shown = until(frame)
+    assert sum(shown["requests"]["admitted"].values()) >= 1
+    assert shown["requests"]["waiting"] == 0
+    assert 0 <= shown["requests"]["kv_cache_usage"] < 1
+    assert shown["encoder_cache"]["hit_rate"] is None  # there was no picture
 
 
 def test_one_line_at_the_start_says_what_is_active(servers: Server):
