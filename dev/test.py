@@ -31,10 +31,10 @@ from dev.environment import system_packages
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".logs"
 # folders that run in .venv alone, whatever they import
-ONCE = ["benchmarks", "contracts", "deploy", "dev", "docs", "omni", "patches"]
+ONCE = ["benchmarks", "contracts", "deploy", "dev", "docs", "examples", "omni", "patches"]
 # folders of which the tests that can reach a line that imports vLLM run on each version of it
 BY_IMPORTS = ["properties", "unit"]
-PACKAGES = ("vllm_omni_sched", "tests", "benchmarks", "dev", "patches")
+PACKAGES = ("vllm_omni_sched", "tests", "benchmarks", "dev", "examples", "patches")
 MODULE = re.compile(rf"\b(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
 NAMES_OF_A_MODULE = re.compile(r"^\s*from ([\w.]+) import (?:\(([^)]*)\)|(.*))", re.MULTILINE)
 VLLM = re.compile(

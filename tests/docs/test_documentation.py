@@ -8,9 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from vllm_omni_sched.config.load import load_config
 from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.engine.preprocess.metrics import PREPROCESS_METRICS
+from vllm_omni_sched.engine.video.metrics import VIDEO_METRICS
 from vllm_omni_sched.monitor.metrics import METRICS
+from vllm_omni_sched.monitor.stage_metrics import STAGE_METRICS
 
 _SPEC = importlib.util.spec_from_file_location("generate", Path(__file__).parents[2] / "docs" / "generate.py")
 generate = importlib.util.module_from_spec(_SPEC)
@@ -96,6 +101,27 @@ def test_every_page_is_in_the_navigation():
 def test_documents_name_no_machine():
     texts = {page: page.read_text() for page in [*generate.PAGES, ROOT / "CHANGELOG.md", Path(generate.__file__)]}
     assert [page.name for page, text in texts.items() if re.search(r"(?<![\w/.])/(work|root|tmp|home)/", text)] == []
+
+
+def test_the_options_on_the_page_of_five_are_valid(tmp_path):
+    page = (DOCS / "five-options.md").read_text()
+    file = tmp_path / "omni_sched.yaml"
+    file.write_text(page.split("```yaml\n")[1].split("```")[0])
+    config = load_config({"omni_sched": str(file)})
+    shown = [row.split("`")[1] for row in page.splitlines() if row.startswith("| `")]
+    assert len(shown) == 5
+    assert [name.partition(".")[0] for name in shown] == list(yaml.safe_load(file.read_text()))
+    assert config.given == {name.partition(".")[0] for name in shown}
+
+
+def test_the_metrics_of_the_symptoms_exist():
+    table = (DOCS / "troubleshooting.md").read_text().split("## Symptoms")[1]
+    cells = [row.split(" | ")[1] for row in table.splitlines() if row.startswith("| ")][2:]
+    endings = "total|pending|share|bytes|tokens|free|waiting"
+    named = {name for cell in cells for name in re.findall(rf"`([a-z_]+_(?:{endings}))[`{{]", cell)}
+    known = {one.name for one in (*METRICS, *STAGE_METRICS, *VIDEO_METRICS, *PREPROCESS_METRICS)}
+    assert len(named) > 15
+    assert named <= known
 
 
 def test_every_test_that_a_page_names_exists():

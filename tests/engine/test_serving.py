@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.engine.harness.processes import OUR_PLUGIN, WORKER_IN_ENGINE_CORE
 from tests.engine.harness.server import MODEL_NAME, Server
 from tests.engine.harness.spec import OURS
 from vllm_omni_sched import __version__
+from vllm_omni_sched.cli import app
 from vllm_omni_sched.compat import vllm_version
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+PATIENCE_SECONDS = 60
 OPTIONS = {"waiting_order": "sla", "client_ttft_ms_min": 100, "strip_frontier": "off"}
 
 
 @pytest.fixture(scope="module")
-def servers(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file in which the server writes the history of its requests."""
+    return tmp_path_factory.mktemp("history") / "history.jsonl"
+
+
+@pytest.fixture(scope="module")
+def servers(llava: Path, history: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     options = ["--scheduler-cls", OURS, "--max-model-len", "1024"]
-    options += ["--additional-config", json.dumps({"omni_sched": OPTIONS})]
+    ours = {**OPTIONS, "expert": {"history_path": str(history)}}
+    options += ["--additional-config", json.dumps({"omni_sched": ours})]
     environment = {**OUR_PLUGIN, **WORKER_IN_ENGINE_CORE, "VLLM_LOGGING_LEVEL": "INFO"}  # as it is by default
     with Server(llava, options, environment, log=tmp_path_factory.mktemp("serving") / "server.log") as server:
         server.wait_until_healthy()
@@ -90,14 +101,61 @@ def lines_of_ours(server: Server, starts: str) -> list[str]:
     return [line for line in server.process.log.read_text().splitlines() if starts in line]
 
 
-def test_one_line_at_the_start_says_what_is_active(servers: Server):
+def of_command(*arguments: object) -> dict[str, Any] | None:
+    """Return what `vllm-omni-sched … --json` prints; None if it says that there is nothing yet."""
+    result = CliRunner().invoke(app, [*map(str, arguments), "--json"], catch_exceptions=False)
+    return json.loads(result.stdout) if result.exit_code == 0 else None
+
+
+def until(found: Callable[[], Any]) -> Any:
+    """Return what is found, once it is; the engine core publishes every second, and writes on a thread."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (value := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return value
+
+
+def test_top_shows_what_the_server_does(servers: Server):
+    assert ask(servers, CHAT, {"omni_class": "batch"})[0] == 200
+
+    def frame() -> dict[str, Any] | None:
+        found = of_command("top", f"127.0.0.1:{servers.port}", "--once")
+        return found if found and found["steps"] >= 2 and found["requests"]["running"] == 0 else None
+
+    shown = until(frame)
+    assert sum(shown["requests"]["admitted"].values()) >= 1
+    assert shown["requests"]["waiting"] == 0
+    assert 0 <= shown["requests"]["kv_cache_usage"] < 1
+    assert shown["encoder_cache"]["hit_rate"] is None  # there was no picture
+
+
+def test_explain_tells_what_happened_to_a_request(servers: Server, history: Path):
+    status, answer = ask(servers, CHAT, {"omni_class": "batch"})
+    assert status == 200
+    request_id = json.loads(answer)["id"]
+
+    def story() -> dict[str, Any] | None:
+        found = of_command("explain", request_id, history)
+        return found if found and found["entries"][-1]["transition"] == "left" else None
+
+    told = until(story)
+    transitions = [entry["transition"] for entry in told["entries"]]
+    assert transitions == ["entered", "taken", "started", "first_token", "left"]
+    assert told["entries"][0]["detail"] == "batch"
+    assert set(told["waits_seconds"]) <= {"queue", "computing"}
+
+
+def test_one_line_at_the_start_says_what_is_active(servers: Server, history: Path):
     (line,) = lines_of_ours(servers, f"vllm-omni-sched {__version__} schedules this engine")
     assert " INFO " in line
     assert "EngineCore" in line  # it works there
     assert "vllm_omni_sched.engine.scheduler.Omni" in line
     assert f"on vLLM {vllm_version()}. " in line
     given = line.split("Options given: ")[1].split(". Features on: ")[0]
-    assert given == "expert.strip_frontier=off, waiting_order=sla, client_ttft_ms_min=100.0"
+    assert given == (
+        f"expert.strip_frontier=off, waiting_order=sla, client_ttft_ms_min=100.0, expert.history_path={history}"
+    )
     on, off = line.split("Features on: ")[1].split("; off: ")
     assert {"windows", "encoder_cache", "session_delta"} <= set(on.split(", "))
     assert "strip_frontier (switched off)" in off

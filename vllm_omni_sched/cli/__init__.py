@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from vllm_omni_sched import __version__
-from vllm_omni_sched.cli import calibrate, decode, doctor, faults, import_trace, record, simulate, tune
+from vllm_omni_sched.cli import calibrate, decode, doctor, explain, faults, import_trace, record, simulate, top, tune
 
 app = typer.Typer(
     name="vllm-omni-sched",
@@ -32,6 +32,8 @@ def _root(
 
 
 app.command("doctor")(doctor.doctor)
+app.command("top")(top.top)
+app.command("explain")(explain.explain)
 app.command("faults")(faults.faults)
 app.command("decode")(decode.decode)
 app.command("calibrate")(calibrate.calibrate)

@@ -328,6 +328,15 @@ class OmniSchedConfig(BaseModel):
     metrics_interval_seconds: float = Expert(
         1.0, ge=0.1, le=60.0, description="How often the engine core publishes its metrics, in seconds."
     )
+    history_path: str | None = Expert(
+        None,
+        description="File for the history of requests, an absolute path, with a second one beside it (`.1`); default "
+        "is none. `vllm-omni-sched explain` reads it. With data parallelism each engine has one, with its rank in the "
+        "name.",
+    )
+    history_bytes: int = Expert(
+        64 << 20, ge=64 << 10, le=1 << 40, description="Most bytes of both files of the history; the oldest lines go."
+    )
     allow_untested_vllm: bool = Field(
         False,
         description="Start on a vLLM outside the supported versions, with the features whose points are found.",
@@ -456,6 +465,13 @@ class OmniSchedConfig(BaseModel):
         """
         aims = self.control_target_ms if self.prefill_control is not ControlMode.OFF else 0.0
         return max(self.itl_target_ms, aims) / 1e3
+
+    @field_validator("history_path")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith("/"):
+            raise ValueError("must be absolute, such as '/var/log/omni/history.jsonl'")
+        return value
 
     @field_validator("encode_lane_cpus")
     @classmethod

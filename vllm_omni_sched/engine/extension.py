@@ -202,6 +202,8 @@ class SchedulerExtension:
             self.policies.leave(request)
 
     def close(self) -> None:
-        """Stop publishing metrics."""
+        """Stop publishing metrics, and write what is not written yet of the history."""
         if self.publisher is not None:
             self.publisher.close()
+        if self.policies is not None:
+            self.policies.close()

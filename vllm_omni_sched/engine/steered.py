@@ -11,13 +11,15 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
+from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds, wall_seconds
 from vllm_omni_sched.config.errors import ConfigError, RequestError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
+from vllm_omni_sched.core.engine.history import Transition
 from vllm_omni_sched.core.engine.requests import EngineFacts, PromptItem
 from vllm_omni_sched.engine.ahead.halves import planner_half
 from vllm_omni_sched.engine.encoder.inputs import DecidesInputs, Inputs
+from vllm_omni_sched.engine.history_file import HistoryFile, path_of_rank
 from vllm_omni_sched.engine.refusals import Refusals
 from vllm_omni_sched.engine.scheduler_view import RequestPrompt, SchedulerView, prompt_tokens_of
 from vllm_omni_sched.graph.promises import promises_of, usual_class
@@ -70,7 +72,9 @@ class SteeredSteps:
         self._promises = promises_of(config)
         self.planner = planner_half(scheduler)
         ahead = config.model_copy(update={"encode_ahead": self.planner is not None})
-        self.core = EngineCore(ahead, self._facts(), metrics)
+        self.history = _history_of(scheduler, config)
+        self._silent: set[str] = set()  # with a history: requests without a token
+        self.core = EngineCore(ahead, self._facts(), metrics, self.history or 0)
         self.view = SchedulerView(scheduler, self.core.book)
         if self.planner is not None:
             self.planner.bind(scheduler, self.core, self.view)
@@ -99,8 +103,8 @@ class SteeredSteps:
 
     @property
     def active(self) -> bool:
-        """Return whether any option asks for a policy."""
-        return self.slo is not None or self.core.decides
+        """Return whether any option asks for a policy, or for what the policies observe."""
+        return self.slo is not None or self.core.decides or self.history is not None
 
     @property
     def looks_ahead(self) -> bool:
@@ -120,11 +124,24 @@ class SteeredSteps:
             output = schedule(*args, **kwargs)
         if output.scheduled_encoder_inputs:
             self._encoding.append((output, now))
+        if self.history is not None:
+            self._note_step(output, now)
         if self.planner is not None:
             for new in output.scheduled_new_reqs:
                 if self.planner.decisions.goes_ahead(new.req_id):
                     new.mm_features = self._without_what_goes_to_the_lane(new)
         return output
+
+    def _note_step(self, output: SchedulerOutput, now: float) -> None:
+        """Record the requests that begin, lose their memory, or go on after that, in this step."""
+        core, cached = self.core, output.scheduled_cached_reqs
+        for new in output.scheduled_new_reqs:
+            self._silent.add(new.req_id)
+            core.note(Transition.STARTED, new.req_id, now, str(new.num_computed_tokens))
+        for request_id in sorted(getattr(output, "preempted_req_ids", None) or ()):
+            core.note(Transition.PREEMPTED, request_id, now)
+        for request_id in sorted(getattr(cached, "resumed_req_ids", ())):
+            core.note(Transition.RESUMED, request_id, now)
 
     def _without_what_goes_to_the_lane(self, new: Any) -> list[Any]:
         """Return the items of a new request, without the data that a lane gets: it is not sent a second time."""
@@ -234,6 +251,8 @@ class SteeredSteps:
             self._last = now
             if self.core.rounds is not None:
                 self.view.tokens_out(now)
+        if self._silent:
+            self._note_first_tokens(outputs, now)
         if self.slo is None:
             return
         self.metrics.step_requests.observe(len(output.num_scheduled_tokens))
@@ -243,6 +262,14 @@ class SteeredSteps:
                     self.slo.token(one.request_id, now)
                 if one.finish_reason is not None:
                     self.slo.end(one.request_id, counts=True)
+
+    def _note_first_tokens(self, outputs: dict[int, Any], now: float) -> None:
+        """Record the requests that have their first token with this step."""
+        for of_client in outputs.values():
+            for one in of_client.outputs:
+                if one.new_token_ids and one.request_id in self._silent:
+                    self._silent.discard(one.request_id)
+                    self.core.note(Transition.FIRST_TOKEN, one.request_id, now)
 
     def _encodes(self, output: SchedulerOutput, now: float, prompt_tokens: int) -> dict[str, tuple[int, float]]:
         """Return the embeddings of a step's encodes by modality, and their time in proportion to the embeddings.
@@ -293,7 +320,22 @@ class SteeredSteps:
         """Drop the state of a request that has ended."""
         request_id, status = request.request_id, request.status
         counts = status is not RequestStatus.FINISHED_ABORTED
-        self.core.leave(request_id, request.num_output_tokens if counts else 0, monotonic_seconds())
+        self._silent.discard(request_id)
+        how = status.name.lower().removeprefix("finished_")
+        self.core.leave(request_id, request.num_output_tokens if counts else 0, monotonic_seconds(), how)
         self.view.leave(request_id)
         if self.slo is not None and status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR):
             self.slo.end(request_id, counts=status is RequestStatus.FINISHED_ERROR)
+
+    def close(self) -> None:
+        """Write what is not written yet of the history."""
+        if self.history is not None:
+            self.history.close()
+
+
+def _history_of(scheduler: Any, config: OmniSchedConfig) -> HistoryFile | None:
+    """Return the file for the history of requests, if an option asks for it."""
+    if config.history_path is None:
+        return None
+    path = path_of_rank(config.history_path, scheduler.vllm_config.parallel_config.data_parallel_rank)
+    return HistoryFile(path, config.history_bytes, wall_seconds, monotonic_seconds)

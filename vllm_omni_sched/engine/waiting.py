@@ -8,6 +8,7 @@ from vllm.v1.request import Request
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.core.engine.core import EngineCore
+from vllm_omni_sched.core.engine.history import Transition
 from vllm_omni_sched.core.engine.requests import PromptItem
 from vllm_omni_sched.graph.affinity import AFFINITY_ITEMS
 from vllm_omni_sched.graph.order import Placed, WaitingOrder
@@ -56,6 +57,7 @@ class SlaRequestQueue(RequestQueue):
         if head is None:
             raise IndexError("pop from an empty queue")
         self._core.metrics.admitted[head.reason.value] += 1
+        self._core.note(Transition.TAKEN, head.request.request_id, self._now(), head.reason.value)
         return self._requests.pop(head.request.request_id)
 
     def prepend_request(self, request: Request) -> None:

@@ -16,9 +16,9 @@ import pytest
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import FINAL, Rig, StageSpec
+from vllm_omni_sched import bounded_log
+from vllm_omni_sched.bounded_log import BoundedLog
 from vllm_omni_sched.monitor.journal.fault import Fault, fault_of
-from vllm_omni_sched.omni.stages.reports import bounded_log
-from vllm_omni_sched.omni.stages.reports.bounded_log import BoundedLog
 
 pytestmark = pytest.mark.omni
 

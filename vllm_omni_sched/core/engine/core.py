@@ -46,6 +46,7 @@ class EngineCore:
     item is encoded       `ahead.encoded`, `ahead.failed`: requests to look at again, or to fail
     step has ended        `step_ended`
     request leaves        `leave`
+    engine acts by itself `note`: for the history alone
     ====================  ===============================================================================
 
     1. A part that no option asks for is None, and its events need not be reported.
@@ -54,15 +55,21 @@ class EngineCore:
 
     Args:
         metrics: counts of the decisions; its own if None.
-        history: transitions that are kept for `story`; 0 for none.
+        history: transitions that are kept for `story`, 0 for none; or where they go.
     """
 
     def __init__(
-        self, config: OmniSchedConfig, facts: EngineFacts, metrics: SchedulerMetrics | None = None, history: int = 0
+        self,
+        config: OmniSchedConfig,
+        facts: EngineFacts,
+        metrics: SchedulerMetrics | None = None,
+        history: int | History = 0,
     ) -> None:
         self.config = config
         self.metrics = SchedulerMetrics() if metrics is None else metrics
-        self.history = History(history) if history else None
+        self.history: History | None = history if isinstance(history, History) else None
+        if isinstance(history, int) and history:
+            self.history = History(history)
         self.classes = classes_of(config)
         self.book = RequestBook(self.classes[INTERACTIVE.name])
         self.costs = CostModel()
@@ -89,15 +96,20 @@ class EngineCore:
         if self.history is not None:
             self.history.add(now, Transition.ENTERED, request_id, sla.name)
 
-    def leave(self, request_id: str, tokens: int, now: float) -> None:
-        """Drop a request that ended with so many output tokens; 0 for one that was withdrawn."""
+    def leave(self, request_id: str, tokens: int, now: float, how: str = "") -> None:
+        """Drop a request that ended with so many output tokens; 0 for one that was withdrawn. ``how``: it ended."""
         self.book.leave(request_id)
         if self.ahead is not None:
             self.ahead.leave(request_id)
         if self.rounds is not None:
             self.rounds.leave(request_id, tokens)
         if self.history is not None:
-            self.history.add(now, Transition.LEFT, request_id)
+            self.history.add(now, Transition.LEFT, request_id, how)
+
+    def note(self, transition: Transition, request_id: str, now: float, detail: str = "") -> None:
+        """Add what the engine did with a request to its history; nothing is decided."""
+        if self.history is not None:
+            self.history.add(now, transition, request_id, detail)
 
     def reset(self, now: float) -> None:
         """Drop all requests, after the engine has lost them; what was learnt is kept."""

@@ -8,14 +8,19 @@ from typing import NamedTuple
 class Transition(Enum):
     """A kind of event in the life of a request."""
 
-    ENTERED = "entered"
+    ENTERED = "entered"  # detail: its class
+    TAKEN = "taken"  # from the waiting queue; detail: the reason for its place there
+    STARTED = "started"  # its first tokens are scheduled; detail: how many tokens were in the prefix cache
+    PREEMPTED = "preempted"  # it lost its KV memory, and waits again
+    RESUMED = "resumed"  # it is scheduled again after that
+    FIRST_TOKEN = "first_token"
     PLACED = "placed"  # its next items are encoded in the step or in the lane; detail: the reason
     HELD = "held"  # it waits for items; detail: how many
     ENCODED = "encoded"  # an item that it waits for is ready in the lane; detail: the item
     LOADED = "loaded"  # an encoding of the lane goes into the encoder cache; detail: the item
     FAILED = "failed"  # an item cannot be encoded; detail: the item
     ROUND = "round"  # rounds decided about its next item or its first token; detail: the reason
-    LEFT = "left"
+    LEFT = "left"  # detail: how it ended, if known
 
 
 class Entry(NamedTuple):

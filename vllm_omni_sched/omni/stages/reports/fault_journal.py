@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vllm_omni_sched import __version__
+from vllm_omni_sched.bounded_log import BoundedLog
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.config.stage_options import JournalOptions
 from vllm_omni_sched.monitor.journal.fault import Fault, FaultKind, line_of
 from vllm_omni_sched.monitor.journal.recorder import FaultRecorder
-from vllm_omni_sched.omni.stages.reports.bounded_log import BoundedLog
 
 
 class FaultJournal(FaultRecorder):

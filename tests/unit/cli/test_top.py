@@ -1,0 +1,202 @@
+"""`vllm-omni-sched top`: frames of a server as tables and as JSON, once and again and again."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.unit.monitor.test_server_page import VLLM, metrics
+from vllm_omni_sched.cli import app
+from vllm_omni_sched.cli import top as module
+from vllm_omni_sched.cli.top import page_url
+from vllm_omni_sched.monitor.exposition import render
+
+
+class Pages:
+    """A server that answers each request for its metrics with the next page, and then with the last one."""
+
+    def __init__(self, *pages: str | int) -> None:
+        self.left = list(pages)
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                page = owner.left.pop(0) if len(owner.left) > 1 else owner.left[0]
+                status = page if isinstance(page, int) else 200 if self.path == "/metrics" else 404
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(page.encode() if isinstance(page, str) else b"")
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever)
+
+    def __enter__(self) -> Pages:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+def text(times: int = 1) -> str:
+    return VLLM + render(metrics(times)).decode()
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["top", *map(str, arguments)], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+@pytest.fixture
+def sleeps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """Let time pass without waiting; the third wait is Ctrl-C."""
+    waited: list[float] = []
+    clock = [100.0]
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        clock[0] += seconds
+        if len(waited) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "sleep_seconds", sleep)
+    monkeypatch.setattr(module, "monotonic_seconds", lambda: clock[0])
+    return waited
+
+
+def test_once_prints_one_frame_with_what_happened_since_the_start() -> None:
+    with Pages(text()) as server:
+        status, out, _ = run(server.url, "--once")
+    said = re.sub(r" +", " ", out)
+    assert status == 0
+    assert "100 steps since the server started" in said
+    for row in (
+        "running 5",
+        "waiting 4 (4 capacity)",
+        "KV cache in use 30%",
+        "lanes 5 items wait, share 25%",
+        "placements 2 would_stall_decode → lane, 1 no_decode → in_step",
+        "taken from the queue 4 deadline",
+        "lanes 2 items encoded ahead, wait P50 20 ms, P99 490 ms",
+        "encoder cache 75% of 4 look-ups hit, 0 evicted; encodings by place: 2 lane",
+        "interactive 90% 9 1 20 ms 490 ms –",
+    ):
+        assert f"\n{row}" in said
+    assert "batch" not in said  # of which there was no request
+    assert "stage" not in said
+
+
+def test_json_has_the_values_of_the_frame() -> None:
+    with Pages(text()) as server:
+        status, out, _ = run(server.url, "--once", "--json")
+    (frame,) = map(json.loads, out.splitlines())
+    assert status == 0
+    assert frame["at"] > 1e9
+    assert (frame["seconds"], frame["steps"]) == (None, 100)
+    assert frame["placements"] == {"would_stall_decode": 2, "no_decode": 1}
+    assert frame["slo"]["interactive"]["fraction"] == 0.9
+    assert frame["encoder_cache"]["hit_rate"] == 0.75
+
+
+def test_later_frames_count_what_happened_within_the_window(sleeps: list[float]) -> None:
+    with Pages(text(1), text(2), text(4)) as server:
+        status, out, _ = run(server.url, "--json", "--interval", 10, "--window", 15)
+    frames = [json.loads(line) for line in out.splitlines()]
+    assert (status, sleeps) == (0, [10, 10, 10])
+    assert [(frame["seconds"], frame["steps"]) for frame in frames] == [(None, 100), (10, 100), (20, 300)]
+
+
+def test_a_page_that_is_older_than_the_window_is_forgotten(sleeps: list[float]) -> None:
+    with Pages(text(1), text(2), text(4)) as server:
+        _, out, _ = run(server.url, "--json", "--interval", 10, "--window", 10)
+    assert [json.loads(line)["steps"] for line in out.splitlines()] == [100, 100, 200]
+
+
+def test_counts_begin_again_with_a_server_that_has_restarted(sleeps: list[float]) -> None:
+    with Pages(text(3), text(1), text(2)) as server:
+        _, out, _ = run(server.url, "--json", "--interval", 10)
+    frames = [json.loads(line) for line in out.splitlines()]
+    assert [(frame["seconds"], frame["steps"]) for frame in frames] == [(None, 300), (None, 100), (10, 100)]
+
+
+def test_the_live_view_goes_on_while_the_server_does_not_answer(sleeps: list[float]) -> None:
+    with Pages(text(1), 503, text(2)) as server:
+        status, out, _ = run(server.url)
+    assert status == 0
+    assert "as it was before: http://127.0.0.1:" in out
+    assert "answers with HTTP status 503" in out
+    assert "100 steps in the last 4 s" in re.sub(r" +", " ", out)
+
+
+def test_on_a_terminal_frames_are_drawn_in_place(sleeps: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with Pages(text(1), text(2)) as server:
+        status, out, _ = run(server.url)
+    assert status == 0
+    assert out.startswith("\x1b[?1049h")  # another screen, which is left in the end
+    assert out.rstrip().endswith(("\x1b[?1049l", "\x1b[?25h"))
+    assert "steps in the last 2 s" in out
+
+
+@pytest.mark.parametrize(
+    ("page", "says"),
+    [
+        (503, "answers with HTTP status 503: is this a vLLM server?"),
+        (VLLM, "has no metrics of vllm-omni-sched: start the server with --scheduler-cls"),
+        ("vllm:x{", "cannot be read: it is not a page of metrics"),
+    ],
+)
+def test_a_server_without_our_metrics_is_an_error_of_one_line(page: str | int, says: str) -> None:
+    with Pages(page) as server:
+        status, out, error = run(server.url, "--once")
+    assert (status, out) == (1, "")
+    assert error.startswith("vllm-omni-sched top: http://127.0.0.1:")
+    assert says in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_server_that_is_not_there_is_an_error_of_one_line() -> None:
+    with Pages(text()) as server:
+        url = server.url
+    status, _, error = run(url)
+    assert status == 1
+    assert "cannot be read" in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("localhost:8000", "http://localhost:8000/metrics"),
+        ("https://host/", "https://host/metrics"),
+        ("http://host:1/v1", "http://host:1/metrics"),
+        ("http://host:1/metrics", "http://host:1/metrics"),
+    ],
+)
+def test_addresses(address: str, url: str) -> None:
+    assert page_url(address) == url
+
+
+@pytest.mark.parametrize("address", ["ftp://host", "http://", ""])
+def test_what_is_no_address_is_an_error(address: str) -> None:
+    status, _, error = run(address)
+    assert status == 2
+    assert "is not the address of a server, such as http://localhost:8000" in error
