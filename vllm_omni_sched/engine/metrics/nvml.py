@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
@@ -15,22 +18,39 @@ from vllm_omni_sched.monitor.device_metrics import DeviceReading
 
 logger = get_logger(__name__)
 
-MODULES = ("pynvml", "vllm.third_party.pynvml")
-"""Where the Python module of NVML is: of nvidia-ml-py, or vLLM's copy of it."""
+COPY = Path("third_party", "pynvml.py")
+"""vLLM's copy of nvidia-ml-py, in its folder."""
+_COPY_NAME = "vllm_pynvml"
 WAIT_SECONDS = 0.2  # that a scrape waits for the devices
 KEEP_SECONDS = 30.0  # that a reading is used while the next one is not there
 
 
 def load_library() -> Any | None:
-    """Return the Python module of NVML; None if there is none."""
-    for name in MODULES:
+    """Return the Python module of NVML, that of nvidia-ml-py or vLLM's copy of it; None if there is none."""
+    for load in (_installed, _vllm_copy):
         try:
-            module = import_module(name)
+            module = load()
         except ImportError:
             continue
         if hasattr(module, "nvmlDeviceGetUtilizationRates"):
             return module
     return None
+
+
+def _installed() -> Any:
+    return import_module("pynvml")
+
+
+def _vllm_copy() -> Any:
+    """Return vLLM's copy by its file: to import it by name, `doctor` would have to import all of vLLM."""
+    vllm = find_spec("vllm")
+    file = Path((vllm.submodule_search_locations or ["."])[0]) / COPY if vllm is not None else COPY
+    spec = spec_from_file_location(_COPY_NAME, file)
+    if spec is None or spec.loader is None or not file.is_file():
+        raise ImportError(f"{file} is not there")
+    module = sys.modules[_COPY_NAME] = module_from_spec(spec)  # it looks itself up there
+    spec.loader.exec_module(module)
+    return module
 
 
 class NvmlDevices:
