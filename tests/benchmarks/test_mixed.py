@@ -84,7 +84,7 @@ def test_records_hold_medians_and_whether_tokens_are_the_same(tmp_path):
 def test_a_variant_that_is_not_there_is_named(capsys):
     with pytest.raises(SystemExit):
         parse(["--variants", "stock,our"])
-    assert "unknown variant 'our'; there are stock, ours" in capsys.readouterr().err
+    assert "unknown variant 'our'; there are stock, stock on all cores, ours" in capsys.readouterr().err
 
 
 def test_the_same_seed_gives_the_same_arrivals_and_load_scales_them():

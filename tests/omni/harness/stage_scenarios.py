@@ -242,9 +242,9 @@ def payloads_taken_back(omni: Any) -> Iterator[tuple[dict[int, list[str]], dict[
     looked_for: defaultdict[int, list[str]] = defaultdict(list)
     found: defaultdict[int, set[str]] = defaultdict(set)
 
-    def take_back(pool: Any, names: Sequence[str], wait_seconds: float) -> set[str]:
+    def take_back(pool: Any, names: Sequence[str], *rest: Any) -> set[str]:
         looked_for[pool.stage_id].extend(names)
-        held: set[str] = theirs(pool, names, wait_seconds)
+        held: set[str] = theirs(pool, names, *rest)
         found[pool.stage_id] |= held
         return held
 

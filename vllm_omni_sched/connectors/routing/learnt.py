@@ -27,13 +27,16 @@ from vllm_omni_sched.logs import get_logger
 logger = get_logger(__name__)
 
 
-REPORT_EVERY = 32  # messages of an edge and transport; of the first ones, also after the 1st, 2nd, 4th and so on
+REPORT_EVERY = 32  # messages of an edge and transport
 KEY = "omni-sched/report/"
 
 
-def is_due(count: int) -> bool:
-    """Return whether receivers report, and senders look for reports, after so many messages."""
-    return count % REPORT_EVERY == 0 or (count < REPORT_EVERY and count & (count - 1) == 0)
+def is_due(count: int, early: bool) -> bool:
+    """Return whether receivers report, and senders look for reports, after so many messages.
+
+    ``early``: also after the first, the second, the fourth and so on.
+    """
+    return count % REPORT_EVERY == 0 or (early and count < REPORT_EVERY and count & (count - 1) == 0)
 
 
 class Report(msgspec.Struct):
@@ -82,7 +85,8 @@ class Learnt:
 
     def __init__(self, distances: dict[str, int], options: RoutingOptions, compresses: bool = False) -> None:
         self._distances, self._options = distances, options
-        self._tells = len(distances) > 1 or (compresses and any(distances.values()))
+        self._early = {name for name, distance in distances.items() if compresses and distance}
+        self._tells = len(distances) > 1 or bool(self._early)
         self._retries = {
             name: RetrySchedule(options.first_retry_seconds, options.longest_retry_seconds) for name in distances
         }
@@ -128,7 +132,7 @@ class Learnt:
             self.served[edge, name, reason] += 1
             self.served_bytes[edge, name] += nbytes
             flow.count += 1
-            return self._tells and is_due(flow.count)
+            return self._tells and is_due(flow.count, name in self._early)
 
     def refused(self, name: str, error: Exception, now: float) -> None:
         """Record that a transport refused a message."""
@@ -148,7 +152,7 @@ class Learnt:
             elif nbytes >= LARGE:
                 flow.large = nbytes, seconds
             flow.count += 1
-            return Report(flow.small, flow.large) if self._tells and is_due(flow.count) else None
+            return Report(flow.small, flow.large) if self._tells and is_due(flow.count, name in self._early) else None
 
     def told(self, edge: Edge, name: str, report: Report) -> None:
         """Record the measurements of a receiver's report."""
