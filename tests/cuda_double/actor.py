@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import weakref
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from tests.cuda_double import kernels
-from tests.cuda_double.control import runtime
+from tests.cuda_double.control import counts, runtime, set_memory_bound
 from tests.support.arena import EDGE
 from tests.support.arena_actor import Actor
 from tests.support.processes import serve
@@ -94,6 +95,49 @@ class CudaActor(Actor):
         self.held[name] = arrival.open()["x"]
         return True
 
+    def put_many(self, key: str, fills: list[int], nbytes: int) -> None:  # type: ignore[override]
+        """Put one message with a tensor on each device, made on a side stream."""
+        stream_of = [torch.cuda.Stream(index) for index in range(len(fills))]
+        tensors = []
+        with contextlib.ExitStack() as streams:
+            for index, (stream, fill) in enumerate(zip(stream_of, fills, strict=True)):
+                streams.enter_context(torch.cuda.stream(stream))
+                tensors.append(torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{index}").fill_(fill))
+            self.path.put(make_message(EDGE, key, {"x": tensors}))
+            for tensor in tensors:
+                tensor.fill_(255)
+
+    def get_many(self, key: str) -> list[tuple[int, int]]:
+        """Get a message on side streams; return the device and the value of each of its tensors."""
+        side = [torch.cuda.Stream(index) for index in range(torch.cuda.device_count())]
+        with contextlib.ExitStack() as streams:
+            for stream in side:
+                streams.enter_context(torch.cuda.stream(stream))
+            arrival = self.path.get(EDGE, key)
+            assert arrival is not None
+            tensors = [torch.as_tensor(tensor) for tensor in arrival.open()["x"]]
+            del arrival
+            hosts = [tensor.cpu() for tensor in tensors]
+        found = [
+            (tensor.device.index, int(host[0]) if bool((host == host[0]).all()) else -1)
+            for tensor, host in zip(tensors, hosts, strict=True)
+        ]
+        del tensors
+        self.path.reap()
+        return found
+
+    def copy_and_drop(self, key: str) -> None:
+        """Copy a held view on the device, and drop it at once."""
+        view = torch.as_tensor(self.held.pop(key))
+        self.held[f"copy of {key}"] = view.clone()
+
+    def occupy(self, nbytes: int) -> None:
+        self.held["occupied"] = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+
+    def set_memory_bound(self, num_bytes: int) -> None:
+        torch.cuda.empty_cache()
+        set_memory_bound(num_bytes)
+
     def look(self, key: str) -> int:
         host = torch.as_tensor(self.held[key]).cpu()
         return int(host[0, 0]) if bool((host == host[0, 0]).all()) else -1
@@ -114,8 +158,6 @@ class CudaActor(Actor):
 
     def mapped(self) -> int:
         """Return how many allocations of other processes are mapped here."""
-        from tests.cuda_double.control import counts
-
         found = counts()
         return int(found.opened - found.closed)
 

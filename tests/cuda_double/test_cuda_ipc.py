@@ -13,6 +13,7 @@ from tests.support.arena import KIB
 from tests.support.processes import Process
 from tests.unit.connectors.cuda_ipc.test_faults import *  # noqa: F403 - the same tests, with processes of this folder
 from tests.unit.connectors.cuda_ipc.test_faults import held
+from vllm_omni_sched.config.errors import DeviceLostError
 
 BIG = 20 * KIB
 Start = Callable[..., Process]
@@ -68,6 +69,67 @@ def test_a_block_goes_back_only_when_the_copy_of_it_has_ended(start: Start, faul
         consumer.reap()
         assert consumer.get("l") == (BIG, 9)
         assert held(producer) == (0, 0)
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["copies", "views"])
+def test_a_message_with_tensors_of_two_devices_goes_from_side_streams_to_side_streams(
+    start: Start, copies: bool
+) -> None:
+    consumer, producer = start(copy_out=copies), start()
+    for i in range(10):
+        producer.put_many(f"{i}", [i + 1, i + 101], BIG + i)
+        assert consumer.get_many(f"{i}") == [(0, i + 1), (1, i + 101)]
+    assert held(producer) == (0, 0)
+    assert producer.health()[2]["device_fallbacks"] == {}
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["copies", "views"])
+def test_a_message_to_oneself_waits_for_its_own_device(start: Start, copies: bool) -> None:
+    process = start(copy_out=copies)
+    process.hold_device(True)
+    process.put("k", BIG, 7)
+    assert process.begin_get("k", "k")
+    process.hold_device(False)
+    assert process.look("k") == 7
+    process.drop("k")
+    process.reap()
+    assert held(process) == (0, 0)
+
+
+def test_a_view_that_is_dropped_is_given_back_after_the_work_that_reads_it(start: Start) -> None:
+    consumer, producer = start(copy_out=False), start()
+    producer.put("k", BIG, 7)
+    assert consumer.begin_get("k", "k")
+    assert consumer.look("k") == 7
+    consumer.copy_and_drop("k")
+    assert held(producer) == (0, 0)
+    producer.put("l", BIG, 9)  # gets the memory of the first
+    assert consumer.get("l") == (BIG, 9)
+    assert consumer.look("copy of k") == 7
+    assert consumer.mapped() <= 1
+
+
+def test_a_sender_without_memory_for_the_copy_sends_through_the_host(start: Start) -> None:
+    consumer, producer = start(), start()
+    producer.set_memory_bound(2 << 20)  # torch takes 2 MiB for tensors of up to one
+    producer.occupy(1000 * KIB)
+    producer.put("k", 1000 * KIB, 7)
+    assert producer.health()[2]["device_fallbacks"] == {"no_memory": 1}
+    assert consumer.get("k") == (1000 * KIB, 7)
+    assert held(producer) == (0, 0)
+
+
+def test_a_receiver_without_memory_for_its_copy_gives_the_block_back(start: Start) -> None:
+    consumer, producer = start(copy_out=True), start()
+    consumer.set_memory_bound(2 << 20)
+    producer.put("k", 3 << 20, 7)
+    with pytest.raises(DeviceLostError, match="out of memory"):
+        consumer.get("k")
+    consumer.reap()
+    assert held(producer) == (0, 0)
+    consumer.set_memory_bound(64 << 20)
+    producer.put("l", 3 << 20, 8)
+    assert consumer.get("l") == (3 << 20, 8)
 
 
 def test_cuda_in_a_forked_child_is_refused(start: Start) -> None:
