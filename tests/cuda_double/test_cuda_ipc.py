@@ -5,6 +5,7 @@ Its fault tests are those of the stand-in for a device, run here by CUDA IPC.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -130,6 +131,50 @@ def test_a_receiver_without_memory_for_its_copy_gives_the_block_back(start: Star
     consumer.set_memory_bound(64 << 20)
     producer.put("l", 3 << 20, 8)
     assert consumer.get("l") == (3 << 20, 8)
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["copies", "views"])
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_of_calls_gives_right_values_and_all_memory_back(start: Start, copies: bool, seed: int) -> None:
+    """Two senders and two receivers; tensors are looked at, and dropped, when the device has long gone on."""
+    rng = random.Random(seed)
+    consumers, producers = [start(copy_out=copies) for _ in range(2)], [start() for _ in range(2)]
+    waiting: dict[str, tuple[Process, int, int]] = {}  # sender, bytes, value
+    received: list[tuple[Process, str, int]] = []
+    for number in range(120):
+        call = rng.choice(("put", "put", "get", "get", "look", "drop", "discard", "replace"))
+        if call == "put":
+            waiting[f"{number}"] = (rng.choice(producers), rng.randrange(1, BIG), rng.randrange(250))
+            sender, nbytes, fill = waiting[f"{number}"]
+            sender.put(f"{number}", nbytes, fill)
+        elif call == "replace" and waiting:
+            key = rng.choice(list(waiting))
+            sender, _, fill = waiting[key]
+            waiting[key] = (sender, rng.randrange(1, BIG), (fill + 1) % 250)
+            sender.put(key, *waiting[key][1:])
+        elif call == "get" and waiting:
+            key = rng.choice(list(waiting))
+            _, _, fill = waiting.pop(key)
+            receiver = rng.choice(consumers)
+            assert receiver.begin_get(f"{number}", key)
+            received.append((receiver, f"{number}", fill))
+        elif call == "discard" and waiting:
+            key = rng.choice(list(waiting))
+            waiting.pop(key)[0].discard(key)
+        elif call in ("look", "drop") and received:
+            receiver, name, fill = received[at := rng.randrange(len(received))]
+            assert receiver.look(name) == fill
+            if call == "drop":
+                receiver.drop(name)
+                del received[at]
+    for receiver, name, fill in received:
+        assert receiver.look(name) == fill
+        receiver.drop(name)
+    for process in (*consumers, *producers):
+        process.reap()
+    for key, (sender, _, _) in waiting.items():
+        sender.discard(key)
+    assert [held(producer) for producer in producers] == [(0, 0), (0, 0)]
 
 
 def test_cuda_in_a_forked_child_is_refused(start: Start) -> None:
