@@ -1,11 +1,11 @@
-# Nothing is needed but Python 3.11, git and make: every target builds what it uses.
+# Nothing is needed but Python 3.11, git and make (a C compiler for test-cuda): every target builds what it uses.
 
 PYTHON ?= python3.11
 VENV   := .venv/bin
 RUN    := $(VENV)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve check test test-long patches lint docs bench clean
+.PHONY: help venv serve check test test-long test-cuda patches lint docs bench clean
 
 help: ## Show what can be made
 	@printf 'usage: make \033[1mtarget\033[0m\n\n'
@@ -26,8 +26,12 @@ test: ## Run the tests on the vLLM of .venv and on that of .venv-latest (PYTEST=
 	@$(RUN) -m dev.test test
 
 test-long: ## Run what make test leaves out: more random workloads, longer property tests, all fault points
-	@$(PYTHON) dev/bootstrap.py
+	@$(PYTHON) dev/bootstrap.py .venv .venv-latest .venv-cuda
 	@$(RUN) -m dev.test test-long
+
+test-cuda: ## Run the code for GPUs on a double of CUDA, without a GPU (environment of 1.7 GB; needs a C compiler)
+	@$(PYTHON) dev/bootstrap.py .venv-cuda
+	@.venv-cuda/bin/python -m dev.test test-cuda
 
 patches: ## Check patches/: apply, reverse, and vLLM's own tests on the patched trees (20 minutes the first time)
 	@$(PYTHON) dev/bootstrap.py
@@ -49,6 +53,6 @@ bench: ## Run the benchmarks on the newest vLLM here: half an hour on a quiet ma
 	.venv-latest/bin/python -m benchmarks.overhead
 
 clean: ## Remove the environments, the models and everything else that was built
-	rm -rf .venv .venv-latest .venv*.lock .models .logs .cache site dist
+	rm -rf .venv .venv-latest .venv-cuda .venv*.lock .models .logs .cache site dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

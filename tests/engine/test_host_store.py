@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from vllm_omni_sched.config.errors import EncodingLostError
+from vllm_omni_sched.engine.ahead.host_messages import HostOrders, HostReport
 from vllm_omni_sched.engine.ahead.host_store import HostStore
-from vllm_omni_sched.engine.ahead.messages import AheadReport, Encoded, HostOrders, HostReport, LaneLoss
+from vllm_omni_sched.engine.ahead.messages import AheadReport, Encoded, LaneLoss
 
 
 def encoding(value: float, embeds: int = 2) -> torch.Tensor:

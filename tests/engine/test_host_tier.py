@@ -8,8 +8,8 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from tests.engine.harness.bench import EMBEDS, ITEM_BYTES, Bench
+from vllm_omni_sched.engine.ahead.host_messages import HostReport
 from vllm_omni_sched.engine.ahead.host_planner import HostPlanner
-from vllm_omni_sched.engine.ahead.messages import HostReport
 from vllm_omni_sched.engine.encoder.worth import WorthEncoderCacheManager
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.testing import make_item, make_request

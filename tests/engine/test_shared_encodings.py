@@ -21,7 +21,7 @@ from tests.engine.shared_engines import plan_of
 from tests.support.warm import WarmPopen
 from vllm_omni_sched import compat
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.connectors.encodings import EncodingStore
+from vllm_omni_sched.connectors.encodings import ClaimOutcome, EncodingStore
 from vllm_omni_sched.engine.shared.attach import SHARED_CONNECTOR, attach_shared_encodings
 from vllm_omni_sched.testing.config import make_vllm_config
 
@@ -190,5 +190,40 @@ def test_a_worker_that_cannot_read_what_is_pinned_stops_the_engine(tmp_path: Pat
     assert worker.report() is None
     with pytest.raises(EncodingLostError, match="was the directory emptied by hand"):
         worker.carry_out(SharedOrders(("b",), scheduler.token, 4), cache, "cpu")
+    worker.close()
+    scheduler.close()
+
+
+def test_an_encoding_that_its_device_does_not_give_up_ends_its_claim_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread that writes goes on, so that closing does not wait for it for ever."""
+    import torch
+
+    from vllm_omni_sched.engine.shared import worker as module
+
+    def broken(tensors: dict[str, torch.Tensor]) -> bytes:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    store = EncodingStore(str(tmp_path), "space", max_bytes=10_000, ttl_seconds=60.0)
+    scheduler = EncodingStore(str(tmp_path), "space", max_bytes=10_000, ttl_seconds=60.0)
+    worker = module.SharedWorker(store, writes=True)
+    scheduler.claim(["a", "b"])
+    assert store.claim(["a"]) is ClaimOutcome.OTHERS
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "save", broken)
+        worker.offer("a", torch.ones(3, 4))
+        offered: list[tuple[str, str]] = []
+        while not offered:
+            assert worker._thread is not None
+            assert worker._thread.is_alive()
+            offered = getattr(worker.report(), "offered", [])
+    assert offered == [("a", "failed")]
+    assert "encoding a is not shared with other engines: CUDA error: an illegal memory access" in caplog.text
+    worker.offer("b", torch.ones(3, 4))
+    while not scheduler.pin("b"):
+        pass
+    assert not scheduler.pin("a")
+    assert store.claim(["a"]) is ClaimOutcome.OURS  # the scheduler's has ended
     worker.close()
     scheduler.close()

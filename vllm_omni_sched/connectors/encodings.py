@@ -40,6 +40,7 @@ class PutOutcome(Enum):
     KNOWN = "known"
     TOO_LARGE = "too_large"
     NO_ROOM = "no_room"
+    FAILED = "failed"  # it could not be copied from its device
 
 
 class SharedStore(Protocol):

@@ -112,23 +112,31 @@ class ThreadLane(Lane):
 
     def _do_jobs(self) -> None:
         pacer = Pacer(lambda: self._share, monotonic_seconds, self._rest.wait)
-        while True:
-            with self._lock:
-                self._lock.wait_for(lambda: self._waiting or self._closed)
-                if self._closed:
-                    return
-                job = self._waiting.popleft()
-                self._running = job.key
-            started = monotonic_seconds()
-            pacer.begin()
-            try:
-                done = Done(job.key, self._do(job.payload, pacer.pause))
-            except Exception as error:  # noqa: BLE001 - any error is reported as the job's
-                done = Done(job.key, error=LaneWorkError(f"{type(error).__name__}: {error}"))
-            done = Done(job.key, done.result, done.error, monotonic_seconds() - started)
-            with self._lock:
-                # Another job may have been submitted under this key since this one was cancelled.
-                if self._running == job.key and not self._closed:
-                    self._running = None
-                    self._ended.append(done)
-                self._lock.notify_all()
+        while self._do_next(pacer):
+            pass
+
+    def _do_next(self, pacer: Pacer) -> bool:
+        """Wait for the next job, run it and report it; return False once the lane is closed.
+
+        An idle lane is in here without a job, so that it keeps no payload and no result in memory.
+        """
+        with self._lock:
+            self._lock.wait_for(lambda: self._waiting or self._closed)
+            if self._closed:
+                return False
+            job = self._waiting.popleft()
+            self._running = job.key
+        started = monotonic_seconds()
+        pacer.begin()
+        try:
+            done = Done(job.key, self._do(job.payload, pacer.pause))
+        except Exception as error:  # noqa: BLE001 - any error is reported as the job's
+            done = Done(job.key, error=LaneWorkError(f"{type(error).__name__}: {error}"))
+        done = Done(job.key, done.result, done.error, monotonic_seconds() - started)
+        with self._lock:
+            # Another job may have been submitted under this key since this one was cancelled.
+            if self._running == job.key and not self._closed:
+                self._running = None
+                self._ended.append(done)
+            self._lock.notify_all()
+        return True

@@ -10,7 +10,8 @@ from vllm.v1.outputs import ECConnectorOutput
 from vllm.v1.request import RequestStatus
 
 from vllm_omni_sched import OmniScheduler, OmniSyncScheduler
-from vllm_omni_sched.engine.ahead.messages import AheadReport, Encoded, HostOrders, HostReport
+from vllm_omni_sched.engine.ahead.host_messages import HostOrders, HostReport
+from vllm_omni_sched.engine.ahead.messages import AheadReport, Encoded
 from vllm_omni_sched.testing import make_item, make_request, make_runner_output, make_scheduler
 from vllm_omni_sched.testing.steps import sample_by_position
 

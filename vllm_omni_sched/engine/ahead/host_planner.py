@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
-from vllm_omni_sched.engine.ahead.messages import HostOrders, HostReport
+from vllm_omni_sched.engine.ahead.host_messages import HostOrders, HostReport
 from vllm_omni_sched.engine.encoder.worth import WorthEncoderCacheManager
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.resource.engine.host_tier import HostReason, HostTier

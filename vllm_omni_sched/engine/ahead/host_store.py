@@ -8,7 +8,7 @@ import torch
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.config.errors import EncodingLostError
-from vllm_omni_sched.engine.ahead.messages import HostOrders, HostReport
+from vllm_omni_sched.engine.ahead.host_messages import HostOrders, HostReport
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from vllm_omni_sched.config.errors import EncodingLostError
 from vllm_omni_sched.connectors.encodings import EncodingStore, PutOutcome
 from vllm_omni_sched.engine.ahead.host_store import to_host
 from vllm_omni_sched.engine.shared.messages import SharedOrders, SharedReport
+from vllm_omni_sched.logs import get_logger
+
+logger = get_logger(__name__)
 
 _NAME = "encoding"  # of the only tensor of a file
 _MOST_WAITING = 64  # encodings that wait to be written
@@ -21,7 +24,8 @@ class SharedWorker:
     """Reads and writes encodings for one worker; of several workers that hold the same, only one writes.
 
     1. An encoding is copied to the host on the stream of the step, and written on a thread of its own.
-    2. If the thread is more than 64 encodings behind, the next one is not written, and its claim ends.
+    2. If the thread is more than 64 encodings behind, the next one is not written, and its claim ends. So does that of
+       an encoding which cannot be copied from its device.
     3. What became of each encoding is in the next report.
 
     Args:
@@ -71,9 +75,15 @@ class SharedWorker:
             event.record()
 
         def write() -> None:
-            if event is not None:
-                event.synchronize()
-            self._note(mm_hash, self._store.put(mm_hash, save({_NAME: host.contiguous()})))
+            try:
+                if event is not None:
+                    event.synchronize()
+                outcome = self._store.put(mm_hash, save({_NAME: host.contiguous()}))
+            except (RuntimeError, MemoryError) as error:
+                logger.warning("encoding %s is not shared with other engines: %s", mm_hash, error)
+                self._store.end_claim(mm_hash)
+                outcome = PutOutcome.FAILED
+            self._note(mm_hash, outcome)
 
         try:
             self._jobs.put_nowait(write)
@@ -103,3 +113,4 @@ class SharedWorker:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            del job  # it holds the encoding in host memory
