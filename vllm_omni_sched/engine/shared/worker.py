@@ -11,9 +11,9 @@ from safetensors.torch import load, save
 from vllm_omni_sched.config.errors import EncodingLostError
 from vllm_omni_sched.connectors.encodings import EncodingStore, PutOutcome
 from vllm_omni_sched.engine.ahead.host_store import to_host
+from vllm_omni_sched.engine.shared.layouts import TENSOR_NAME
 from vllm_omni_sched.engine.shared.messages import SharedOrders, SharedReport
 
-_NAME = "encoding"  # of the only tensor of a file
 _MOST_WAITING = 64  # encodings that wait to be written
 
 
@@ -57,7 +57,7 @@ class SharedWorker:
                     f"encoding {mm_hash} cannot be read from {self._store.directory}, though the scheduler has pinned "
                     f"it: was the directory emptied by hand? ({error!r})"
                 ) from error
-            encoder_cache[mm_hash] = load(data)[_NAME].to(device)
+            encoder_cache[mm_hash] = load(data)[TENSOR_NAME].to(device)
         self._step = orders.step
 
     def offer(self, mm_hash: str, encoding: torch.Tensor) -> None:
@@ -73,7 +73,7 @@ class SharedWorker:
         def write() -> None:
             if event is not None:
                 event.synchronize()
-            self._note(mm_hash, self._store.put(mm_hash, save({_NAME: host.contiguous()})))
+            self._note(mm_hash, self._store.put(mm_hash, save({TENSOR_NAME: host.contiguous()})))
 
         try:
             self._jobs.put_nowait(write)
