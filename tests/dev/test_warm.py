@@ -38,6 +38,7 @@ def test_what_it_spawns_is_warm_too_and_has_the_environment_of_that_moment(tmp_p
     parent, child, grandchild = (json.loads(line) for line in process.log.read_text().splitlines()[-3:])
     assert parent["environment"] is None
     assert [child["environment"], grandchild["environment"]] == ["child", "grandchild"]
+    assert [one["metrics_in_files"] for one in (parent, child, grandchild)] == [False, True, True]
     assert child["vllm_was_there"]
     assert grandchild["vllm_was_there"]
     assert {child["session"], grandchild["session"]} == {process.pid}

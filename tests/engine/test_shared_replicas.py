@@ -67,23 +67,20 @@ def answers(server: Server) -> list[str]:
 def servers(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
     """Return stock with one engine, and ours with two: with shared encodings, and with routing as well.
 
-    The latter has one API server, which knows where all requests went; by default there are as many as engines.
+    The latter have two API servers, as by default, each of which knows only where its own requests went.
     """
     folder = tmp_path_factory.mktemp("replicas")
     options = ["--max-model-len", "1024", "--limit-mm-per-prompt", '{"image": 4}', "--no-enable-prefix-caching"]
     with ExitStack() as stack:
         found = {"stock": stack.enter_context(Server(llava, options, NO_PLUGIN, log=folder / "stock"))}
-        kinds: dict[str, tuple[dict[str, Any], list[str]]] = {
-            "shared": ({}, []),
-            "routed": ({"route_by_encodings": True}, ["--api-server-count", "1"]),
-        }
-        for name, (more, servers) in kinds.items():
+        kinds: dict[str, dict[str, Any]] = {"shared": {}, "routed": {"route_by_encodings": True}}
+        for name, more in kinds.items():
             store = folder / f"{name}-store"
             store.mkdir()
             expert = {"encoder_share_dir": str(store), "encoder_share_wait_seconds": 60.0}
             ours = {"omni_sched": {"encoder_share_bytes": 1 << 26, **more, "expert": expert}}
             arguments = ["--scheduler-cls", OURS, "--additional-config", json.dumps(ours)]
-            arguments += ["--data-parallel-size", "2", *servers]
+            arguments += ["--data-parallel-size", "2"]
             server = Server(llava, options + arguments, {**OUR_PLUGIN, **ONE_NUMA_NODE}, log=folder / name)
             found[name] = stack.enter_context(server)
         for server in found.values():
@@ -132,4 +129,5 @@ def test_requests_were_routed_to_engines_that_had_their_pictures(
     }
     assert sum(reasons.values()) == REQUESTS
     assert reasons["held"] > 0
+    assert reasons["home"] > 0
     assert "routed_requests" not in servers["shared"].get("/metrics")

@@ -40,19 +40,31 @@ some_replicas = st.lists(some, max_size=6, unique_by=lambda one: one.replica_id)
 
 
 @settings(deadline=None, max_examples=50)
-@given(seconds, some_replicas, st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**32))
-def test_affinity_costs_at_most_its_slack_and_order_does_not_matter(cost, replicas, saved, slack, seed):
+@given(seconds, some_replicas, st.floats(0, 1), st.floats(0, 1), st.booleans(), st.integers(0, 2**32))
+def test_affinity_costs_at_most_its_slack_and_order_does_not_matter(cost, replicas, share, slack, known, seed):
     rng = random.Random(seed)
-    balancer = CostBalancer(saved, slack)
-    pick = balancer.pick(cost, replicas, rng)
-    healthy = {one.replica_id: balancer.finish_seconds(cost, one) for one in replicas if one.healthy}
+    balancer = CostBalancer(share, slack)
+    saved = {one.replica_id: rng.uniform(0, 2 * cost) for one in replicas if one.warm} if known else None
+    pick = balancer.pick(cost, replicas, rng, (), saved)
+    healthy = {one.replica_id: balancer.finish_seconds(cost, one, saved) for one in replicas if one.healthy}
     if not healthy:
         assert pick.replica_id is None
         return
     assert pick.finish_seconds == healthy[pick.replica_id] <= min(healthy.values()) * (1 + slack)
     shuffled = list(replicas)
     rng.shuffle(shuffled)
-    assert balancer.pick(cost, shuffled, rng) == pick
+    assert balancer.pick(cost, shuffled, rng, (), saved) == pick
+
+
+@settings(deadline=None, max_examples=50)
+@given(seconds, some, seconds, seconds)
+def test_a_request_ends_sooner_by_its_saving_and_never_before_the_work_that_waits(cost, replica, saved, more):
+    balancer, name = CostBalancer(), replica.replica_id
+    without, less, most = (balancer.finish_seconds(cost, replica, {name: one}) for one in (0.0, saved, saved + more))
+    assert without >= less >= most >= balancer.finish_seconds(0.0, replica, {})
+    assert without == LeastQueue().finish_seconds(cost, replica)
+    assert without - less <= saved / replica.speed * (1 + 1e-9) + 1e-9 * without
+    assert balancer.finish_seconds(cost, replica, {name + 1: saved}) == without
 
 
 @settings(deadline=None, max_examples=50)

@@ -37,6 +37,9 @@ class Terms(GateTerms):
     def warm(self, request_id):
         return self.near.get(request_id, {})
 
+    def saved_seconds(self, request_id):
+        return self.near.get(request_id, {}) if request_id.endswith(("0", "2")) else None
+
 
 def drawn_request(rng, name, now, long):
     sla = rng.choice(DEFAULT_CLASSES)

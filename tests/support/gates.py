@@ -29,7 +29,7 @@ class Asked(GateTerms):
     def __init__(self, gate=None, waiting=()):
         self.gate = StageGate() if gate is None else gate
         self.none_for, self.refused, self.asked = set(), set(), []
-        self.near, self.far = {}, {}
+        self.near, self.far, self.saved = {}, {}, {}
         self.names = []
         self.comes(*waiting)
 
@@ -53,6 +53,9 @@ class Asked(GateTerms):
 
     def warm(self, request_id):
         return self.near.get(request_id, {})
+
+    def saved_seconds(self, request_id):
+        return self.saved.get(request_id)
 
     def distances(self, request_id):
         return self.far.get(request_id, {})

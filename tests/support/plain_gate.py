@@ -47,7 +47,10 @@ class PlainGate:
             near = self.terms.warm(one.request_id), self.terms.distances(one.request_id)
             to_fill = reason is ReleaseReason.BATCH_FULL
             cost = one.waiting.cost_seconds
-            replica_id = self.room.place(cost, one.units, near, self.balancer, rng, to_fill)
+            saved = self.terms.saved_seconds(one.request_id)
+            replica_id = self.room.place(
+                cost, one.units, near, self.balancer, rng, to_fill, saved_seconds=saved if near[0] else None
+            )
             releases.append(Release(one.request_id, replica_id, reason))
             self._count(one)
         ends = [self._ends(name) for name in self.requests if self._in_window(name)]

@@ -192,7 +192,18 @@ def _take_place(program: Mapping[str, Any], output: int) -> None:
     os.environ.clear()
     os.environ.update(program["env"])
     os.chdir(program["cwd"])
+    _choose_where_metrics_are()
     _fork_what_is_spawned()
+
+
+def _choose_where_metrics_are() -> None:
+    """Let prometheus_client keep values where the environment says: in memory, or in files that processes share.
+
+    It chooses when it is imported. vLLM names the folder of these files before it spawns several API servers.
+    """
+    from prometheus_client import values
+
+    values.ValueClass = values.get_value_class()
 
 
 def _fork_what_is_spawned() -> None:
@@ -210,6 +221,7 @@ def _fork_what_is_spawned() -> None:
     def prepare_environment(data: dict[str, Any]) -> None:
         os.environ.clear()
         os.environ.update(data.pop("environment"))
+        _choose_where_metrics_are()
         prepare(data)
 
     spawn.get_preparation_data, spawn.prepare = with_environment, prepare_environment  # type: ignore[assignment]

@@ -10,6 +10,8 @@ import sys
 import time
 from typing import Any
 
+from prometheus_client import values
+
 WERE_THERE = frozenset(sys.modules)
 
 
@@ -17,6 +19,7 @@ def state() -> dict[str, Any]:
     return {
         "argv": sys.argv[1:],
         "environment": os.environ.get("VLLM_SAID"),
+        "metrics_in_files": values.ValueClass._multiprocess,
         "pid": os.getpid(),
         "session": os.getsid(0),
         "vllm_was_there": "vllm.v1.engine.core" in WERE_THERE,
@@ -28,6 +31,7 @@ def _spawn(names: list[str]) -> None:
     print(json.dumps(state()), flush=True)
     if names:
         os.environ["VLLM_SAID"] = names[0]
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = "named"
         process = multiprocessing.get_context("spawn").Process(target=_spawn, args=(names[1:],))
         process.start()
         process.join()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.config.errors import ConfigError, RendezvousError, TransportClosedError
@@ -22,6 +23,27 @@ _CLOSING_SECONDS = 5.0  # for a call that the thread is in
 _MOST_OFFERS = 1024  # encodings that wait to be put
 
 
+@dataclass(frozen=True)
+class SharedItem:
+    """The item of an encoding: its modality, and how many embeddings it has."""
+
+    modality: str
+    num_embeds: int
+
+
+class EncodingCheck(Protocol):
+    """Decides which bytes from the store between hosts are an encoding of an item for this engine."""
+
+    def can_tell(self, item: SharedItem) -> bool:
+        """Return whether an encoding of the item can be checked; if not, none is fetched."""
+
+    def why_refused(self, data: bytes, item: SharedItem) -> str | None:
+        """Return what is wrong with an encoding; None if nothing is."""
+
+    def learn(self, data: bytes, item: SharedItem) -> None:
+        """Take note of an encoding that this engine has made."""
+
+
 class Phase(Enum):
     """State of an inquiry."""
 
@@ -34,14 +56,16 @@ class Phase(Enum):
 class Inquiry:
     """A question about the encodings that a request needs.
 
-    ``since``: when the phase began. ``fetched``: those that are in the store of the host now. ``dropped``: those that
-    nobody needs any more. ``answered``: whether the store has answered; if not, the rest is made without claims.
+    ``items``: by key of the encoding. ``since``: when the phase began. ``fetched``: those that are in the store of the
+    host now. ``refused``: those that are none for this engine. ``dropped``: those that nobody needs any more.
+    ``answered``: whether the store has answered; if not, the rest is made without claims.
     """
 
-    keys: tuple[str, ...]
+    items: Mapping[str, SharedItem]
     since: float
     phase: Phase = Phase.ASKED
     fetched: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
     answered: bool = False
     is_over: bool = False
@@ -52,13 +76,15 @@ class StoreCounts:
     """What became of encodings in the store between hosts, and how often it was waited for.
 
     ``unavailable``: encodings that were made here because the store did not answer in time. ``refused``: encodings that
-    it had no room for, or that were not put because too many wait.
+    it had no room for, or that were not put because too many wait. ``malformed``: those in it that are not as this
+    engine needs them.
     """
 
     fetched: int = 0
     put: int = 0
     refused: int = 0
     unavailable: int = 0
+    malformed: int = 0
     awaited: int = 0
     gave_up: int = 0
 
@@ -73,10 +99,12 @@ class BetweenHosts:
     3. A store that raises an error is down: inquiries are over at once until it answers again, and it is tried every
        two seconds. The same holds while the thread waits for an answer for longer than ``answer_seconds``.
     4. `offer` puts an encoding of the store of the host, which ends the claim on it.
+    5. What ``check`` refuses counts as missing: it never comes into the store of the host, and is made here.
 
     Args:
         host: the store of the host.
         connect: returns the store between hosts; called on the thread, and again if it raises `RendezvousError`.
+        check: see rule 5; called on the thread.
         answer_seconds: see rule 2.
         wait_seconds: see rule 2.
         clock: seconds.
@@ -87,21 +115,23 @@ class BetweenHosts:
         self,
         host: EncodingStore,
         connect: Callable[[], SharedStore],
+        check: EncodingCheck,
         *,
         answer_seconds: float,
         wait_seconds: float,
         clock: Clock,
         threaded: bool = True,
     ) -> None:
-        self._host, self._connect, self._clock = host, connect, clock
+        self._host, self._connect, self._check, self._clock = host, connect, check, clock
         self._answer_seconds, self._wait_seconds = answer_seconds, wait_seconds
         self._store: SharedStore | None = None
         self._inquiries: list[Inquiry] = []
-        self._offers: deque[str] = deque()
+        self._offers: deque[tuple[str, SharedItem | None]] = deque()
         self._releases: deque[str] = deque(maxlen=_MOST_OFFERS)
         self._wake = threading.Condition()
         self._closing = self._has_news = False
         self._was_told = False  # whether the operator knows that the store is down
+        self._told_malformed = False  # whether the operator knows of an encoding that was refused
         self._overdue = False  # an inquiry was given up since the thread has last answered one
         self._tidied_at = clock()
         self.is_up = False
@@ -113,9 +143,9 @@ class BetweenHosts:
 
     # -- for the scheduler: nothing here waits -----------------------------
 
-    def ask(self, keys: Sequence[str]) -> Inquiry:
-        """Ask for encodings that this host has claimed."""
-        inquiry = Inquiry(tuple(keys), self._clock())
+    def ask(self, items: Mapping[str, SharedItem]) -> Inquiry:
+        """Ask for encodings that this host has claimed, by key."""
+        inquiry = Inquiry(items, self._clock())
         with self._wake:
             if self.is_up and not self._overdue and not self._closing:
                 self._inquiries.append(inquiry)
@@ -134,9 +164,9 @@ class BetweenHosts:
                 if self._clock() - inquiry.since < limit:
                     return False
                 self._overdue |= inquiry.phase is Phase.ASKED
-                inquiry.dropped.update(inquiry.keys)
+                inquiry.dropped.update(inquiry.items)
             inquiry.is_over = True
-            left = len(inquiry.keys) - len(inquiry.fetched)
+            left = len(inquiry.items) - len(inquiry.fetched)
             if inquiry.phase is Phase.AWAITED:
                 self.counts.gave_up += 1
             elif not inquiry.answered:
@@ -151,12 +181,20 @@ class BetweenHosts:
             self._releases.append(key)
             self._tell()
 
-    def offer(self, key: str) -> None:
-        """Put an encoding that this engine has made, and that the store of the host has."""
+    def offer(self, key: str, item: SharedItem | None) -> None:
+        """Put an encoding that this engine has made, and that the store of the host has.
+
+        Args:
+            key: of the encoding.
+            item: None if it is not known.
+        """
         with self._wake:
             full = len(self._offers) >= _MOST_OFFERS
             self.counts.refused += full
-            (self._offers if self.is_up and not full else self._releases).append(key)
+            if self.is_up and not full:
+                self._offers.append((key, item))
+            else:
+                self._releases.append(key)
             self._tell()
 
     def close(self) -> None:
@@ -205,7 +243,7 @@ class BetweenHosts:
             self._inquiries = [one for one in self._inquiries if one.phase is not Phase.ENDED]
             self._overdue = False
         if self._offers:
-            self._put(store, self._offers.popleft())
+            self._put(store, *self._offers.popleft())
             return 0.0
         if self._clock() - self._tidied_at >= _TIDY_SECONDS:
             self._tidied_at = self._clock()
@@ -214,7 +252,7 @@ class BetweenHosts:
 
     def _advance(self, store: SharedStore, inquiry: Inquiry) -> None:
         """Fetch and claim what an inquiry asks for, by rule 1."""
-        needed = [key for key in inquiry.keys if key not in inquiry.fetched and key not in inquiry.dropped]
+        needed = [key for key in inquiry.items if key not in inquiry.fetched and key not in inquiry.dropped]
         rest = [key for key in needed if not self._fetch(store, inquiry, key)]
         outcome = store.claim(rest) if rest else ClaimOutcome.OURS
         if outcome is ClaimOutcome.OURS:  # others may have put some after the look above, which were not claimed then
@@ -231,8 +269,15 @@ class BetweenHosts:
             store.release(key)
 
     def _fetch(self, store: SharedStore, inquiry: Inquiry, key: str) -> bool:
+        item = inquiry.items[key]
+        if key in inquiry.refused or not self._check.can_tell(item):
+            return False
         data = store.get(key)
         if data is None:
+            return False
+        why_refused = self._check.why_refused(data, item)
+        if why_refused is not None:
+            self._refuse(inquiry, key, why_refused)
             return False
         if self._host.put(key, data) not in (PutOutcome.STORED, PutOutcome.KNOWN):
             return False
@@ -240,11 +285,26 @@ class BetweenHosts:
         inquiry.fetched.add(key)
         return True
 
-    def _put(self, store: SharedStore, key: str) -> None:
+    def _refuse(self, inquiry: Inquiry, key: str, why: str) -> None:
+        inquiry.refused.add(key)
+        self.counts.malformed += 1
+        if not self._told_malformed:
+            logger.warning(
+                "Shared encodings: encoding %.80r in the store between hosts is not used, because %s. This engine "
+                "encodes the item. Further ones are only counted, by outcome 'malformed' of "
+                "shared_store_encodings_total. Check who can reach the store.",
+                key,
+                why,
+            )
+        self._told_malformed = True
+
+    def _put(self, store: SharedStore, key: str, item: SharedItem | None) -> None:
         data = self._host.get(key)
         if data is None:  # it was evicted meanwhile
             store.release(key)
             return
+        if item is not None:
+            self._check.learn(data, item)
         outcome = store.put(key, data)
         self.counts.put += outcome is PutOutcome.STORED
         self.counts.refused += outcome in (PutOutcome.NO_ROOM, PutOutcome.TOO_LARGE)
@@ -262,7 +322,7 @@ class BetweenHosts:
             for inquiry in self._inquiries:
                 inquiry.phase = Phase.ENDED
             self._inquiries.clear()
-            self._releases.extend(self._offers)  # their claims end when the store answers again
+            self._releases.extend(key for key, _ in self._offers)  # their claims end when the store answers again
             self._offers.clear()
         if not self._was_told:
             logger.warning(

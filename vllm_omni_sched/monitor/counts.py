@@ -90,6 +90,7 @@ class SchedulerMetrics:
     shared_store_put: int = 0
     shared_store_refused: int = 0
     shared_store_unavailable: int = 0
+    shared_store_malformed: int = 0
     host_offers: dict[str, int] = field(default_factory=lambda: _by_reason(HostReason))
     ahead_encoded: int = 0
     ahead_failed: int = 0

@@ -143,11 +143,13 @@ METRICS: tuple[Metric, ...] = (
         "shared_store_encodings_total",
         "counter",
         "Encoder outputs with `encoder_share_store`: put into the store between hosts (put), not put because it has no "
-        "room or is behind (refused), and made by this engine because the store did not answer in time (unavailable).",
+        "room or is behind (refused), made by this engine because the store did not answer in time (unavailable), and "
+        "found in it without the shape and dtype that this engine needs, so that it made them itself (malformed).",
         {
             "put": "shared_store_put",
             "refused": "shared_store_refused",
             "unavailable": "shared_store_unavailable",
+            "malformed": "shared_store_malformed",
         },
         label="outcome",
     ),

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.encoding_check import Encodings
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import RendezvousError, TransportClosedError
-from vllm_omni_sched.connectors.between_hosts import BetweenHosts, Inquiry, Phase, StoreCounts
+from vllm_omni_sched.connectors.between_hosts import BetweenHosts, Inquiry, Phase, SharedItem, StoreCounts
 from vllm_omni_sched.connectors.encodings import ClaimOutcome, EncodingStore
 
 ANSWER, WAIT = 0.5, 10.0
+ITEM = SharedItem("image", 4)
 
 
 class Host:
@@ -32,7 +34,7 @@ class Host:
         **how: Any,
     ) -> None:
         self.now, self.why_down = 0.0, ""
-        self.tries = 0
+        self.tries, self.check = 0, Encodings()
         root = folder / f"host{number}"
         root.mkdir()
         self.store = EncodingStore(str(root), "space", max_bytes=max_bytes, ttl_seconds=60.0)
@@ -40,6 +42,7 @@ class Host:
         self.way = BetweenHosts(
             self.store,
             self._connect,
+            self.check,
             answer_seconds=answer_seconds,
             wait_seconds=WAIT,
             clock=clock or (lambda: self.now),
@@ -54,7 +57,7 @@ class Host:
 
     def ask(self, *keys: str) -> Inquiry:
         assert self.store.claim(keys) is ClaimOutcome.OURS
-        return self.way.ask(keys)
+        return self.way.ask(dict.fromkeys(keys, ITEM))
 
     def close(self) -> None:
         self.way.close()
@@ -122,7 +125,7 @@ def test_what_another_host_makes_is_awaited_and_then_fetched(start: Start) -> No
     assert one.far.claim(["b"]) is ClaimOutcome.OURS  # all or none: it holds nothing while it waits
     one.far.release("b")
     one.store.put("a", b"1")
-    one.way.offer("a")
+    one.way.offer("a", ITEM)
     one.way.work()
     other.way.work()
     assert other.way.is_over(inquiry)
@@ -156,7 +159,7 @@ def test_a_store_that_is_down_is_not_waited_for(start: Start, caplog: pytest.Log
         assert one.way.work() > 0
     assert one.way.is_over(inquiry)
     assert one.way.is_over(one.ask("d"))
-    one.way.offer("a")
+    one.way.offer("a", ITEM)
     assert one.way.counts == StoreCounts(unavailable=3)
     assert not one.way.is_up
     del one.far.get, one.far.tidy
@@ -215,7 +218,7 @@ def test_what_has_left_the_host_before_it_was_put_is_claimed_no_more(start: Star
     one, other = start(), start()
     one.ask("a")
     one.way.work()
-    one.way.offer("a")  # and the store of the host does not have it
+    one.way.offer("a", ITEM)  # and the store of the host does not have it
     one.way.work()
     assert other.far.claim(["a"]) is ClaimOutcome.OURS
     assert one.way.counts == StoreCounts()
@@ -224,7 +227,7 @@ def test_what_has_left_the_host_before_it_was_put_is_claimed_no_more(start: Star
 def test_what_the_store_has_no_room_for_is_counted(start: Start) -> None:
     one = start(max_bytes=5000)
     one.store.put("large", bytes(2000))
-    one.way.offer("large")
+    one.way.offer("large", ITEM)
     one.way.work()
     assert one.way.counts == StoreCounts(refused=1)
 
@@ -239,6 +242,38 @@ def test_what_the_host_has_no_room_for_is_made(start: Start) -> None:
     assert one.way.counts == StoreCounts()
 
 
+def test_what_the_check_refuses_is_made_and_told_once(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    one, other = start(), start()
+    for key in ("a", "b"):
+        one.far.put(key, b"malformed")
+    one.far.put("c", b"1")
+    with caplog.at_level(logging.WARNING, "vllm.omni_sched"):
+        inquiry = other.ask("a", "b", "c", "d")
+        other.way.work()
+    assert other.way.is_over(inquiry)
+    assert inquiry.answered
+    assert (inquiry.fetched, inquiry.refused) == ({"c"}, {"a", "b"})
+    assert not other.store.has("a")
+    assert other.way.counts == StoreCounts(fetched=1, malformed=2)  # each once, though it is looked for twice
+    (told,) = caplog.records
+    assert "encoding 'a' in the store between hosts is not used, because it is malformed" in told.message
+
+
+def test_nothing_is_fetched_that_cannot_be_checked_until_one_was_made(start: Start) -> None:
+    one, other = start(), start()
+    one.far.put("a", b"1")
+    other.check.knows = False
+    inquiry = other.ask("a", "b")
+    other.way.work()
+    assert other.way.is_over(inquiry)
+    assert inquiry.fetched == inquiry.refused == set()
+    other.store.put("b", b"2")
+    other.way.offer("b", ITEM)
+    other.way.work()
+    assert other.check.learnt == [(b"2", ITEM)]
+    assert other.way.counts == StoreCounts(put=1)
+
+
 def test_the_thread_does_all_that_and_ends(start: Start) -> None:
     one = start(threaded=True, answer_seconds=60.0, clock=monotonic_seconds)
     two = start(threaded=True, answer_seconds=60.0, clock=monotonic_seconds)
@@ -251,7 +286,7 @@ def test_the_thread_does_all_that_and_ends(start: Start) -> None:
         sleep_seconds(0.001)
     second = two.ask("a")
     one.store.put("a", b"1")
-    one.way.offer("a")
+    one.way.offer("a", ITEM)
     while not two.way.is_over(second):
         sleep_seconds(0.001)
     assert two.store.get("a") == b"1"

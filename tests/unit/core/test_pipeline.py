@@ -6,9 +6,10 @@ import pytest
 
 from tests.support.core import Line, started
 from vllm_omni_sched.core.pipeline import events as e
-from vllm_omni_sched.core.pipeline.requests import StageWork
+from vllm_omni_sched.core.pipeline.requests import StageWork, item_key
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.pipeline.balance import CHOICES, LOOK_AT_ALL
+from vllm_omni_sched.resource.pipeline.stage_cost import Features
 
 pytestmark = pytest.mark.usefixtures("validated_core")
 
@@ -192,6 +193,32 @@ def test_of_many_replicas_a_few_are_described(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(stage, "_state", lambda replica_id, now: looks.append(replica_id) or plain(replica_id, now))
     line.come("a")
     assert len(looks) == CHOICES
+
+
+@pytest.mark.parametrize(
+    ("item_seconds", "waited", "keys", "chosen"),
+    [
+        (None, 0.8, ["picture"], 0),  # nothing is learnt: half of 1 s is saved, and 0.2 s are left there
+        (0.2, 0.8, ["picture"], 1),  # 1.4 s there and 1.2 s here
+        (2.0, 1.4, ["picture"], 0),  # 2.6 s and 3 s
+        (2.0, 1.4, ["another"], 1),  # 4.6 s and 3 s; nothing draws it there
+        (2.0, 1.4, ["picture", "another"], 1),  # half of its items: 3.6 s and 3 s
+    ],
+)
+@pytest.mark.parametrize("user", [frozenset(), frozenset({"user u"})])
+def test_a_replica_is_preferred_by_the_encodes_that_it_saves(
+    item_seconds: float | None, waited: float, keys: list[str], chosen: int, user: frozenset[str]
+) -> None:
+    line = Line(AR, replicas=2, at_once=4, balancing={"affinity_slack": 0.0})
+    text = Features(output_tokens=100)
+    line.features = Features(output_tokens=100, items=1)
+    if item_seconds is not None:
+        for _ in range(100):
+            line.core.context.costs.observe("0", text, 1.0)
+            line.core.context.costs.observe("0", line.features, 1.0 + item_seconds)
+    assert line.come("a", keys=user | {item_key("picture")}) == ["a@0"]
+    line.now += waited
+    assert line.come("b", keys=user | {item_key(key) for key in keys}) == [f"b@{chosen}"]
 
 
 def test_a_slow_replica_is_learnt() -> None:

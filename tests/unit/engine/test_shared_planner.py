@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from vllm_omni_sched.connectors.between_hosts import BetweenHosts, StoreCounts
+from tests.support.encoding_check import Encodings
+from vllm_omni_sched.connectors.between_hosts import BetweenHosts, SharedItem, StoreCounts
 from vllm_omni_sched.connectors.encodings import ClaimOutcome, EncodingStore
 from vllm_omni_sched.engine.shared.planner import SharedCounts, SharedPlanner
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
@@ -28,6 +29,7 @@ class Engine:
 
     def __init__(self, folder: Path, *, reports_of_all: bool = True, far: Path | None = None) -> None:
         self.now, self.pauses = 0.0, list[float]()
+        self.check = Encodings()
         self.far = None if far is None else EncodingStore(str(far), "far", max_bytes=1000, ttl_seconds=60.0)
         self.store = EncodingStore(str(folder), "space", max_bytes=1000, ttl_seconds=60.0)
         self.planner = SharedPlanner(
@@ -44,6 +46,7 @@ class Engine:
         self.way = BetweenHosts(
             self.store,
             lambda: far,
+            self.check,
             answer_seconds=ANSWER,
             wait_seconds=WAIT,
             clock=lambda: self.now,
@@ -76,13 +79,18 @@ class Request:
     mm_features: list[Any] = field(default_factory=list)
     num_computed_tokens: int = 0
 
+    def get_num_encoder_embeds(self, input_id: int) -> int:
+        return int(self.mm_features[input_id].mm_position.length)
+
 
 def request(name: str, *keys: str, every: int = 5) -> Request:
     """Return a request with an item of four tokens every five tokens."""
     return Request(
         name,
         [
-            SimpleNamespace(identifier=key, mm_position=SimpleNamespace(offset=every * number, length=4))
+            SimpleNamespace(
+                identifier=key, modality="image", mm_position=SimpleNamespace(offset=every * number, length=4)
+            )
             for number, key in enumerate(keys)
         ],
     )
@@ -339,6 +347,24 @@ def test_what_was_brought_and_evicted_again_is_made(hosts: list[Engine]) -> None
     assert one.planner.may_run(asked, 0)  # it is not brought again and again
 
 
+def test_what_is_no_encoding_of_the_item_is_made(hosts: list[Engine]) -> None:
+    one, other, _ = hosts
+    assert one.far is not None
+    one.far.put("a", b"malformed")
+    assert not one.planner.may_run(request("r", "a"), 0)
+    one.carry()
+    assert one.planner.may_run(request("r", "a"), 0)
+    one.encode("a")
+    one.carry()
+    assert one.planner.counts == SharedCounts(made=1)
+    assert one.way.counts == StoreCounts(malformed=1)
+    assert one.check.learnt == [(b"a", SharedItem("image", 4))]
+    assert not other.planner.may_run(request("s", "a"), 0)  # and nobody loads it
+    other.carry()
+    assert other.planner.may_run(request("s", "a"), 0)
+    assert not other.store.has("a")
+
+
 @pytest.mark.parametrize("carried", [False, True])
 def test_a_request_that_leaves_gives_up_its_claims_in_both_stores(hosts: list[Engine], carried: bool) -> None:
     one, other, _ = hosts
@@ -380,7 +406,7 @@ def test_the_counts_are_those_of_the_metrics(start: Start) -> None:
 
 def test_the_counts_of_the_store_between_hosts_are_those_of_the_metrics(start: Start, tmp_path: Path) -> None:
     one, metrics = start(host="one", far=tmp_path), SchedulerMetrics()
-    one.way.counts = StoreCounts(fetched=1, put=2, refused=3, unavailable=4, awaited=5, gave_up=6)
+    one.way.counts = StoreCounts(fetched=1, put=2, refused=3, unavailable=4, malformed=7, awaited=5, gave_up=6)
     one.planner.count_into(metrics)
     assert (metrics.shared_store_put, metrics.shared_store_refused, metrics.shared_store_unavailable) == (2, 3, 4)
-    assert (metrics.shared_awaited_store, metrics.shared_gave_up_store) == (5, 6)
+    assert (metrics.shared_awaited_store, metrics.shared_gave_up_store, metrics.shared_store_malformed) == (5, 6, 7)

@@ -51,6 +51,22 @@ def test_cost_balancer(replicas, chosen, reason, finish):
     assert (pick.replica_id, pick.reason.value, pick.finish_seconds) == (chosen, reason, pytest.approx(finish))
 
 
+@pytest.mark.parametrize(
+    ("saved", "chosen", "reason", "finish"),
+    [
+        (None, 1, "warm", 2.7),  # not known: half of the cost
+        ({1: 0.3}, 1, "warm", 2.9),
+        ({1: 0.1}, 0, "least_work", 3.0),
+        ({}, 0, "least_work", 3.0),
+        ({1: 5.0}, 1, "warm", 2.2),  # at most the cost: what waits there still takes its time
+    ],
+)
+def test_a_known_saving_counts_in_place_of_a_fraction_of_the_cost(saved, chosen, reason, finish):
+    replicas = [at(0, 2), at(1, 2.2, warm=1)]
+    pick = CostBalancer(affinity_slack=0).pick(1.0, replicas, DICE, saved_seconds=saved)
+    assert (pick.replica_id, pick.reason.value, pick.finish_seconds) == (chosen, reason, pytest.approx(finish))
+
+
 @pytest.mark.parametrize("make", ALL)
 def test_nobody_is_picked_where_nobody_is_healthy(make):
     assert make().pick(1.0, [], DICE) == NOBODY
@@ -102,6 +118,9 @@ def test_bad_input_is_refused_by_name():
     for cost in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="cost_seconds"):
             CostBalancer().pick(cost, [at(0)], DICE)
+    for saved in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="replica 0: saved_seconds"):
+            CostBalancer().pick(1.0, [at(0)], DICE, saved_seconds={0: saved})
     with pytest.raises(ValueError, match="own id"):
         CostBalancer().pick(1, [at(0), at(0)], DICE)
     with pytest.raises(ConfigError, match="saved_share"):

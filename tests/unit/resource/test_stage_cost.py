@@ -47,6 +47,24 @@ def test_it_learns_a_stage_and_leaves_the_others_alone():
     assert costs.estimate("other", Features()) == StageCosts().estimate("other", Features())
 
 
+def test_the_seconds_of_encodes_are_learnt_with_the_items():
+    costs, text = StageCosts(), Features(prompt_tokens=1000)
+    picture = Features(prompt_tokens=1000, items=4, pixels=4e6)
+    assert costs.encode_seconds("thinker", picture) is None
+    for _ in range(200):
+        costs.observe("thinker", text, 0.5)
+    assert costs.encode_seconds("thinker", text) == 0.0
+    assert costs.encode_seconds("thinker", picture) is None  # only the prior tells
+    for number in range(200):
+        costs.observe("thinker", text, 0.5)
+        items = number % 5
+        costs.observe("thinker", Features(prompt_tokens=1000, items=items, pixels=items * 1e6), 0.5 + 0.3 * items)
+    assert costs.encode_seconds("thinker", picture) == pytest.approx(1.2, rel=0.05)
+    assert costs.encode_seconds("thinker", text) == 0.0
+    assert costs.encode_seconds("thinker", Features(audio_seconds=30.0)) is None  # not timed with audio
+    assert costs.encode_seconds("talker", picture) is None
+
+
 def test_it_follows_when_the_stage_becomes_slower():
     costs = taught(StageCosts(), 200)
     taught(costs, 200, factor=5, seed=2)
@@ -87,6 +105,7 @@ def test_estimates_stay_within_bounds_whatever_is_observed(observed, asked, done
         costs.observe("a", features, seconds)
     assert 0 <= costs.estimate("a", asked) <= 100
     assert 0 <= costs.remaining("a", asked, done) <= 100
+    assert 0 <= (costs.encode_seconds("a", asked) or 0.0) <= costs.estimate("a", asked) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])

@@ -42,6 +42,14 @@ def test_a_cache_of_the_request_draws_it_and_a_distance_keeps_it_away():
     assert told(gate.plan(at(0), at(1))) == [("a", 1, "idle"), ("b", 1, "idle")]
 
 
+def test_a_cache_draws_a_request_by_what_it_saves_where_that_is_known():
+    gate = Asked(waiting=some("abc"))
+    gate.near = {name: {1: 1.0} for name in "abc"}
+    gate.saved = {"a": {1: 0.1}, "b": {1: 0.9}}
+    # a: 1 s there, 1.2 s here; b: 2 s and 0.4 s; c: 2 s, and 1.3 s + half of its cost
+    assert [one.replica_id for one in gate.plan(at(0), at(1, remaining=0.3)).releases] == [0, 1, 1]
+
+
 def test_where_all_are_busy_a_request_is_held_for_the_batch_until_its_window_ends():
     gate = Asked()
     gate.comes(*some("a"), now=10.0)

@@ -13,12 +13,24 @@ from vllm_omni_sched.resource.pipeline.stage_cost import Features
 UNPLACED = -1
 """Replica of work that waits, or of a request that follows the work of another one."""
 
+_ITEM = "item "  # begins the keys of items
+
+
+def item_key(identifier: object) -> str:
+    """Return the key of a multimodal item, for `PipelineRequest.keys`.
+
+    Args:
+        identifier: is equal for items with the same content.
+    """
+    return f"{_ITEM}{identifier}"
+
 
 @dataclass(eq=False, slots=True)
 class PipelineRequest:
     """A request from its arrival at the pipeline until it leaves.
 
-    ``keys``: of data that other requests may share, such as its user and its items. ``nbytes``: of its input.
+    ``keys``: of data that other requests may share, such as its user and its items (`item_key`). ``nbytes``: of its
+    input.
     ``path``: the stages that it visits, in order; None: all that can be reached from where it enters.
     ``features`` and ``costs``: by stage, where known. ``replicas``: the replicas whose output it got, by stage.
     ``flow``: its progress, if stages form more than a line; None: its driver goes along the line.
@@ -37,6 +49,11 @@ class PipelineRequest:
     costs: dict[int, float] = field(default_factory=dict)
     replicas: dict[int, int] = field(default_factory=dict)
     flow: RequestFlow | None = None
+
+    @property
+    def item_keys(self) -> frozenset[str]:
+        """Return those of its keys that are of items."""
+        return frozenset(key for key in self.keys if key.startswith(_ITEM))
 
     def path_from(self, stage_id: int) -> list[str] | None:
         """Return the stages that it visits from this one on, by name; None if that is not known."""

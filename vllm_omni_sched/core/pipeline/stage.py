@@ -65,11 +65,13 @@ class StageScheduler:
        request in others. Batches are held only in the latter: an autoregressive stage admits requests at each step.
     5. A place that is about to be free counts as free: it would otherwise be empty until the next request is there.
     6. Costs, speeds of replicas and their distances from those of the previous stage are learnt from each result.
-    7. A replica on a standby host gets requests only while no replica on another host serves. Requests that were
+    7. A replica that got items of a request before saves their share of the seconds that the stage takes for all of its
+       items. While these are not learnt, the balancer assumes a fraction of the whole.
+    8. A replica on a standby host gets requests only while no replica on another host serves. Requests that were
        interrupted may go there anyway, as recovery decides.
-    8. The input of a request takes as long to a replica as the link to its host takes (`HostLinks`), if its speed is
+    9. The input of a request takes as long to a replica as the link to its host takes (`HostLinks`), if its speed is
        known; otherwise as long as was learnt (rule 6).
-    9. Work goes on while any request needs it: when the request it was begun for leaves, its followers keep it.
+    10. Work goes on while any request needs it: when the request it was begun for leaves, its followers keep it.
 
     Every event takes O(log n) in the requests that wait and run.
 
@@ -105,7 +107,7 @@ class StageScheduler:
             min_share=priority.min_low_share if priority.enabled else 0.0,
             order=context.waiting_order(),
         )
-        view = StageView(self._long_units, self._warm, self._distances)
+        view = StageView(self._long_units, self._warm, self._saved_seconds, self._distances)
         self._queue = WaitingRequests(context, stage_id, self.gate, view)
         self.merger: Merger = Merger(config.graph.merging.max_followers)
         self.replicas: dict[int, StageReplica] = {}
@@ -419,7 +421,7 @@ class StageScheduler:
             self._need_standbys()
 
     def _need_standbys(self) -> None:
-        """Let replicas on standby hosts serve while no other one does (rule 7)."""
+        """Let replicas on standby hosts serve while no other one does (rule 8)."""
         others = any(one.up and not (one.suspected or one.draining or one.standby) for one in self.replicas.values())
         for replica_id, one in self.replicas.items():
             if one.spare != (one.standby and others):
@@ -547,6 +549,15 @@ class StageScheduler:
         if book is None or not keys:
             return {}
         return book.warm(keys, book.holders(keys, CHOICES if self._draws() else None))
+
+    def _saved_seconds(self, work: StageWork) -> Mapping[int, float] | None:
+        """Return what replicas save of a request's encodes (rule 7); None while that is not learnt."""
+        book, keys = self._context.affinity.get(self.stage_id), work.known.item_keys
+        seconds = self._context.costs.encode_seconds(self._name, work.known.features[self.stage_id])
+        if book is None or seconds is None:
+            return None
+        shares = book.warm(keys, book.holders(keys, CHOICES if self._draws() else None))
+        return {replica_id: seconds * share for replica_id, share in shares.items()}
 
     # ---- conservation
 

@@ -16,10 +16,11 @@ from vllm_omni_sched.resource.pipeline.stage_gate import GateRequest, GateTerms,
 
 @dataclass(frozen=True)
 class StageView:
-    """Functions that return the units of long work of a request, its warm replicas, and their distances."""
+    """Functions that return the units of long work of a request, its warm replicas, what these save, and distances."""
 
     units: Callable[[StageWork], int]
     warm: Callable[[StageWork], Mapping[int, float]]
+    saved_seconds: Callable[[StageWork], Mapping[int, float] | None]
     distances: Callable[[StageWork], Mapping[int, float]]
 
 
@@ -167,6 +168,9 @@ class WaitingRequests(GateTerms):
 
     def warm(self, request_id: str) -> Mapping[int, float]:
         return self._view.warm(self._works[request_id])
+
+    def saved_seconds(self, request_id: str) -> Mapping[int, float] | None:
+        return self._view.saved_seconds(self._works[request_id])
 
     def distances(self, request_id: str) -> Mapping[int, float]:
         return self._view.distances(self._works[request_id])

@@ -20,6 +20,7 @@ from vllm_omni_sched.connectors.encodings import EncodingStore
 from vllm_omni_sched.connectors.mooncake.options import SharedStoreOptions
 from vllm_omni_sched.engine.fitted import engine_options
 from vllm_omni_sched.engine.shared.attach import store_options
+from vllm_omni_sched.engine.shared.layouts import EncodingLayouts, layout_of
 from vllm_omni_sched.engine.shared.messages import SharedOrders, SharedReport
 from vllm_omni_sched.engine.shared.planner import SharedPlanner
 from vllm_omni_sched.engine.shared.worker import SharedWorker
@@ -140,6 +141,7 @@ def _between_hosts(
     return BetweenHosts(
         host,
         connect,
+        EncodingLayouts(layout_of(vllm_config)),
         answer_seconds=options.answer_seconds,
         wait_seconds=config.encoder_share_wait_seconds,
         clock=monotonic_seconds,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.connectors.between_hosts import BetweenHosts, Inquiry, StoreCounts
+from vllm_omni_sched.connectors.between_hosts import BetweenHosts, Inquiry, SharedItem, StoreCounts
 from vllm_omni_sched.connectors.encodings import ClaimOutcome, EncodingStore, PutOutcome
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
@@ -21,14 +21,17 @@ class SharedRequest(Protocol):
     num_computed_tokens: int
     mm_features: Sequence[Any]
 
+    def get_num_encoder_embeds(self, input_id: int) -> int: ...
+
 
 @dataclass
 class _Claimed:
     """An encoding that this engine is to make, since when, and the requests that need it, with its place in each.
 
-    ``inquiry``: asks the store between hosts for it; None if it is to be made without asking.
+    ``item``: what it is of. ``inquiry``: asks the store between hosts for it; None if it is to be made without asking.
     """
 
+    item: SharedItem
     since: float
     needed_by: dict[str, tuple[SharedRequest, int]]
     is_being_made: bool = False
@@ -120,8 +123,9 @@ class SharedPlanner:
 
     def may_run(self, request: SharedRequest, num_computed_tokens: int) -> bool:
         """Return whether the request may run: its encodings are in the store, in the encoder cache, or made here."""
-        name, needed, asks = request.request_id, dict[str, tuple[SharedRequest, int]](), False
-        for feature in self._window(request.mm_features, num_computed_tokens):
+        name, needed, asks = request.request_id, dict[str, int](), False
+        for number in self._window(request.mm_features, num_computed_tokens):
+            feature = request.mm_features[number]
             key, place = feature.identifier, (request, feature.mm_position.offset)
             claim = self._claims.get(key)
             if claim is not None and claim.inquiry is not None:
@@ -130,7 +134,7 @@ class SharedPlanner:
                 claim.needed_by.setdefault(name, place)
                 asks |= claim.inquiry is not None
             elif key not in self._cached and key not in self._pinned and not self._store.has(key):
-                needed.setdefault(key, place)
+                needed.setdefault(key, number)
         if name in self._hurried or not (needed or asks):
             self._waiting.pop(name, None)
             return True
@@ -139,10 +143,12 @@ class SharedPlanner:
             self._waiting.pop(name, None)
             for key in [key for key in needed if self._store.has(key)]:
                 del needed[key]  # another engine put it after the look above, so that it was not claimed
-            inquiry = self._ask(name, needed)
-            for key, place in needed.items():
-                asked = inquiry if inquiry is not None and key in inquiry.keys else None
-                self._claims[key] = _Claimed(now, {name: place}, inquiry=asked)
+            items = {key: _item(request, number) for key, number in needed.items()}
+            inquiry = self._ask(name, items)
+            for key, number in needed.items():
+                asked = inquiry if inquiry is not None and key in inquiry.items else None
+                place = request, request.mm_features[number].mm_position.offset
+                self._claims[key] = _Claimed(items[key], now, {name: place}, inquiry=asked)
             if not asks and inquiry is None:
                 return True
             self._waits = True
@@ -157,16 +163,16 @@ class SharedPlanner:
         self._waits = True
         return False
 
-    def _ask(self, name: str, needed: Collection[str]) -> Inquiry | None:
+    def _ask(self, name: str, needed: Mapping[str, SharedItem]) -> Inquiry | None:
         """Ask the store between hosts, by rule 7; return None if there is nothing to wait for."""
         if self.between_hosts is None:
             return None
         asked = self._asked.setdefault(name, set())
-        keys = [key for key in needed if key not in asked]
-        if not keys:
+        items = {key: item for key, item in needed.items() if key not in asked}
+        if not items:
             return None
-        asked.update(keys)
-        inquiry = self.between_hosts.ask(keys)
+        asked.update(items)
+        inquiry = self.between_hosts.ask(items)
         return None if self.between_hosts.is_over(inquiry) else inquiry
 
     def _answered(self, key: str, claim: _Claimed) -> _Claimed | None:
@@ -182,13 +188,13 @@ class SharedPlanner:
         self._brought.add(key)
         return None
 
-    def _window(self, features: Sequence[Any], num_computed_tokens: int) -> Iterable[Any]:
-        """Return the items that a step from this token on may need."""
+    def _window(self, features: Sequence[Any], num_computed_tokens: int) -> Iterable[int]:
+        """Return the indices of the items that a step from this token on may need."""
         if not features or _end(features[-1]) <= num_computed_tokens:
             return ()
         first = bisect_right(features, num_computed_tokens, key=_end)
         last = bisect_left(features, num_computed_tokens + self._window_tokens, lo=first, key=_start)
-        return (features[item] for item in range(first, last))
+        return range(first, last)
 
     def has(self, mm_hash: str) -> bool:
         """Return whether the encoding is in the store; it is pinned then, since vLLM will load what it is told of."""
@@ -241,7 +247,7 @@ class SharedPlanner:
             if self.between_hosts is None:
                 continue
             if outcome in (PutOutcome.STORED.value, PutOutcome.KNOWN.value):
-                self.between_hosts.offer(key)
+                self.between_hosts.offer(key, None if claim is None else claim.item)
             else:
                 self.between_hosts.drop(None if claim is None else claim.inquiry, key)
         for key, (ordered, since) in list(self._loading.items()):
@@ -274,6 +280,7 @@ class SharedPlanner:
         metrics.shared_store_put = store.put
         metrics.shared_store_refused = store.refused
         metrics.shared_store_unavailable = store.unavailable
+        metrics.shared_store_malformed = store.malformed
 
     def _release(self, key: str) -> None:
         claim = self._claims.pop(key)
@@ -290,6 +297,10 @@ class SharedPlanner:
         if self.between_hosts is not None:
             self.between_hosts.close()
         self._store.close()
+
+
+def _item(request: SharedRequest, number: int) -> SharedItem:
+    return SharedItem(request.mm_features[number].modality, request.get_num_encoder_embeds(number))
 
 
 def _start(feature: Any) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_omni_sched.config.stage_options.graph import PriorityOptions
-from vllm_omni_sched.core.pipeline.requests import RequestClasses
+from vllm_omni_sched.core.pipeline.requests import RequestClasses, item_key
 from vllm_omni_sched.graph.order import SlaClass
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.resource.pipeline.stage_cost import Features
@@ -50,7 +50,7 @@ def extra_of(params: Any) -> Mapping[str, Any]:
 
 def keys_of(request: Any, params: Any) -> frozenset[str]:
     """Return keys of data that other requests may share: the user, multimodal items."""
-    keys = {f"item {item.identifier}" for item in getattr(request, "mm_features", None) or ()}
+    keys = {item_key(item.identifier) for item in getattr(request, "mm_features", None) or ()}
     user = extra_of(params).get(USER)
     if user is not None:
         keys.add(f"user {user}")

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -69,18 +69,29 @@ class Balancer(ABC):
     draws: ClassVar[bool] = True  # rule 2 applies; False: all replicas are compared
 
     def pick(
-        self, cost_seconds: float, replicas: Sequence[ReplicaState], rng: RandomSource, near: Iterable[int] = ()
+        self,
+        cost_seconds: float,
+        replicas: Sequence[ReplicaState],
+        rng: RandomSource,
+        near: Iterable[int] = (),
+        saved_seconds: Mapping[int, float] | None = None,
     ) -> Pick:
         """Pick the replica for a request of that cost.
 
         Args:
             near: indices in ``replicas`` of those that have parts of the request in their cache, the warmest first.
+            saved_seconds: part of the cost that the cache of a replica saves, by replica id, where not 0; None: not
+                known.
 
         Raises:
-            ValueError: the cost is negative or not finite, or two of the compared replicas have the same id.
+            ValueError: the cost or a saving is negative or not finite, or two of the compared replicas have the same
+                id.
         """
         if not 0 <= cost_seconds < math.inf:
             raise ValueError(f"cost_seconds must be finite and >= 0, got {cost_seconds}")
+        for replica_id, saved in saved_seconds.items() if saved_seconds else ():
+            if not 0 <= saved < math.inf:
+                raise ValueError(f"replica {replica_id}: saved_seconds must be finite and >= 0, got {saved}")
         seen = _drawn(replicas, rng, near) if self.draws and len(replicas) > LOOK_AT_ALL else list(replicas)
         if len({one.replica_id for one in seen}) < len(seen):
             raise ValueError(f"each replica must have its own id, got {[one.replica_id for one in seen]}")
@@ -88,25 +99,32 @@ class Balancer(ABC):
         healthy.sort(key=_id_of)
         if not healthy:
             return NOBODY
-        chosen, reason = self._pick(cost_seconds, healthy, rng)
+        chosen, reason = self._pick(cost_seconds, healthy, rng, saved_seconds)
         if len(healthy) == 1:
             reason = PickReason.ONLY
-        return Pick(chosen.replica_id, reason, self.finish_seconds(cost_seconds, chosen))
+        return Pick(chosen.replica_id, reason, self.finish_seconds(cost_seconds, chosen, saved_seconds))
 
-    def finish_seconds(self, cost_seconds: float, replica: ReplicaState) -> float:
-        """Return when the replica would finish the request, in seconds from now."""
+    def finish_seconds(
+        self, cost_seconds: float, replica: ReplicaState, saved_seconds: Mapping[int, float] | None = None
+    ) -> float:
+        """Return when the replica would finish the request, in seconds from now, if its cache saves nothing."""
         return (replica.remaining_seconds + cost_seconds) / replica.speed + replica.distance_seconds
 
     @abstractmethod
     def _pick(
-        self, cost_seconds: float, healthy: Sequence[ReplicaState], rng: RandomSource
+        self,
+        cost_seconds: float,
+        healthy: Sequence[ReplicaState],
+        rng: RandomSource,
+        saved_seconds: Mapping[int, float] | None,
     ) -> tuple[ReplicaState, PickReason]: ...
 
 
 class CostBalancer(Balancer):
     """Picks the replica that finishes the request first: list scheduling by estimated cost.
 
-    1. Expected finish = (remaining work + cost x (1 - ``saved_share`` x warm)) / speed + distance.
+    1. Expected finish = (remaining work + cost - saving) / speed + distance. The saving is ``saved_seconds`` of the
+       replica, and at most the cost. Where that is not known, it is cost x ``saved_share`` x warm.
     2. A warmer replica is picked instead if it finishes later by at most ``affinity_slack`` of the first finish: its
        cached data need not be made and kept twice. Of several, the warmest.
     3. Ties go to the replica with room in its batch, then with fewer requests, then by id; nothing is random.
@@ -115,7 +133,8 @@ class CostBalancer(Balancer):
     of the best possible (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
 
     Args:
-        saved_share: fraction of a request's cost that is saved when all of it is in the cache, in [0, 1].
+        saved_share: fraction of a request's cost that is saved when all of it is in the cache, in [0, 1], where the
+            saving is not known.
         affinity_slack: 0 or more.
 
     Raises:
@@ -130,17 +149,26 @@ class CostBalancer(Balancer):
         self.saved_share = saved_share
         self.affinity_slack = affinity_slack
 
-    def finish_seconds(self, cost_seconds: float, replica: ReplicaState) -> float:
+    def finish_seconds(
+        self, cost_seconds: float, replica: ReplicaState, saved_seconds: Mapping[int, float] | None = None
+    ) -> float:
         """Return when the replica would finish the request (rule 1), in seconds from now."""
-        cost = cost_seconds * (1 - self.saved_share * replica.warm)
+        if saved_seconds is None:
+            cost = cost_seconds * (1 - self.saved_share * replica.warm)
+        else:
+            cost = max(cost_seconds - saved_seconds.get(replica.replica_id, 0.0), 0.0)
         return (replica.remaining_seconds + cost) / replica.speed + replica.distance_seconds
 
     def _pick(
-        self, cost_seconds: float, healthy: Sequence[ReplicaState], rng: RandomSource
+        self,
+        cost_seconds: float,
+        healthy: Sequence[ReplicaState],
+        rng: RandomSource,
+        saved_seconds: Mapping[int, float] | None,
     ) -> tuple[ReplicaState, PickReason]:
         if len(healthy) == 1:
             return healthy[0], PickReason.ONLY
-        finish = [self.finish_seconds(cost_seconds, one) for one in healthy]
+        finish = [self.finish_seconds(cost_seconds, one, saved_seconds) for one in healthy]
         soonest = min(finish)
         first = healthy[finish.index(soonest)]
         if finish.count(soonest) > 1:
@@ -154,7 +182,7 @@ class CostBalancer(Balancer):
             ]
             if near_enough:
                 return min(near_enough)[-1], PickReason.WARM
-        elif not any(map(_distance_of, healthy)):
+        elif not (saved_seconds or any(map(_distance_of, healthy))):
             return first, PickReason.LEAST_WORK  # nothing else distinguishes them
         return first, self._reason(cost_seconds, first, healthy)
 
@@ -184,7 +212,11 @@ class RoundRobin(Balancer):
         self._last: int | None = None
 
     def _pick(
-        self, cost_seconds: float, healthy: Sequence[ReplicaState], rng: RandomSource
+        self,
+        cost_seconds: float,
+        healthy: Sequence[ReplicaState],
+        rng: RandomSource,
+        saved_seconds: Mapping[int, float] | None,
     ) -> tuple[ReplicaState, PickReason]:
         last = self._last
         following = [one for one in healthy if last is not None and one.replica_id > last]
@@ -197,7 +229,11 @@ class LeastQueue(Balancer):
     """Picks the replica with the fewest requests, ties by id; a baseline for comparison."""
 
     def _pick(
-        self, cost_seconds: float, healthy: Sequence[ReplicaState], rng: RandomSource
+        self,
+        cost_seconds: float,
+        healthy: Sequence[ReplicaState],
+        rng: RandomSource,
+        saved_seconds: Mapping[int, float] | None,
     ) -> tuple[ReplicaState, PickReason]:
         return min(healthy, key=lambda one: (one.in_flight, one.replica_id)), PickReason.SHORTEST_QUEUE
 

@@ -49,6 +49,10 @@ class NonNegativeFit:
         """Return the predicted y."""
         return _dot(self.weights, x)
 
+    def has_seen(self, regressor: int) -> bool:
+        """Return whether the regressor was above 0 in any point so far; if not, its weight is that of the prior."""
+        return regressor in self._shown
+
     def add(self, x: Sequence[float], y: float) -> None:
         """Add a point."""
         predicted = self.predict(x)
@@ -180,6 +184,7 @@ class CostPrior:
 # One unit of each regressor, so that all are about 1 for a usual request and one ridge suits them all.
 _UNITS = (1.0, 1e3, 1e2, 1.0, 1e6, 10.0, 1e7)
 _OUTPUT = 2
+_ENCODED = (3, 4, 5)  # items, pixels and seconds of audio: what the encoder of a stage computes
 _OUTLIVED = 0.1  # of the tokens it has made: further tokens expected of a request that is longer than expected
 
 
@@ -215,6 +220,16 @@ class StageCosts:
         """Return the expected seconds of the request in the stage."""
         weights = self._weights(stage_id)
         return min(_dot(weights, _regressors(features)), self.max_seconds)
+
+    def encode_seconds(self, stage_id: str, features: Features) -> float | None:
+        """Return how many of the expected seconds go by the request's items, their pixels and their audio.
+
+        None while the stage was not timed with such items: only the prior tells then.
+        """
+        fit, x = self._fits.get(stage_id), _regressors(features)
+        if fit is None or not all(fit.has_seen(i) for i in _ENCODED if x[i]):
+            return None
+        return min(sum(fit.weights[i] * x[i] for i in _ENCODED), self.max_seconds)
 
     def observe(self, stage_id: str, features: Features, seconds: float) -> None:
         """Record that a request with these features took so long in the stage; ``output_tokens`` is the actual number.

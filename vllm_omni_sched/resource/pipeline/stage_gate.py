@@ -75,6 +75,10 @@ class GateTerms:
         """Return the fraction of the request in each replica's cache, by replica id, where not 0."""
         return {}
 
+    def saved_seconds(self, request_id: str) -> Mapping[int, float] | None:
+        """Return the seconds that each replica's cache saves, by replica id, where not 0; None: not known."""
+        return None
+
     def distances(self, request_id: str) -> Mapping[int, float]:
         """Return the seconds that its input takes to each replica, by replica id, where not 0."""
         return {}
@@ -147,12 +151,14 @@ class GateRoom:
         rng: RandomSource,
         to_fill: bool = False,
         other: Callable[[int], ReplicaState | None] = lambda _: None,
+        saved_seconds: Mapping[int, float] | None = None,
     ) -> int:
         """Place a request on a replica with room, or with ``to_fill`` on one with the least; there must be one.
 
         Args:
             near: warm fractions and distances, by replica.
             other: describes a replica that is missing here; the warmest of these are compared, too.
+            saved_seconds: see `Balancer.pick`.
         """
         warm, distances = near
         if warm and not to_fill:
@@ -162,7 +168,7 @@ class GateRoom:
         if warm or distances:
             choices = [_near(one, warm, distances) for one in choices]
         best = _warmest(choices) if warm and len(choices) > LOOK_AT_ALL else ()
-        chosen = balancer.pick(cost_seconds, choices, rng, best).replica_id
+        chosen = balancer.pick(cost_seconds, choices, rng, best, saved_seconds).replica_id
         assert chosen is not None  # all of them are healthy
         one = self._open[chosen].with_work(cost_seconds, units)
         if one.room:
@@ -447,14 +453,16 @@ class StageGate:
             if not decision.terms.take(name):
                 decision.closed.add(request.needs)
                 continue
+            warm = decision.terms.warm(name)
             replica_id = decision.room.place(
                 request.waiting.cost_seconds,
                 request.units,
-                (decision.terms.warm(name), decision.terms.distances(name)),
+                (warm, decision.terms.distances(name)),
                 self.balancer,
                 rng,
                 to_fill=reason is ReleaseReason.BATCH_FULL,
                 other=decision.terms.replica,
+                saved_seconds=decision.terms.saved_seconds(name) if warm else None,
             )
             releases.append(Release(name, replica_id, reason))
             self._count(request)

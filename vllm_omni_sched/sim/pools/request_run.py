@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
+from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork, item_key
 from vllm_omni_sched.graph.flow import FlowPlan, RequestFlow
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.pipeline.stage_cost import Features
@@ -85,7 +85,7 @@ def features_of(request: Request, kind: StageKind) -> Features:
 
 def keys_of(request: Request) -> frozenset[str]:
     """Return keys of data that other requests may share: the client, if known (not 0), and multimodal items."""
-    keys = {f"item {item.content}" for item in request.items}
+    keys = {item_key(item.content) for item in request.items}
     if request.client:
         keys.add(f"user {request.client}")
     return frozenset(keys)
