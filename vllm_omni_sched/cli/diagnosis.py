@@ -26,7 +26,8 @@ from vllm_omni_sched.connectors.mooncake import store
 from vllm_omni_sched.connectors.mooncake.options import SharedStoreOptions
 from vllm_omni_sched.connectors.named_routes import EdgeConnector, Route, resolved_connectors
 from vllm_omni_sched.engine.metrics.nvml import NvmlDevices
-from vllm_omni_sched.graph.stages import Stage, StageKind
+from vllm_omni_sched.graph.partition import StageReason
+from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
 from vllm_omni_sched.resource.pipeline.stage_limits import window_of
 from vllm_omni_sched.sim import compiled
 from vllm_omni_sched.video import sandbox
@@ -34,6 +35,7 @@ from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.pool.kinds import DecoderKind, decoder_kinds
 
 if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.placement.initial_placement import Suggestion
     from vllm_omni_sched.omni.stages.start.deployed import Deployed
 
 _WITHOUT = {
@@ -126,6 +128,19 @@ class EdgeFinding:
 
 
 @dataclass(frozen=True)
+class SuggestionFinding:
+    """The devices and degrees of tensor parallelism that the profiles of the options speak for.
+
+    ``stages``: their keys in the deploy YAML; empty if nothing can be suggested, for the reason in ``note``.
+    ``reasons``: of each stage. ``note``: what the suggestion comes to, and the present devices for comparison.
+    """
+
+    stages: list[dict[str, Any]]
+    note: str
+    reasons: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class StagesDiagnosis:
     """The findings of `doctor` about the stage scheduler; `problems` is empty if the pipeline can start.
 
@@ -141,6 +156,7 @@ class StagesDiagnosis:
     edges: list[EdgeFinding] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # what would stop the pipeline if it were started here and now
     problems: list[str] = field(default_factory=list)
+    suggestion: SuggestionFinding | None = None  # None if the options name no devices of stages
 
 
 def diagnose_stages(file: Path, model: str | None = None) -> StagesDiagnosis:
@@ -194,7 +210,39 @@ def diagnose_stages(file: Path, model: str | None = None) -> StagesDiagnosis:
         [_stage(config, found, one) for one in found.graph.stages],
         list(_edges(found, connectors)),
         warnings,
+        suggestion=None if found.suggestion is None else _suggestion(found.graph, found.suggestion),
     )
+
+
+def _suggestion(graph: StageGraph, found: Suggestion) -> SuggestionFinding:
+    plan = found.plan
+    if plan is None:
+        names = ", ".join(found.unprofiled)
+        return SuggestionFinding([], f"no devices are suggested: add 'graph.partition.profiles' of {names}")
+    if plan.assignment is None:
+        return SuggestionFinding([], f"no devices are suggested: {plan}")
+    note = f"{plan.throughput:.4g} requests/s, {plan.latency_seconds:.4g} s each without queues"
+    if found.present is None:
+        note += "; the devices in the deploy YAML cannot be compared: they do not fit, or no profile has their degree"
+    else:
+        now = found.present
+        note += f"; with the devices in the deploy YAML {1 / now.busiest_seconds:.4g} and {now.latency_seconds:.4g} s"
+    if not plan.proven:
+        note += "; the search was cut short, so there may be a better one"
+    reasons = [
+        f"{graph.stage(one.stage_id)}: {one.action.value} on {one.place}, {_WHY[one.reason]}" for one in plan.decisions
+    ]
+    return SuggestionFinding(found.stages, note, reasons)
+
+
+_WHY = {
+    StageReason.ALONE: "there is no other place",
+    StageReason.MEMORY: "there is no memory elsewhere",
+    StageReason.THROUGHPUT: "elsewhere fewer requests per second would be answered",
+    StageReason.LATENCY: "elsewhere each request would take longer",
+    StageReason.MOVE_COST: "elsewhere would not be better enough to move",
+    StageReason.EQUAL: "another place would be as good",
+}
 
 
 def _is_deploy_yaml(file: Path) -> bool:

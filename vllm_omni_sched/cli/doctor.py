@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +21,7 @@ from vllm_omni_sched.cli.diagnosis import (
     EdgeFinding,
     StageFinding,
     StagesDiagnosis,
+    SuggestionFinding,
     diagnose,
     diagnose_stages,
 )
@@ -66,11 +68,21 @@ def stage_parts(found: StagesDiagnosis) -> list[RenderableType]:
     parts += [_stage(stage) for stage in found.stages]
     if found.edges:
         parts.append(_edges(found.edges))
+    if found.suggestion is not None:
+        parts += _suggestion(found.suggestion)
     if found.warnings:
         parts.append(problems_table("\nWrong on this host", found.warnings))
     if found.note:
         parts.append(Text(f"\n{found.note}"))
     parts.append(_stages_verdict(found))
+    return parts
+
+
+def _suggestion(found: SuggestionFinding) -> list[RenderableType]:
+    parts: list[RenderableType] = [Text("\nDevices that the profiles speak for", "bold"), Text(f"  {found.note}")]
+    parts += [Text(f"  {reason}", "dim") for reason in found.reasons]
+    if found.stages:
+        parts.append(Text(yaml.safe_dump({"stages": found.stages}, sort_keys=False).rstrip()))
     return parts
 
 

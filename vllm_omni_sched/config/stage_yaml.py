@@ -116,6 +116,10 @@ def check_against(config: StageSchedConfig, stage_names: Mapping[int, str]) -> N
         ("graph.partition.profiles", config.graph.partition.profiles),
     ):
         _check_stages(option, given, ids)
+    for edge in config.graph.partition.payload_bytes:
+        for end in edge.split("->", 1):
+            option = f"option 'graph.partition.payload_bytes.{edge}'"
+            _stage_id(ids, end.strip(), f"{option}: there is no stage {end.strip()!r}")
 
 
 def _check_stages(option: str, given: Iterable[str], ids: Mapping[str, int]) -> None:

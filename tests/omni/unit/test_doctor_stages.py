@@ -310,3 +310,79 @@ def test_a_pipeline_that_nothing_names_is_not_checked(tmp_path, tiny):
     assert status == 0
     assert found["stages"]["stages"] == []
     assert "give --model" in found["stages"]["note"]
+
+
+PLACED = """
+pipeline: tiny_text_to_sound
+async_chunk: false
+stages:
+  - {stage_id: 0, devices: "0"}
+  - {stage_id: 1, devices: "1"}
+  - {stage_id: 2, devices: "1"}
+omni_sched:
+  graph:
+    partition:
+      devices: {0: {memory_bytes: 100}, 1: {memory_bytes: 100}}
+      profiles:
+        thinker: {memory_bytes: 60, seconds: 4.0, tensor_parallel: {2: 0.9}}
+        talker: {memory_bytes: 20, seconds: 0.2}
+        vocoder: {memory_bytes: 20, seconds: 0.1}
+"""
+
+
+@pytest.mark.omni
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_devices_are_suggested_as_keys_of_the_deploy_yaml(tmp_path):
+    file = deploy(tmp_path, PLACED)
+    status, found = findings("--stages", file)
+    assert (status, found["stages"]["problems"]) == (0, [])
+    suggestion = found["stages"]["suggestion"]
+    thinker, *others = suggestion["stages"]
+    assert thinker == {"stage_id": 0, "devices": "0,1", "tensor_parallel_size": 2}
+    assert [one["tensor_parallel_size"] for one in others] == [1, 1]
+    assert suggestion["note"].startswith("0.4128 requests/s, ")  # 4.0 s / 1.8 + 0.2 s
+    assert "with the devices in the deploy YAML 0.25 and 4.3 s" in suggestion["note"]
+    assert "thinker (0): split on 0,1, elsewhere fewer requests per second" in suggestion["reasons"][0]
+    said = run("--stages", file)[1]
+    assert "stages: - stage_id: 0 devices: 0,1 tensor_parallel_size: 2" in said
+    followed = deploy(
+        tmp_path, yaml.safe_dump(yaml.safe_load(PLACED) | {"stages": suggestion["stages"]}), "followed.yaml"
+    )
+    status, found = findings("--stages", followed)
+    assert (status, found["stages"]["problems"]) == (0, []), "vLLM-Omni reads the suggestion"
+    assert "with the devices in the deploy YAML 0.4128 and" in found["stages"]["suggestion"]["note"]
+
+
+@pytest.mark.omni
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("talker: {memory_bytes: 20, seconds: 0.2}", "", "add 'graph.partition.profiles' of talker"),
+        ("talker: {memory_bytes: 20,", "talker: {memory_bytes: 130,", "impossible: stage 1 lacks 30 bytes"),
+        ("thinker: {memory_bytes: 60,", "thinker: {memory_bytes: 130,", "cannot be compared: they do not fit"),
+    ],
+)
+def test_it_is_said_what_a_suggestion_lacks(tmp_path, before, after, says):
+    assert before in PLACED
+    status, found = findings("--stages", deploy(tmp_path, PLACED.replace(before, after)))
+    assert (status, found["stages"]["problems"]) == (0, [])
+    assert says in found["stages"]["suggestion"]["note"]
+
+
+@pytest.mark.omni
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_a_start_without_room_names_the_split_that_has_it(tmp_path):
+    text = PLACED.replace("memory_bytes: 60", "memory_bytes: 130")
+    text = text.replace("partition:", "partition:\n      enabled: true")
+    status, found = findings("--stages", deploy(tmp_path, text))
+    assert status == 1
+    (problem,) = found["stages"]["problems"]
+    assert "stage 0 lacks 30 bytes" in problem
+    assert "or split a stage in the deploy YAML: stages [{'stage_id': 0, 'devices': '0,1'" in problem
+    resized = text.replace("enabled: true", "resize_running: true\n      enabled: true")
+    (problem,) = findings("--stages", deploy(tmp_path, resized))[1]["stages"]["problems"]
+    assert "option 'graph.partition.resize_running': vLLM-Omni cannot change tensor_parallel_size" in problem

@@ -71,6 +71,30 @@ def test_a_partition_needs_devices() -> None:
         placed(stages("0"))
 
 
+def test_a_stage_is_not_split_at_the_start_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    splits = PROFILES | {"thinker": {"memory_bytes": 40, "seconds": 9.0, "tensor_parallel": {2: 1.0}}}
+    with caplog.at_level("INFO", initial_placement.logger.name):
+        assert sorted(placed(stages("0", "0"), devices=DEVICES, profiles=splits)) == ["0", "1"]
+    assert "stage 0 keeps its tensor_parallel_size" in caplog.text
+
+
+def test_running_stages_that_are_to_be_resized_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"resize_running.*cannot change tensor_parallel_size of a running stage"):
+        placed(stages("0", "0"), devices=DEVICES, profiles=PROFILES, resize_running=True)
+
+
+def test_transfers_count_at_the_start() -> None:
+    slow = {"payload_bytes": {"thinker->talker": 300}, "link_bytes_per_second": 100}
+    found = placed(stages("0", "1"), devices=DEVICES, profiles=PROFILES, **slow)
+    assert len(set(found)) == 1
+
+
+def test_a_payload_of_no_stage_is_refused() -> None:
+    options = read_stage_options({"graph": {"partition": {"payload_bytes": {"thinker->taker": 1}}}}, "the test")
+    with pytest.raises(ConfigError, match=r"payload_bytes\.thinker->taker.*'taker'; did you mean 'talker'"):
+        check_against(options, {0: "thinker", 1: "talker"})
+
+
 def test_a_profile_of_no_stage_is_refused() -> None:
     options = read_stage_options({"graph": {"partition": {"profiles": {"taker": PROFILES[1]}}}}, "the test")
     with pytest.raises(ConfigError, match=r"graph\.partition\.profiles\.taker.*did you mean 'talker'"):

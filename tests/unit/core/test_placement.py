@@ -158,11 +158,69 @@ def test_if_a_plan_cannot_go_on_another_is_made_at_once() -> None:
 
 def test_stages_start_by_the_best_plan_of_their_profiles() -> None:
     one = options(100, 100, profiles={number: {"memory_bytes": 40, "seconds": 1.0} for number in range(2)})
-    plan = first_plan(one, {number: one.profile_of(number) for number in range(2)}, {})
+    plan = first_plan(one, {number: one.profile_of(number) for number in range(2)}, {}, {}, splits=False)
     assert plan is not None
     assert plan.assignment is not None
     assert sorted(plan.assignment.values()) == ["0", "1"]
-    assert first_plan(one, {0: one.profile_of(0), 7: None}, {}) is None
-    assert first_plan(one, {}, {}) is None
+    assert first_plan(one, {0: one.profile_of(0), 7: None}, {}, {}, splits=False) is None
+    assert first_plan(one, {}, {}, {}, splits=False) is None
     with pytest.raises(ConfigError, match=r"graph\.partition.*name more devices"):
-        first_plan(one, {0: one.profile_of(0)}, {"0": 90, "1": 90})
+        first_plan(one, {0: one.profile_of(0)}, {"0": 90, "1": 90}, {}, splits=False)
+
+
+SPLITS = {"memory_bytes": 60, "seconds": 2.0, "tensor_parallel": {2: 0.9}}
+
+
+def test_a_running_stage_keeps_the_number_of_its_devices() -> None:
+    one = placement(100, 100, profiles={"thinker": SPLITS})
+    assert reason(one.check(stages("0", nbytes=60), {}, 0.0)) is PartitionReason.HELD
+    resized = placement(100, 100, profiles={"thinker": SPLITS}, resize_running=True)
+    decision = resized.check(stages("0", nbytes=30), {}, 0.0)
+    assert decision.move == (0, "0", "0,1")
+    assert decision.plan is not None
+    assert [str(each) for each in decision.plan.changes] == ["stage 0 is split on 0,1 (throughput)"]
+
+
+def test_a_stage_of_two_devices_moves_to_two_others_and_needs_half_its_memory_on_each() -> None:
+    one = placement(50, 50, 50, 50, speeds=(1.0, 1.0, 2.0, 2.0), profiles={"thinker": SPLITS})
+    decision = one.check([PlacedStage(0, "0,1", 60, None)], {}, 0.0)
+    assert decision.move == (0, "0,1", "2,3")
+    tight = placement(50, 50, 29, 50, speeds=(1.0, 1.0, 2.0, 2.0), profiles={"thinker": SPLITS})
+    assert tight.check([PlacedStage(0, "0,1", 60, None)], {}, 0.0).move is None
+
+
+def test_payloads_between_devices_count() -> None:
+    slow = {"payload_bytes": {"thinker->1": 500}, "link_bytes_per_second": 100.0}
+    near = placement(100, 100, **slow)
+    assert reason(near.check(stages("00"), {}, 0.0)) is PartitionReason.HELD
+    assert reason(placement(100, 100).check(stages("00"), {}, 0.0)) is PartitionReason.BETTER
+    quick = placement(100, 100, **slow, links={"0->1": 1e6})
+    assert reason(quick.check(stages("00"), {}, 0.0)) is PartitionReason.BETTER
+
+
+def test_loading_counts() -> None:
+    slow = placement(100, 100, load_bytes_per_second=0.01)
+    assert reason(slow.check(stages("00"), {}, 0.0)) is PartitionReason.COSTLY
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"profiles": {"a": SPLITS | {"tensor_parallel": {1: 0.9}}}},
+            "'tensor_parallel' must give degrees of 2",
+        ),
+        ({"profiles": {"a": SPLITS | {"tensor_parallel": {2: 1.1}}}}, "at most 1, got 2: 1.1"),
+        (
+            {"profiles": {"a": SPLITS | {"weights_bytes": 61}}},
+            "'weights_bytes' must not be above .*: 61 > 60",
+        ),
+        ({"payload_bytes": {"thinker": 1}}, "'payload_bytes.thinker' must name two ends, such as 'thinker->talker'"),
+        ({"links": {"0->0": 1}}, "'links.0->0' must name two ends, such as '0->1'"),
+        ({"links": {"0->7": 1}}, "'links.0->7': there is no device '7' in 'devices'; it has 0"),
+        ({"devices": {"0,1": {"memory_bytes": 1}}}, "'devices.0,1' must be the id of one device"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(given: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        options(100, **given)

@@ -3,18 +3,24 @@
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.graph.partition import Device, Partitioner, PartitionSnapshot, Score, Shortage, StageProfile
+from vllm_omni_sched.graph.partition import Partitioner, PartitionReason, StageAction, StageReason
+from vllm_omni_sched.graph.partition_model import Device, LinkSpeeds, PartitionSnapshot, Score, StageProfile
+from vllm_omni_sched.graph.partition_search import Shortage
 
 GIB = 1 << 30
 CHAIN = {(0, 1): 0.1, (1, 2): 0.1}
+UNIT = LinkSpeeds(default=1.0)  # so that bytes are seconds
 
 
-def snapshot(memory=(24, 24), stages=((4, 1.0), (8, 1.0), (2, 0.5)), transfers=CHAIN, interference=1.2, **more):
+def snapshot(
+    memory=(24, 24), stages=((4, 1.0), (8, 1.0), (2, 0.5)), payloads=CHAIN, interference=1.2, links=UNIT, **more
+):
     devices = tuple(Device(name, int(gib * GIB)) for name, gib in zip("ABC", memory, strict=False))
     return PartitionSnapshot(
         devices,
         tuple(StageProfile(n, gib * GIB, 0, seconds, interference) for n, (gib, seconds) in enumerate(stages)),
-        {edge: seconds for edge, seconds in transfers.items() if max(edge) < len(stages)},
+        {edge: nbytes for edge, nbytes in payloads.items() if max(edge) < len(stages)},
+        links,
         **more,
     )
 
@@ -47,7 +53,7 @@ def test_merged_or_split(given, merged):
 
 
 def test_what_a_plan_comes_to():
-    given = snapshot(stages=((4, 1.0), (8, 3.0), (2, 0.5)), distances={("A", "B"): 10.0})
+    given = snapshot(stages=((4, 1.0), (8, 3.0), (2, 0.5)), links=LinkSpeeds({("A", "B"): 0.1}, 1.0))
     # 1 alone takes 3 s, 0 and 2 together 1.2 x 1.5 s; a transfer 0.1 s there, and 0.1 s x 10 back
     assert given.score({0: "B", 1: "A", 2: "B"}) == pytest.approx(Score(3.0, 3.0 + 1.8 + 0.1 + 1.0, 0))
     plan = planned(given, {0: "A", 1: "B", 2: "B"})
@@ -170,15 +176,20 @@ def test_memory_that_swings_does_not_flap(high, low, least, most):
     [
         (lambda: Device("A", -1), "'A': memory_bytes"),
         (lambda: Device("A", 1, speed=0), "'A': speed"),
+        (lambda: Device("A,B", 1), "'A,B': an id must name one device"),
+        (lambda: StageProfile(3, 0, 0, 1.0, efficiency={2: 1.5}), r"stage 3: efficiency\[2\] must be above 0"),
+        (lambda: StageProfile(3, 0, 0, 1.0, efficiency={}), "stage 3: efficiency must name"),
+        (lambda: LinkSpeeds({("A", "B"): 0.0}), "link A->B: bytes per second must be above 0"),
+        (lambda: snapshot(horizon_seconds=0), "horizon_seconds must be above 0"),
         (lambda: StageProfile(3, -1, 0, 1.0), "stage 3: weights_bytes"),
         (lambda: StageProfile(3, 0, 0, float("nan")), "stage 3: seconds"),
         (lambda: StageProfile(3, 0, 0, 1.0, interference=0), "stage 3: interference"),
         (lambda: snapshot(memory=()), "a device and a stage at least"),
         (lambda: PartitionSnapshot((Device("A", 1),) * 2, (StageProfile(0, 0, 0, 1.0),)), "given twice"),
         (lambda: snapshot(batch=0), "batch must be"),
-        (lambda: snapshot(distances={("A", "Z"): 1.0}), "distances: .*'Z'.* must name two of"),
-        (lambda: snapshot(transfers={(1, 1): 1.0}), "transfers"),
-        (lambda: snapshot(transfers={(0, 1): -1.0}), "transfers"),
+        (lambda: snapshot(links=LinkSpeeds({("A", "Z"): 1.0})), "links: .*'Z'.* must name two of"),
+        (lambda: snapshot(payloads={(1, 1): 1.0}), "payload_bytes"),
+        (lambda: snapshot(payloads={(0, 1): -1.0}), "payload_bytes"),
         (lambda: Partitioner(min_gain=-1), "min_gain"),
         (lambda: Partitioner(headroom=1), "headroom"),
     ],
@@ -186,3 +197,142 @@ def test_memory_that_swings_does_not_flap(high, low, least, most):
 def test_out_of_range(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+# ---- stages on several devices
+
+SPLIT = {1: 1.0, 2: 0.9}
+
+
+def splittable(*stages, memory=(24, 24), links=UNIT, payloads=None, **more):
+    """Return a snapshot of stages, each as GiB, seconds, and its efficiency by the number of devices."""
+    devices = tuple(Device(name, int(gib * GIB)) for name, gib in zip("ABCD", memory, strict=False))
+    profiles = tuple(
+        StageProfile(n, int(gib * GIB), 0, seconds, efficiency=efficiency)
+        for n, (gib, seconds, efficiency) in enumerate(stages)
+    )
+    return PartitionSnapshot(devices, profiles, payloads or {}, links, **more)
+
+
+def told(plan):
+    return [(one.place, one.action.value, one.reason.value) for one in plan.decisions]
+
+
+def test_a_long_stage_is_split_over_the_devices_that_it_makes_quicker():
+    given = splittable((4, 1.8, SPLIT), memory=(24, 24, 24))
+    plan = planned(given)
+    assert plan.assignment == {0: "A,B"}
+    assert (plan.throughput, plan.latency_seconds) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert told(plan) == [("A,B", "split", "throughput")]
+
+
+def test_a_stage_is_split_where_no_device_has_room_for_all_of_it():
+    given = splittable((30, 1.0, {1: 1.0, 2: 0.4}))
+    plan = planned(given)
+    assert told(plan) == [("A,B", "split", "memory")]
+    assert plan.latency_seconds == pytest.approx(1.25), "slower than on one device, which is too small"
+    assert planned(splittable((30, 1.0, {1: 1.0}))).shortage == Shortage(0, 6 * GIB)
+
+
+def test_a_stage_that_splits_badly_is_not_split():
+    given = splittable((4, 1.0, {1: 1.0, 2: 0.5}), (4, 1.0, {1: 1.0, 2: 0.5}))
+    assert sorted(planned(given).assignment.values()) == ["A", "B"]
+
+
+def test_another_stage_joins_a_device_of_a_group():
+    given = splittable((4, 3.6, SPLIT), (4, 0.2, {1: 1.0}))
+    plan = planned(given)
+    where = plan.assignment[1]
+    assert (plan.assignment[0], where) in (("A,B", "A"), ("A,B", "B"))
+    assert plan.merged == ((0, 1),)
+    assert plan.throughput == pytest.approx(1 / 2.2)
+    assert told(plan) == [("A,B", "split", "throughput"), (where, "joined", "alone")]
+
+
+def test_only_neighbours_are_split_over():
+    given = splittable((4, 1.0, {2: 1.0}), memory=(24, 1, 24))
+    assert planned(given).assignment is None
+    assert planned(splittable((4, 1.0, {2: 1.0}), memory=(24, 24, 1))).assignment == {0: "A,B"}
+
+
+def test_a_split_stage_is_narrowed_for_one_that_came():
+    given = splittable((4, 1.0, SPLIT), (4, 1.0, {1: 1.0}))
+    plan = planned(given, {0: "A,B", 1: "B"})
+    assert plan.reason is PartitionReason.BETTER
+    assert told(plan) == [("A", "narrowed", "throughput"), ("B", "left", "throughput")]
+
+
+# ---- what transfers cost
+
+
+def test_a_link_bounds_the_throughput_as_a_device_does():
+    given = splittable((4, 1.0, {1: 1.0}), (4, 1.0, {1: 1.0}), payloads={(0, 1): 3.0})
+    plan = planned(given)
+    assert plan.merged == ((0, 1),), "2 s on one device, and 3 s over the link"
+    assert told(plan) == [(plan.assignment[0], "joined", "throughput")] * 2
+    assert planned(splittable((4, 1.0, {1: 1.0}), (4, 1.0, {1: 1.0}), payloads={(0, 1): 1.5})).merged == ()
+
+
+def test_stages_that_send_much_are_near_each_other():
+    stages = [(4, 1.0, {1: 1.0})] * 2
+    links = LinkSpeeds({("C", "D"): 9.0}, 1.0)
+    given = splittable(*stages, memory=(24, 2, 24, 24), payloads={(0, 1): 0.9}, links=links)
+    plan = planned(given)
+    assert plan.assignment == {0: "C", 1: "D"}
+    assert plan.latency_seconds == pytest.approx(2.1)
+    assert {one.reason for one in plan.decisions} == {StageReason.LATENCY}
+
+
+def test_payloads_of_several_edges_over_one_link_add_up():
+    given = splittable(*[(4, 1.0, {1: 1.0})] * 3, payloads={(0, 1): 2.0, (0, 2): 2.0})
+    assert given.score({0: "A", 1: "B", 2: "B"}).busiest_seconds == pytest.approx(4.0)
+    assert given.score({0: "A", 1: "A", 2: "B"}).busiest_seconds == pytest.approx(2.0)
+
+
+def test_groups_that_share_a_device_send_nothing_and_others_over_their_quickest_link():
+    links = LinkSpeeds({("A", "C"): 5.0}, 1.0)
+    assert links.quickest("A,B", "B,C") == (None, float("inf"))
+    assert links.quickest("A,B", "C") == (("A", "C"), 5.0)
+    assert links.quickest("C", "A,B") == (("C", "A"), 1.0), "each direction has its own speed"
+
+
+# ---- what moves cost
+
+
+@pytest.mark.parametrize(
+    ("load", "horizon", "reason"),
+    [
+        (float("inf"), 600.0, "better"),
+        (GIB, 600.0, "better"),  # 4 s of loading, and 1.4 times as many requests for 600 s
+        (GIB / 20, 600.0, "better"),  # 80 s
+        (GIB / 20, 60.0, "costly"),  # 80 s, and only 60 s to gain something
+        (GIB / 250, 600.0, "costly"),  # 1000 s
+    ],
+)
+def test_a_move_is_made_only_if_its_gain_pays_for_its_loading(load, horizon, reason):
+    given = snapshot(stages=PAIR, load_bytes_per_second=load, horizon_seconds=horizon)
+    plan = planned(given, TOGETHER)
+    assert plan.reason.value == reason
+    if reason == "costly":
+        assert plan.assignment == TOGETHER
+        assert {(one.action, one.reason) for one in plan.decisions} == {(StageAction.LEFT, StageReason.MOVE_COST)}
+    else:
+        (change,) = plan.changes
+        assert (change.action, change.reason) == (StageAction.MOVED, StageReason.THROUGHPUT)
+        assert change.stage_id == 0 or load == float("inf"), "the small stage moves"
+
+
+def test_pressure_moves_what_is_cheapest_to_load():
+    given = snapshot(
+        memory=(11, 11), stages=((4, 1.0), (8, 1.0)), interference=1.0, load_bytes_per_second=GIB, payloads={}
+    )
+    plan = planned(given, TOGETHER)
+    assert plan.reason is PartitionReason.PRESSURE
+    assert plan.assignment == {0: "B", 1: "A"}
+
+
+def test_a_plan_that_does_not_pay_does_not_flap():
+    given = snapshot(stages=PAIR, load_bytes_per_second=GIB / 250)
+    partitioner = Partitioner(cooldown_seconds=0.0)
+    reasons = {partitioner.plan(given, TOGETHER, float(second)).reason.value for second in range(60)}
+    assert reasons == {"costly", "cooldown"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -220,6 +221,101 @@ def test_a_stage_without_a_device_is_not_placed() -> None:
     assert result.devices.keys() == {"thinker", "talker"}
 
 
+# ---- stages on several devices, and what transfers cost
+
+THREE = {str(at): {"memory_bytes": 100} for at in range(3)}
+
+
+def seconds_each(result: Result) -> float:
+    """Return the mean simulated seconds of a request."""
+    assert not result.lost
+    return sum(one.end - one.arrival for one in result.records) / len(result.records)
+
+
+def test_a_plan_that_counts_transfers_answers_sooner_than_one_that_does_not() -> None:
+    """Device 0 has a slow link to device 1, which has a quick one to device 2."""
+    profiles = {name: {"memory_bytes": 60, "seconds": 1.0} for name in ("thinker", "talker")}
+    both = {
+        "devices": THREE,
+        "profiles": profiles,
+        "payload_bytes": {"thinker->talker": 100.0},
+        "link_bytes_per_second": 50.0,
+        "links": {"1->2": 1000.0},
+    }
+    stages = server("thinker", memory_bytes=60), server("talker", "1", memory_bytes=60)
+    workload = {"kind": "poisson", "rate": 0.3}
+    blind = simulate(scenario(*stages, partition=both | {"enabled": False}, workload=workload))
+    aware = simulate(scenario(*stages, partition=both, workload=workload))
+    assert blind.devices == {"thinker": ["0"], "talker": ["1"]}, "equal stages on equal devices, if transfers are free"
+    assert {*aware.devices["thinker"], *aware.devices["talker"]} == {"1", "2"}
+    assert len(aware.records) == len(blind.records)
+    assert seconds_each(blind) - seconds_each(aware) > 1.8, "each payload takes 2 s over the slow link, and 0.1 s"
+
+
+def test_payloads_over_a_link_take_turns() -> None:
+    options = {
+        "enabled": False,
+        "devices": TWO,
+        "payload_bytes": {"thinker->talker": 100.0},
+        "link_bytes_per_second": 10.0,
+    }
+    stages = server("thinker", seconds=0.1), server("talker", "1", seconds=0.1)
+    burst = {"kind": "poisson", "rate": 2.0, "arrival_cv": 0.0}
+    result = simulate(scenario(*stages, partition=options, workload=burst, duration_seconds=5.0, drain_seconds=200.0))
+    ends = sorted(one.end for one in result.records)
+    assert len(ends) > 5
+    assert [later - end for end, later in itertools.pairwise(ends)] == pytest.approx([10.0] * (len(ends) - 1))
+
+
+SPLITS = {"memory_bytes": 40, "seconds": 2.0, "tensor_parallel": {2: 0.9}}
+SHORT = {"memory_bytes": 40, "seconds": 0.1}
+
+
+def test_a_stage_that_is_split_keeps_up_where_one_device_does_not() -> None:
+    stages = server("thinker", seconds=2.0), server("talker", seconds=0.1)
+    whole = {"profiles": {"thinker": SPLITS | {"tensor_parallel": {}}, "talker": SHORT}}
+    one = simulate(scenario(*stages, partition=whole, drain_seconds=0.0))
+    two = simulate(scenario(*stages, partition={"profiles": {"thinker": SPLITS, "talker": SHORT}}, drain_seconds=0.0))
+    assert two.devices["thinker"] == ["0,1"]
+    assert two.devices["talker"][0] in ("0", "1"), "it shares a device of the group"
+    assert two.lost < 15 < 40 < one.lost, "requests that are still there at the end"
+    assert moved(two) == []
+
+
+def test_a_running_stage_is_split_only_if_that_is_allowed() -> None:
+    stages = server("thinker", seconds=2.0), server("talker", seconds=0.1)
+    given = {
+        "profiles": {"thinker": SPLITS},
+        "min_gain": 0.2,
+    }  # the talker has none, so all start as placed
+    kept = simulate(scenario(*stages, partition=given, drain_seconds=0.0))
+    resized = simulate(scenario(*stages, partition=given | {"resize_running": True}, drain_seconds=0.0))
+    assert moved(kept) == []
+    assert moved(resized)[0] == ("thinker", "0", "0,1", "better", "moved")
+    assert resized.lost < kept.lost
+
+
+def test_a_replica_on_two_devices_ends_when_both_have_ended() -> None:
+    sim = Simulator()
+    ends: list[tuple[str, float]] = []
+    first, second = Device(sim, 1.0), Device(sim, 0.5)
+    both, alone = DeviceShare(first, second, speedup=1.8), DeviceShare(second)
+    assert both.speed == pytest.approx(0.9)
+    both.run(2.0, lambda name: ends.append((name, sim.now)), "both")
+    alone.run(1.0, lambda name: ends.append((name, sim.now)), "alone")
+    sim.run(2.5)
+    assert both.busy_seconds() == 2.0
+    sim.run()
+    assert ends == [("alone", 2.0), ("both", 3.0)]
+    both.run(5.0, lambda name: ends.append((name, sim.now)), "stopped")
+    alone.run(9.0, lambda name: ends.append((name, sim.now)), "slow")
+    sim.run(sim.now + 6.0)
+    both.stop()
+    sim.run()
+    assert ends[2:] == [("slow", 15.0)]
+    assert both.busy_seconds() == 7.0
+
+
 # ---- moves that fail
 
 
@@ -295,6 +391,11 @@ def test_a_replica_that_restarts_is_on_its_device() -> None:
         (server("a"), {"cluster": {"host_cores": 2}}, "'stages.a.placed_on': 'cluster.host_cores'"),
         (server("a", memory_bytes=None), {}, "'stages.a.memory_bytes' is needed"),
         (server("a", None), {}, "'orchestration.graph.partition.enabled' is true, but no stage has 'placed_on'"),
+        (
+            server("a"),
+            {"orchestration": {"graph": {"partition": {"devices": TWO, "payload_bytes": {"a->b": 1}}}}},
+            "'orchestration.graph.partition.payload_bytes.a->b': there is no stage 'b'; stages are a",
+        ),
         (server("a"), {"orchestration": None}, "'stages.a.placed_on': there is no device '0'"),
         (server("a"), {"cluster": {"devices_per_node": 1}}, r"the stages need 2 devices \(shared 2\)"),
     ],

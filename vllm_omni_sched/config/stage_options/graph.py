@@ -2,9 +2,9 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from vllm_omni_sched.config.stage_options.base import Options
 
@@ -125,8 +125,46 @@ class DeviceOptions(Options):
 class ProfileOptions(Options):
     """Resource needs of a stage."""
 
-    memory_bytes: int = Field(ge=1, description="Memory that the stage holds.")
+    memory_bytes: int = Field(ge=1, description="Memory that the stage holds, on all its devices together.")
     seconds: float = Field(gt=0, description="Time for each request on a device of speed 1.")
+    weights_bytes: int | None = Field(
+        None, ge=0, description="Part of `memory_bytes` that is loaded when the stage moves; default: all of it."
+    )
+    tensor_parallel: dict[int, float] = Field(
+        default_factory=dict,
+        description="Efficiency of the stage by each `tensor_parallel_size` that it may have besides 1: with `2: 0.9` "
+        "it is 1.8 times as fast on two devices as on one.",
+    )
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Return the bytes that are loaded when the stage moves."""
+        return self.memory_bytes if self.weights_bytes is None else self.weights_bytes
+
+    @property
+    def efficiency(self) -> dict[int, float]:
+        """Return the efficiency by each number of devices that the stage may have."""
+        return {1: 1.0, **self.tensor_parallel}
+
+    @field_validator("tensor_parallel")
+    @classmethod
+    def _efficiencies(cls, value: dict[int, float]) -> dict[int, float]:
+        for degree, part in value.items():
+            if degree < 2 or not 0 < part <= 1:
+                raise ValueError(
+                    f"option 'tensor_parallel' must give degrees of 2 or more an efficiency above 0 and at most 1, got "
+                    f"{degree}: {part:g}; a degree of 1 always has the efficiency 1"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _weights_within_memory(self) -> "ProfileOptions":
+        if self.loaded_bytes > self.memory_bytes:
+            raise ValueError(
+                f"option 'weights_bytes' must not be above 'memory_bytes': {self.weights_bytes} > {self.memory_bytes}; "
+                "the memory includes the weights"
+            )
+        return self
 
 
 class PartitionOptions(Options):
@@ -138,26 +176,100 @@ class PartitionOptions(Options):
     )
     cooldown_seconds: float = Field(60.0, ge=0, description="Least time between two changes.")
     devices: dict[str, DeviceOptions] = Field(
-        default_factory=dict, description="Devices that may be used, by their id in vLLM-Omni's `devices`."
+        default_factory=dict,
+        description="Devices that may be used, by their id in vLLM-Omni's `devices`. A stage is split only over "
+        "devices that follow each other here.",
     )
 
     profiles: dict[str, ProfileOptions] = Field(
         default_factory=dict, description="Needs of stages, by name or id; other stages are measured."
     )
+    payload_bytes: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=dict,
+        description="Bytes of a request that a stage sends to another one, by edges such as `thinker->talker`, of "
+        "names or ids. Edges that are not named cost nothing.",
+    )
+    link_bytes_per_second: float | None = Field(
+        None,
+        gt=0,
+        description="Speed of payloads from one device to another, for devices that `links` does not name; null: they "
+        "take no time.",
+    )
+    links: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="Speed of payloads in bytes per second by device and device, such as `0->1`. A direction that is "
+        "not named is as fast as the other one.",
+    )
+    load_bytes_per_second: float | None = Field(
+        None, gt=0, description="Speed at which a stage that moves loads its weights; null: moves cost nothing."
+    )
+    horizon_seconds: float = Field(
+        600.0,
+        gt=0,
+        description="Time within which the gain of a plan must pay for its moves: it must answer more requests than "
+        "are lost if none is answered while weights are loaded.",
+    )
+    resize_running: bool = Field(
+        False,
+        description="Change the number of devices of stages that run, too. Only the simulator can: vLLM-Omni cannot "
+        "change `tensor_parallel_size` of a running stage.",
+    )
 
     def profile_of(self, stage_id: int, name: str = "") -> ProfileOptions | None:
         return self.profiles.get(str(stage_id)) or self.profiles.get(name)
+
+    def payloads(self, stage_names: Mapping[int, str]) -> dict[tuple[int, int], float]:
+        """Return the payload bytes of edges by the ids of their stages; edges of unknown stages are left out."""
+        ids = {name: stage_id for stage_id, name in stage_names.items()} | {str(one): one for one in stage_names}
+        found = {}
+        for edge, nbytes in self.payload_bytes.items():
+            source, target = _ends(edge)
+            if source in ids and target in ids:
+                found[ids[source], ids[target]] = nbytes
+        return found
+
+    @property
+    def link_speeds(self) -> dict[tuple[str, str], float]:
+        """Return the speed of links in both directions, by the devices from and to."""
+        given = {_ends(key): speed for key, speed in self.links.items()}
+        return {(to, begin): speed for (begin, to), speed in given.items()} | given
 
     @field_validator("devices", "profiles", mode="before")
     @classmethod
     def _ids(cls, value: Any) -> Any:
         return {str(key): options for key, options in value.items()} if isinstance(value, Mapping) else value
 
+    @field_validator("payload_bytes", "links")
+    @classmethod
+    def _two_ends(cls, value: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        example = "thinker->talker" if info.field_name == "payload_bytes" else "0->1"
+        for key in value:
+            source, target = _ends(key)
+            if not source or not target or source == target:
+                raise ValueError(f"option '{info.field_name}.{key}' must name two ends, such as '{example}'")
+        return value
+
     @model_validator(mode="after")
     def _has_devices(self) -> "PartitionOptions":
         if self.enabled and not self.devices:
             raise ValueError("option 'devices' must name the devices that stages may be placed on, with 'memory_bytes'")
+        for key in self.devices:
+            if "," in key:
+                raise ValueError(
+                    f"option 'devices.{key}' must be the id of one device, without a comma: name each alone"
+                )
+        for key in self.links:
+            for end in _ends(key):
+                if end not in self.devices:
+                    known = ", ".join(self.devices) or "none"
+                    raise ValueError(f"option 'links.{key}': there is no device {end!r} in 'devices'; it has {known}")
         return self
+
+
+def _ends(edge: str) -> tuple[str, str]:
+    """Return the two ends of an edge such as ``a->b``; empty ones if it is not of that form."""
+    source, _, target = edge.partition("->")
+    return source.strip(), target.strip()
 
 
 class GraphOptions(Options):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_options.graph import PartitionOptions, ProfileOptions
-from vllm_omni_sched.graph.partition import Device, Partitioner, PartitionSnapshot, Plan, StageProfile
+from vllm_omni_sched.graph.partition import Partitioner, Plan
+from vllm_omni_sched.graph.partition_model import Device, LinkSpeeds, PartitionSnapshot, StageProfile
 
 CHECK_SECONDS = 5.0  # between two checks of the stages' memory
 
@@ -16,6 +18,7 @@ CHECK_SECONDS = 5.0  # between two checks of the stages' memory
 class PlacedStage(NamedTuple):
     """A stage that may be placed, with what its replica needs.
 
+    ``device``: the devices of the replica, joined by commas.
     ``nbytes``: memory that the replica holds, 0 if unknown. ``seconds``: of a request on the present device, None if
     unknown.
     """
@@ -27,7 +30,7 @@ class PlacedStage(NamedTuple):
 
 
 class StageMove(NamedTuple):
-    """A stage that moves to another device."""
+    """A stage that moves to other devices, each joined by commas."""
 
     stage_id: int
     source: str
@@ -45,7 +48,8 @@ class StagePlacement:
     """Decides which device each stage runs on while requests run; a driver carries out the moves.
 
     1. A stage needs the memory that its replica holds, and the device seconds of its requests; both must be known for
-       all stages before anything is planned. A profile in the options sets the seconds and the least memory.
+       all stages before anything is planned. A profile in the options sets the seconds and the least memory. Payloads
+       between placed stages take the time that the options say.
     2. Stages that are not placed keep their memory: the driver reports it as fixed.
     3. A check is due `CHECK_SECONDS` after the last one, and not during a move.
     4. `Partitioner` plans the devices: for more throughput, or because the memory of a device no longer suffices.
@@ -55,6 +59,8 @@ class StagePlacement:
     6. A plan with several moves goes on at the next check after a move that succeeded. It is dropped, and the next
        check plans anew, if a move failed or none can begin, if the stages or devices have changed, or if the plan no
        longer fits in memory.
+
+    7. A running stage keeps the number of its devices, unless the options have `resize_running`.
 
     The driver calls `check` with the facts when `is_due`, answers a move that it cannot begin with `refused`, and
     reports the end of a move with `ended`. This class reads no clock.
@@ -66,7 +72,7 @@ class StagePlacement:
 
     def __init__(self, options: PartitionOptions, names: Mapping[int, str]) -> None:
         self._profiles = {stage_id: options.profile_of(stage_id, name) for stage_id, name in names.items()}
-        self._options = options
+        self._options, self._payloads = options, options.payloads(names)
         self._partitioner = Partitioner(options.min_gain, options.cooldown_seconds)
         self._next = 0.0
         self._wanted: Mapping[int, str] | None = None  # target of a plan that has begun to move stages
@@ -128,41 +134,92 @@ class StagePlacement:
     def _snapshot(self, stages: Sequence[PlacedStage], fixed: Mapping[str, int]) -> PartitionSnapshot | None:
         profiles = []
         for stage in stages:
-            profile = self._profiles[stage.stage_id]
+            profile, degree = self._profiles[stage.stage_id], stage.device.count(",") + 1
             if profile is not None:
                 held = max(stage.nbytes, profile.memory_bytes)
-                profiles.append(StageProfile(stage.stage_id, held, 0, profile.seconds))
+                every = profile.efficiency
+                efficiency = every if self._options.resize_running else {degree: every.get(degree, 1.0)}
+                profiles.append(_needs(stage.stage_id, profile, held, efficiency))
             elif not stage.nbytes or stage.seconds is None:
                 return None
             else:
-                speed = self._options.devices[stage.device].speed
-                profiles.append(StageProfile(stage.stage_id, stage.nbytes, 0, stage.seconds * speed))
-        return PartitionSnapshot(_devices(self._options, fixed), tuple(profiles)) if profiles else None
+                speed = degree * min(self._options.devices[one].speed for one in stage.device.split(","))
+                measured = stage.seconds * speed
+                profiles.append(StageProfile(stage.stage_id, stage.nbytes, 0, measured, efficiency={degree: 1.0}))
+        return _snapshot(self._options, profiles, self._payloads, fixed) if profiles else None
 
 
 def first_plan(
-    options: PartitionOptions, profiles: Mapping[int, ProfileOptions | None], fixed: Mapping[str, int]
+    options: PartitionOptions,
+    profiles: Mapping[int, ProfileOptions | None],
+    fixed: Mapping[str, int],
+    payloads: Mapping[tuple[int, int], float],
+    splits: bool,
 ) -> Plan | None:
     """Return the plan by which stages start; None if one has no profile, so that all start as configured.
 
     Args:
         profiles: of the stages that may be placed.
         fixed: bytes that all other stages hold, by device.
+        payloads: bytes of a request by edge, as `PartitionOptions.payloads` returns them.
+        splits: stages may get several devices; if False, each gets one.
 
     Raises:
         ConfigError: no plan fits.
     """
+    snapshot = first_snapshot(options, profiles, fixed, payloads, splits)
+    if snapshot is None:
+        return None
+    plan = Partitioner(options.min_gain).plan(snapshot, None, 0.0)
+    if plan.assignment is None:
+        raise ConfigError(f"option 'graph.partition': {plan}; name more devices, or correct 'profiles'")
+    return plan
+
+
+def first_snapshot(
+    options: PartitionOptions,
+    profiles: Mapping[int, ProfileOptions | None],
+    fixed: Mapping[str, int],
+    payloads: Mapping[tuple[int, int], float],
+    splits: bool,
+) -> PartitionSnapshot | None:
+    """Return the snapshot of which `first_plan` makes its plan; None if a stage has no profile, or there is none."""
     needs = [
-        StageProfile(stage_id, profile.memory_bytes, 0, profile.seconds)
+        _needs(stage_id, profile, profile.memory_bytes, profile.efficiency if splits else {1: 1.0})
         for stage_id, profile in profiles.items()
         if profile is not None
     ]
     if not needs or len(needs) < len(profiles):
         return None
-    plan = Partitioner(options.min_gain).plan(PartitionSnapshot(_devices(options, fixed), tuple(needs)), None, 0.0)
-    if plan.assignment is None:
-        raise ConfigError(f"option 'graph.partition': {plan}; name more devices, or correct 'profiles'")
-    return plan
+    return _snapshot(options, needs, payloads, fixed)
+
+
+def _needs(stage_id: int, profile: ProfileOptions, held: int, efficiency: Mapping[int, float]) -> StageProfile:
+    loaded = profile.loaded_bytes
+    return StageProfile(stage_id, loaded, held - loaded, profile.seconds, efficiency=efficiency)
+
+
+def _snapshot(
+    options: PartitionOptions,
+    profiles: Sequence[StageProfile],
+    payloads: Mapping[tuple[int, int], float],
+    fixed: Mapping[str, int],
+) -> PartitionSnapshot:
+    """Return a snapshot of these stages, with the payloads between them."""
+    placed = {profile.stage_id for profile in profiles}
+    return PartitionSnapshot(
+        _devices(options, fixed),
+        tuple(profiles),
+        {edge: nbytes for edge, nbytes in payloads.items() if placed.issuperset(edge)},
+        link_speeds(options),
+        options.load_bytes_per_second or math.inf,
+        options.horizon_seconds,
+    )
+
+
+def link_speeds(options: PartitionOptions) -> LinkSpeeds:
+    """Return the speeds of links between devices that the options give."""
+    return LinkSpeeds(options.link_speeds, options.link_bytes_per_second or math.inf)
 
 
 def _devices(options: PartitionOptions, fixed: Mapping[str, int]) -> tuple[Device, ...]:
@@ -178,11 +235,17 @@ def _possible_moves(
 ) -> list[StageMove]:
     """Return the moves whose target has room for one more stage."""
     room = {device.device_id: device.memory_bytes for device in snapshot.devices}
+
+    def needs(stage: StageProfile, place: str) -> dict[str, int]:
+        on = place.split(",")
+        return dict.fromkeys(on, snapshot.bytes_of(stage, len(on)))
+
     for stage in snapshot.stages:
-        room[current[stage.stage_id]] -= snapshot.bytes_of(stage)
+        for device, nbytes in needs(stage, current[stage.stage_id]).items():
+            room[device] -= nbytes
     return [
         StageMove(stage.stage_id, current[stage.stage_id], wanted[stage.stage_id])
         for stage in snapshot.stages
         if wanted[stage.stage_id] != current[stage.stage_id]
-        and room[wanted[stage.stage_id]] >= snapshot.bytes_of(stage)
+        and all(room[device] >= nbytes for device, nbytes in needs(stage, wanted[stage.stage_id]).items())
     ]

@@ -20,7 +20,7 @@ from vllm_omni_sched.sim.costs.choice import engine_costs
 from vllm_omni_sched.sim.costs.hardware import device as device_kind
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts, UnsteadyCosts
 from vllm_omni_sched.sim.costs.roofline import Efficiency
-from vllm_omni_sched.sim.device import StageDevices
+from vllm_omni_sched.sim.device import PayloadLink, StageDevices
 from vllm_omni_sched.sim.engine.server import EngineServer
 from vllm_omni_sched.sim.engine.steps import Watcher
 from vllm_omni_sched.sim.host import Host
@@ -127,21 +127,27 @@ class Cluster:
             return None
         options = scenario.orchestration.graph.partition
         profiles = {at: options.profile_of(at, stage.name) for at, stage in scenario.placed.items()}
+        names = {at: stage.name for at, stage in enumerate(scenario.stages)}
+        payloads = options.payloads(names)
         on = {at: str(stage.placed_on) for at, stage in scenario.placed.items()}
         try:
-            plan = first_plan(options, profiles, {}) if options.enabled else None
+            plan = first_plan(options, profiles, {}, payloads, splits=True) if options.enabled else None
         except ConfigError as error:
             raise ConfigError(f"[orchestration]: {error}") from None
         on |= plan.assignment or {} if plan is not None else {}
         for name, device in options.devices.items():
-            held = {scenario.stages[at].name: self._nbytes[at] for at, where in on.items() if where == name}
+            held = {
+                scenario.stages[at].name: -(-self._nbytes[at] // len(where.split(",")))
+                for at, where in on.items()
+                if name in where.split(",")
+            }
             if sum(held.values()) > device.memory_bytes:
                 raise ConfigError(
                     f"stages {', '.join(held)} hold {sum(held.values()):,} bytes on device {name!r} of "
                     f"'orchestration.graph.partition.devices', which has {device.memory_bytes:,}: set 'placed_on' of "
                     "one to another device, or 'memory_bytes' or 'gpu_memory_utilization' to less"
                 )
-        return StageDevices(self.sim, options, on)
+        return StageDevices(self.sim, options, on, names)
 
     def _mover(self) -> StageMover | None:
         orchestration = self._scenario.orchestration
@@ -210,14 +216,15 @@ class Cluster:
             case _:
                 return RoundRobinChooser()
 
-    def _links(self) -> dict[tuple[int, int], Links]:
+    def _links(self) -> dict[tuple[int, int], Links | PayloadLink]:
         after = _successors(self._scenario.stages)
-        return {
+        links: dict[tuple[int, int], Links | PayloadLink] = {
             (at, later): Links(self.sim, stage.link)
             for at, stage in enumerate(self._scenario.stages)
             for later in after[at]
             if stage.link.latency_seconds or stage.link.bytes_per_second is not None
         }
+        return links | (self.devices.payload_links() if self.devices is not None else {})
 
     def _scaler(self) -> ReactiveScaler | ForecastScaler | None:
         options = self._scenario.autoscale

@@ -96,8 +96,9 @@ class StageMover:
             if pool.held == 1 and pool.live:
                 placed.append(PlacedStage(stage, on[0], nbytes, pool.request_seconds))
             else:
-                for device in on:
-                    fixed[device] += nbytes
+                for place in on:
+                    held = place.split(",")
+                    fixed.update(dict.fromkeys(held, -(-nbytes // len(held))))
         return placed, fixed
 
     def _begin(self, move: StageMove) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from vllm_omni_sched.config.stage_options.graph import PartitionOptions
 from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
 from vllm_omni_sched.sim.scenario.stages import DeviceStage, EngineStage, ServersStage
 
@@ -154,6 +155,27 @@ def _of_placement(scenario: "Scenario") -> Iterator[str]:
             yield (
                 f"'stages.{stage.name}.memory_bytes' is needed by 'orchestration.graph.partition': set it, or add a "
                 "profile of the stage"
+            )
+    if partition is not None:
+        yield from _of_payloads(scenario, partition)
+
+
+def _of_payloads(scenario: "Scenario", partition: PartitionOptions) -> Iterator[str]:
+    """Yield payloads between stages that do not exist, or whose stages have another link."""
+    names = {at: stage.name for at, stage in enumerate(scenario.stages)}
+    known = {*names.values(), *map(str, names)}
+    for edge in partition.payload_bytes:
+        key = f"'orchestration.graph.partition.payload_bytes.{edge}'"
+        for end in (part.strip() for part in edge.split("->", 1)):
+            if end not in known:
+                yield f"{key}: there is no stage {end!r}; stages are {', '.join(names.values())}"
+    for source, target in partition.payloads(names):
+        link, name = scenario.stages[source].link, names[source]
+        both = source in scenario.placed and target in scenario.placed
+        if both and (link.latency_seconds or link.bytes_per_second is not None):
+            yield (
+                f"'stages.{name}.link' and 'orchestration.graph.partition.payload_bytes' are both set for "
+                f"{name}->{names[target]}: remove one"
             )
 
 

@@ -94,7 +94,7 @@ class StageLayout:
     def _log(self, plan: Plan) -> None:
         text = str(plan)
         if text != self._logged and (plan.moves or plan.assignment is None):
-            logger.warning("partition: %s", text)
+            logger.warning("partition: %s", "; ".join([text, *map(str, plan.changes)]))
         self._logged = text
 
 

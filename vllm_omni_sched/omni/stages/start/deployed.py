@@ -13,7 +13,7 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import check_against, file_named
 from vllm_omni_sched.graph.stages import Stage, StageGraph
-from vllm_omni_sched.omni.stages.placement.initial_placement import assign_initial_devices
+from vllm_omni_sched.omni.stages.placement.initial_placement import Suggestion, assign_initial_devices, suggest_devices
 from vllm_omni_sched.omni.stages.start.branch_edges import carried_edges
 from vllm_omni_sched.omni.stages.start.edges import Edge, explicit_edges, merged_connectors
 from vllm_omni_sched.omni.stages.start.graph import graph_of_pipeline, makes_chunks, with_chunks
@@ -28,6 +28,8 @@ class Deployed:
     ``max_num_seqs``, ``devices``: of stages, by id; devices are those of the first plan if our options place the
     stages.
 
+    ``suggestion``: devices and degrees of tensor parallelism that would be better; None if no stage may be placed.
+
     Missing values have vLLM-Omni's default.
     """
 
@@ -37,6 +39,7 @@ class Deployed:
     ours: frozenset[Edge]
     max_num_seqs: Mapping[int, int]
     devices: Mapping[int, str]
+    suggestion: Suggestion | None = None
 
     @property
     def chunked(self) -> bool:
@@ -92,8 +95,9 @@ def deployed(deploy_yaml: Path, model: str | None, config: StageSchedConfig) -> 
             {stage.stage_id for stage in pipeline.stages if makes_chunks(stage)},
         )
         placed = [SimpleNamespace(model_stage=one.name, runtime_config=_runtime(stages, one)) for one in graph.stages]
+        suggestion = suggest_devices(config.graph.partition, placed)
         if config.graph.partition.enabled:
-            assign_initial_devices(config.graph.partition, placed)
+            _assign(config, placed, suggestion)
     return Deployed(
         graph,
         bool(deploy.async_chunk),
@@ -101,7 +105,18 @@ def deployed(deploy_yaml: Path, model: str | None, config: StageSchedConfig) -> 
         frozenset(edge for edge, spec in connectors.items() if original.get(edge) is not spec),
         {key: stage.max_num_seqs for key, stage in stages.items() if stage.max_num_seqs is not None},
         {number: one.runtime_config.devices for number, one in enumerate(placed) if one.runtime_config.devices},
+        suggestion,
     )
+
+
+def _assign(config: StageSchedConfig, placed: list[Any], suggestion: Suggestion | None) -> None:
+    """Assign devices as at the start of the server; if no plan fits, name the suggested one that does."""
+    try:
+        assign_initial_devices(config.graph.partition, placed)
+    except ConfigError as error:
+        if config.graph.partition.resize_running or suggestion is None or not suggestion.stages:
+            raise
+        raise ConfigError(f"{error}; or split a stage in the deploy YAML: stages {suggestion.stages}") from None
 
 
 def _runtime(stages: Mapping[int, Any], stage: Stage) -> SimpleNamespace:
