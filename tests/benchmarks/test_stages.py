@@ -220,7 +220,11 @@ def test_overhead_is_a_ratio_of_turns() -> None:
 def test_everything_is_on_in_the_overhead_benchmark() -> None:
     config = read_stage_options(overhead.EVERYTHING, "the benchmark")
     off = {path for path, value in switches(config.model_dump()) if value is False}
-    assert off == {"monitoring.forecast.move_replicas", "runtime.recovery.dry_run"}
+    assert off == {
+        "graph.partition.resize_running",
+        "monitoring.forecast.move_replicas",
+        "runtime.recovery.dry_run",
+    }
     assert config.pools.total_bytes is not None
     assert config.runtime.recovery.hang_seconds is not None
     assert [each.name for each in config.runtime.connectors.values()] == [PipelineSpec("", "").connector]
