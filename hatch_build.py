@@ -1,4 +1,4 @@
-"""What a build adds to the archives: compiled steps of small messages, and a description that stands alone."""
+"""Add to the archives of a build the compiled steps of small messages, and a description that stands alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the examples share: the server that they ask, and small inputs.
+"""Provide what the examples share: the server that they ask, and small inputs.
 
 Each example names the options of its server once. They start a server of a tiny model with random weights here, and
 they are in the command that is printed for a real model.

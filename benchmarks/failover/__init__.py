@@ -1,3 +1,3 @@
-"""How soon does a replica serve again after a fault, are all requests answered, and what does reading ahead gain?"""
+"""Measure how soon a replica serves again after a fault, whether all requests are answered, and what preload gains."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a restart takes when the checkpoint is not in the page cache, with and without reading it ahead."""
+"""Measure a restart whose checkpoint is not in the page cache, with and without reading it ahead."""
 
 from __future__ import annotations
 

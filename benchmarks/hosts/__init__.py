@@ -1,4 +1,4 @@
-"""How long does a message between two hosts take over links of 100 Mbit/s to 10 Gbit/s, ours against vLLM-Omni's?"""
+"""Time messages between two hosts over links of 100 Mbit/s to 10 Gbit/s, by our connectors and by vLLM-Omni's."""
 
 STORE, ENGINE = "MooncakeStoreConnector", "MooncakeTransferEngineConnector"
 RAW, PACKED = "OmniAutoConnector", "OmniAutoConnector, compressed"

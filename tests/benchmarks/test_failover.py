@@ -1,4 +1,4 @@
-"""What `benchmarks.failover` makes of rounds of faults and of the journal; no engine runs here."""
+"""Test what `benchmarks.failover` makes of rounds of faults and of the journal; no engine runs here."""
 
 from __future__ import annotations
 

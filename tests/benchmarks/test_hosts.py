@@ -1,4 +1,4 @@
-"""What `benchmarks.hosts` makes of what it was told; the measuring itself takes namespaces and masters."""
+"""Test what `benchmarks.hosts` makes of what it was told; the measuring itself takes namespaces and masters."""
 
 import io
 import random

@@ -1,4 +1,4 @@
-"""What tests set and read of the CUDA double in this process."""
+"""Set and read the state of the CUDA double in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cuda_double.build import NVML, RUNTIME, folder
 
 
 class Counts(ctypes.Structure):
-    """What the double has done in this process."""
+    """Counts of what the double has done in this process."""
 
     _fields_ = [
         (name, ctypes.c_long)

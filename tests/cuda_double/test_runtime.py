@@ -1,4 +1,4 @@
-"""What the double itself promises: order within a stream, none between streams, and the errors of a device."""
+"""Test what the double promises: order within a stream, none between streams, and the errors of a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the repository says about itself is true: continuous integration, hooks, templates, citation, security."""
+"""Check what the repository says about itself: continuous integration, hooks, templates, citation, security."""
 
 from __future__ import annotations
 
