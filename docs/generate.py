@@ -163,7 +163,7 @@ def _values(field: object) -> str:
     text = words.get(kind, "text") if isinstance(kind, type) else "text"
     if get_origin(annotation) is dict:
         inside = get_args(annotation)[1]
-        return "options" if inside is Any else "options by name" if inside is ForeignOptions else "by edge"
+        return "options" if inside is Any else "options by name" if inside is ForeignOptions else "by name"
     units = {bytes_of: "size, as `512MB`", milliseconds_of: "duration, as `50ms`"}
     text = next((units[rule.func] for rule in rules if getattr(rule, "func", None) in units), text)
     bounds = {key: getattr(rule, key) for rule in rules for key in ("ge", "le") if hasattr(rule, key)}

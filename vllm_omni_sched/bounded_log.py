@@ -9,7 +9,7 @@ import os
 import queue
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vllm_omni_sched.logs import get_logger
@@ -20,6 +20,21 @@ KEPT_LINES = 4096
 """Lines that wait for the disk; more are dropped, and counted."""
 CLOSE_SECONDS = 2.0
 PREVIOUS = ".1"  # suffix of the file with the older lines
+
+
+def lines_of(file: Path) -> Iterator[bytes]:
+    """Yield the lines of both files, the older one first, without empty ones.
+
+    Raises:
+        OSError: neither can be read.
+    """
+    previous = file.with_name(file.name + PREVIOUS)
+    files = [previous] if previous.exists() else []
+    if file.exists() or not files:
+        files.append(file)
+    for each in files:
+        with each.open("rb") as lines:
+            yield from (line for line in lines if line.strip())
 
 
 class BoundedLog:

@@ -41,7 +41,7 @@ EACH = 12  # requests for each replica
 
 STOCK, LEAST_QUEUE = "round robin", "least queue"
 KNOWN_ARRIVAL, KNOWN_LONGEST = "known costs, by arrival", "known costs, longest first"
-"""Return what list scheduling gives if each request waits for the replica that is free first, with known costs."""
+"""Names of list scheduling, in which each request takes the replica that is free first and all costs are known."""
 POLICIES: dict[str, dict[str, Any]] = {
     STOCK: {"balance": "round_robin"},  # vLLM-Omni on one host
     LEAST_QUEUE: {"balance": "least_queue"},  # its best choice, which it has with a coordinator of several hosts

@@ -236,7 +236,7 @@ def _suggestion(graph: StageGraph, found: Suggestion) -> SuggestionFinding:
 
 
 _WHY = {
-    StageReason.ALONE: "there is no other place",
+    StageReason.ALONE: "there is no alternative",
     StageReason.MEMORY: "there is no memory elsewhere",
     StageReason.THROUGHPUT: "elsewhere fewer requests per second would be answered",
     StageReason.LATENCY: "elsewhere each request would take longer",

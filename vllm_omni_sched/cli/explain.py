@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +14,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from vllm_omni_sched.bounded_log import lines_of
 from vllm_omni_sched.cli.console import PROBLEM, leave, plain_table
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.core.engine.explanation import sentence_of, summary_of, waits_of
 from vllm_omni_sched.core.engine.history_lines import HistoryLine, entry_of
 
-PREVIOUS = ".1"  # suffix of the file with the older lines
 SHOWN = 5  # requests that an error names
 
 
@@ -91,17 +90,8 @@ def _entries(file: Path, unreadable: Counter[str]) -> Iterator[HistoryLine]:
     Raises:
         OSError: the history cannot be read.
     """
-    previous = file.with_name(file.name + PREVIOUS)
-    files = [previous] if previous.exists() else []
-    if file.exists() or not files:
-        files.append(file)
-    for line in chain.from_iterable(_lines(each) for each in files):
+    for line in lines_of(file):
         try:
             yield entry_of(line)
         except ConfigError:
             unreadable[str(file)] += 1
-
-
-def _lines(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as lines:
-        yield from (line for line in lines if line.strip())

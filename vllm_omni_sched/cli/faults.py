@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -15,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vllm_omni_sched.bounded_log import lines_of
 from vllm_omni_sched.clock import wall_seconds
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.units import UnitError, seconds_of
 from vllm_omni_sched.monitor.journal.fault import Fault, FaultKind, fault_of, line_of
 
-PREVIOUS = ".1"  # suffix of the file with the older entries
 TOGETHER_SECONDS = 1.0  # equal entries that follow each other within this time are one row
 _PROBLEM, _USAGE = 1, 2
 
@@ -137,20 +136,11 @@ def _entries(file: Path, unreadable: Counter[str]) -> Iterator[Fault]:
     Raises:
         OSError: the journal cannot be read.
     """
-    previous = file.with_name(file.name + PREVIOUS)
-    files = [previous] if previous.exists() else []
-    if file.exists() or not files:
-        files.append(file)
-    for line in chain.from_iterable(_lines(each) for each in files):
+    for line in lines_of(file):
         try:
             yield fault_of(line)
         except ConfigError:
             unreadable[str(file)] += 1
-
-
-def _lines(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as lines:
-        yield from (line for line in lines if line.strip())
 
 
 def _duration(text: str) -> float:
