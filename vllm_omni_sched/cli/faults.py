@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,13 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from vllm_omni_sched.bounded_log import lines_of
+from vllm_omni_sched.cli.console import PROBLEM, USAGE, leave
 from vllm_omni_sched.clock import wall_seconds
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.units import UnitError, seconds_of
 from vllm_omni_sched.monitor.journal.fault import Fault, FaultKind, fault_of, line_of
 
 TOGETHER_SECONDS = 1.0  # equal entries that follow each other within this time are one row
-_PROBLEM, _USAGE = 1, 2
 
 
 @dataclass
@@ -52,7 +52,7 @@ def faults(
     try:
         found = [one for one in _entries(file, unreadable) if one.at >= after]
     except OSError as error:
-        _leave(_PROBLEM, f"{file} cannot be read: {error.strerror or error}")
+        leave("faults", PROBLEM, f"{file} cannot be read: {error.strerror or error}")
     shown = [one for one in found if stage is None or stage in (one.name, str(one.stage))]
     if stage is not None and not shown and found:
         known = sorted({one.name or str(one.stage) for one in found if one.stage >= 0})
@@ -147,10 +147,4 @@ def _duration(text: str) -> float:
     try:
         return float(seconds_of(text))
     except UnitError as error:
-        _leave(_USAGE, f"--since: {error}")
-
-
-def _leave(status: int, message: str) -> NoReturn:
-    """Print a one-line error and exit."""
-    typer.echo(f"vllm-omni-sched faults: {' '.join(message.split())}", err=True)
-    raise typer.Exit(status)
+        leave("faults", USAGE, f"--since: {error}")
