@@ -39,7 +39,8 @@ def draw(path: Path, records: Sequence[dict[str, Any]]) -> Path | None:
             values = [found[workloads[at], variant] for at in known]
             bars = axis.barh(places, values, height * 0.92, color=COLOURS.get(variant, OTHER), label=variant)
             axis.bar_label(bars, [f"{value:,.3g}" for value in values], padding=3, fontsize=8, color=style.MUTED)
-        axis.set_yticks(range(len(workloads)), [name.replace(" beside ", "\nbeside ") for name in workloads])
+        names = [name.replace(" beside ", "\nbeside ") if axis is axes[0] else "" for name in workloads]
+        axis.set_yticks(range(len(workloads)), names)
         axis.invert_yaxis()
         axis.margins(x=0.18)
     axes[0].legend(loc="upper left", bbox_to_anchor=(0.0, -0.1), ncols=len(variants), frameon=False, fontsize=9)
@@ -48,5 +49,5 @@ def draw(path: Path, records: Sequence[dict[str, Any]]) -> Path | None:
         "vLLM's own client, stock and ours",
         "`vllm bench serve` against one CPU server; all rounds together",
     )
-    figure.subplots_adjust(left=0.085, right=0.985, top=0.78, bottom=0.16, wspace=0.42)
+    figure.subplots_adjust(left=0.115, right=0.985, top=0.78, bottom=0.16, wspace=0.16)
     return style.save(figure, path)
