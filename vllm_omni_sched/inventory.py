@@ -103,6 +103,20 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM has a pool of processes for its multimodal processors",
     ),
     Override(
+        "multimodal.media.image.normalize_image, multimodal.parse.normalize_image (in processes of the pool)",
+        "a picture that is upright is not copied",
+        "wrapped with the first job of a process of the preprocessing pool",
+        "tests/engine/test_preprocess_work.py",
+        "vLLM does not copy pictures that are upright",
+    ),
+    Override(
+        "init_entrypoints_middleware",
+        "after it: adds a middleware, in which requests that arrive together begin one after the other",
+        f"wrapped once imported; acts when {_OURS}, with preprocess.processes above 0",
+        "tests/engine/test_preprocess_arrivals.py",
+        "vLLM's server begins a bounded number of requests in a turn of its event loop",
+    ),
+    Override(
         "OpenAIServingChat.create_chat_completion, OpenAIServingCompletion.create_completion, "
         "OpenAIServingResponses.create_responses (for preprocessing)",
         "before them: remembers the extra arguments of the request, which name its class",

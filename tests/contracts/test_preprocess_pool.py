@@ -7,7 +7,7 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class Events(NullObserver):
         self.restarts += 1
 
 
-def work(payload: Any) -> Any:
+def work(payload: Any, threads: Callable[[], int]) -> Any:
     """Do what the test says, in a process of the pool."""
     what, argument = payload
     if what == "double":
@@ -50,6 +50,10 @@ def work(payload: Any) -> Any:
     if what == "wait":  # until its file is there
         say_and_wait(argument)
         return "waited"
+    if what == "threads":  # with how many threads it may run once that is another number than the given one
+        while threads() == argument:
+            select.select([], [], [], 0.001)
+        return threads()
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "die_once":
@@ -123,6 +127,23 @@ def test_jobs_run_in_several_processes_at_a_time(pool: PreprocessPool, tmp_path:
     for name in ("b", "a"):
         unblock(tmp_path, name)
     assert [job.take() for job in jobs] == ["waited", "waited"]
+
+
+def test_processors_of_idle_processes_are_lent_to_those_that_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    pool = PreprocessPool(work, options())
+    other = blocked(pool, tmp_path, "a")
+    job = pool.submit(("threads", 8))  # of 8 as long as it runs alone
+    assert job is not None
+    assert job.take() == 4
+    job = pool.submit(("threads", 4))
+    assert job is not None
+    unblock(tmp_path, "a")
+    assert job.take() == 8
+    assert other.take() == "waited"
+    pool.close()
 
 
 def test_a_process_that_dies_is_replaced_and_its_job_runs_again(

@@ -64,6 +64,10 @@ def test_the_pool_has_done_the_work(rendered: dict[str, Any]) -> None:
     assert fallbacks.keys() == ({"format"} if pictures else set())
 
 
+def test_threads_leave_the_interpreter_to_the_event_loop_sooner(rendered: dict[str, Any]) -> None:
+    assert rendered["ours"]["switch seconds"] < rendered["stock"]["switch seconds"]
+
+
 def picture_question(at: int) -> dict[str, Any]:
     files = [encoded(10 * at, KINDS[at % len(KINDS)], (200, 150)), encoded(10 * at + 1, "JPEG", (300, 200))]
     urls = ["data:image/any;base64," + base64.b64encode(data).decode() for data in files]

@@ -46,6 +46,7 @@ from vllm_omni_sched.compat.modules import (
     RESPONSES,
     RUNNER_V1,
     SCHEDULER,
+    SERVER_APP,
     VIDEO,
     VIDEO_OPENCV,
     WORKER_BASE,
@@ -63,6 +64,7 @@ from vllm_omni_sched.compat.preprocessing import (
     parse_module,
     processors_of,
     renderer_class,
+    upright_modules,
     why_no_preprocessing,
 )
 from vllm_omni_sched.compat.versions import SUPPORTED_VERSIONS, check_version, is_supported, vllm_version
@@ -82,6 +84,7 @@ __all__ = [
     "RESPONSES",
     "RUNNER_V1",
     "SCHEDULER",
+    "SERVER_APP",
     "SERVING_METHODS",
     "SUPPORTED_VERSIONS",
     "Status",
@@ -128,6 +131,7 @@ __all__ = [
     "strands_preempted_sessions",
     "strip_feature",
     "tensor_parallel_group",
+    "upright_modules",
     "vllm_version",
     "waiting_queues",
     "why_no_preprocessing",

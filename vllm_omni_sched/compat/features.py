@@ -66,6 +66,7 @@ _POINTS: dict[str, list[tuple[str, str, str, bool]]] = {
         ("preparation of a request", modules.RENDERER, "BaseRenderer._process_multimodal", True),
         ("call of the HF processor", modules.MM_PROCESSOR, "BaseMultiModalProcessor._apply_hf_processor_main", True),
         ("decoder of pictures", modules.IMAGE_IO, "ImageMediaIO.load_bytes", True),
+        ("middleware of the server", modules.SERVER_APP, "init_entrypoints_middleware", False),
     ],
     "route": [
         ("choice of an engine", modules.CORE_CLIENT, "DPLBAsyncMPClient.get_core_engine_for_request", False),
@@ -82,7 +83,7 @@ _NOT_NEEDED = {
 _WORKER_MODULES = (modules.RUNNER_V1, modules.RUNNER_V2, modules.ENCODER_RUNNER_V2, modules.ROPE_V2)
 _FRONT_END_MODULES = (
     *(modules.INPUT_PROCESSOR, modules.ASYNC_LLM, modules.RESPONSES),
-    *(modules.RENDERER, modules.MM_PROCESSOR, modules.IMAGE_IO, modules.CORE_CLIENT),
+    *(modules.RENDERER, modules.MM_PROCESSOR, modules.IMAGE_IO, modules.SERVER_APP, modules.CORE_CLIENT),
 )
 
 

@@ -29,6 +29,7 @@ MM_PROCESSOR = "vllm.multimodal.processing.processor"
 MM_PARSE = "vllm.multimodal.parse"
 MEDIA_BASE = "vllm.multimodal.media.base"
 IMAGE_IO = "vllm.multimodal.media.image"
+SERVER_APP = "vllm.entrypoints.launchers.app"
 VIDEO = "vllm.multimodal.video"
 VIDEO_OPENCV = "vllm.multimodal.video_decoders.opencv"
 

@@ -49,6 +49,11 @@ def parse_module() -> Any:
     return import_module(modules.MM_PARSE)
 
 
+def upright_modules() -> list[Any]:
+    """Return the modules of vLLM that call their own ``normalize_image``, which turns pictures upright."""
+    return [one for one in map(import_module, (modules.IMAGE_IO, modules.MM_PARSE)) if hasattr(one, "normalize_image")]
+
+
 def media_with_bytes(media: Any, data: bytes, io_config: dict[str, Any] | None) -> Any:
     """Return a picture together with the bytes that it was decoded from."""
     return import_module(modules.MEDIA_BASE).MediaWithBytes(media, data, io_config)

@@ -32,6 +32,8 @@ _SHARE = struct.Struct("d")  # written by the owner: the lane's share
 _CURRENT = struct.Struct("Q")  # written by the worker: number of its current job; 0 between jobs
 _CURRENT_AT = _SHARE.size
 _WIDE_AT = _CURRENT_AT + _CURRENT.size  # one byte, written by the owner: whether the lane may use all processors
+_THREADS_AT = _WIDE_AT + 1  # one byte, written by the owner: with how many threads a job of a pool may run
+_MOST_THREADS = 255
 _OWNER_SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 """The owner's ends of all channels of this process. A child must not keep one open, or the other side would never see
 it closed."""
@@ -88,6 +90,15 @@ class ForkServer:
     @wide.setter
     def wide(self, wide: bool) -> None:
         self._page[_WIDE_AT] = wide
+
+    @property
+    def threads(self) -> int:
+        """Return with how many threads the working process may run its job."""
+        return threads_of(self._page)
+
+    @threads.setter
+    def threads(self, threads: int) -> None:
+        self._page[_THREADS_AT] = min(threads, _MOST_THREADS)
 
     @property
     def current_job(self) -> int:
@@ -153,6 +164,11 @@ class ForkServer:
                     os.waitpid(self._server_pid, 0)
                     return
                 sleep_seconds(0.005)
+
+
+def threads_of(page: mmap.mmap) -> int:
+    """Return with how many threads the working process may run its job at this moment; called in that process."""
+    return max(1, page[_THREADS_AT])
 
 
 def _fork_from_new_thread(child: Any) -> int:

@@ -56,6 +56,7 @@ class JobOrder:
        before those of all classes.
     4. A job whose deadline has passed never starts: `expired` returns it, and it fails.
     5. At most ``max_waiting`` jobs wait, besides those that are needed.
+    6. Processors are shared evenly by the processes; while no job waits, by those that work: see `threads`.
     """
 
     def __init__(self, max_bytes: int, max_waiting: int, max_wait_seconds: float) -> None:
@@ -110,6 +111,11 @@ class JobOrder:
             )
         del self._waiting[first.task]
         return first.task, verdict
+
+    def threads(self, processors: int, processes: int, running: int) -> int:
+        """Return how many threads each running job may use (rule 6)."""
+        sharing = processes if self._waiting else min(max(1, running), processes)
+        return max(1, processors // sharing)
 
     def next_deadline(self) -> float | None:
         """Return the earliest deadline of a waiting job; None if none waits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import select
 import threading
 from collections.abc import Callable
@@ -115,7 +116,7 @@ class PreprocessPool:
     runs is ended with its process.
 
     Args:
-        work: what the processes do; the state that it closes over is that of now.
+        work: what the processes do, see `WorkerSettings`; the state that it closes over is that of now.
         options: at least one process.
 
     Raises:
@@ -124,7 +125,7 @@ class PreprocessPool:
 
     def __init__(
         self,
-        work: Callable[[Any], Any],
+        work: Callable[[Any, Callable[[], int]], Any],
         options: PreprocessOptions,
         *,
         clock: Clock = monotonic_seconds,
@@ -136,6 +137,7 @@ class PreprocessPool:
         self._tasks = itertools.count(1)
         self._changed = threading.Condition()
         self._held_bytes = self._running = 0
+        self._processors = len(os.sched_getaffinity(0))
         self._closed = False
         settings = WorkerSettings(work, options.nice, options.worker_memory_bytes, options.max_bytes)
         self._slots = [_Slot(self, settings) for _ in range(options.processes)]
@@ -277,6 +279,9 @@ class PreprocessPool:
             self._release(job)
 
     def _notify(self) -> None:
+        threads = self._order.threads(self._processors, len(self._slots), self._running)
+        for slot in self._slots:
+            slot.fork_server.threads = threads
         self._observer.state(self._running, len(self._order), self._held_bytes)
         self._changed.notify_all()
 

@@ -17,6 +17,7 @@ from typing import Any
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import UnsupportedValueError
 from vllm_omni_sched.heap import keep_freed_memory, return_free_memory, run_on_main_heap
+from vllm_omni_sched.lanes.fork_server import threads_of
 from vllm_omni_sched.preprocess import messages, values
 from vllm_omni_sched.preprocess.messages import Failure
 from vllm_omni_sched.video.pool.channel import Channel, close_all
@@ -30,12 +31,13 @@ class WorkerSettings:
     """What every process of a pool is told.
 
     Attributes:
-        work: gets a payload, returns its result; what it raises fails the job.
+        work: gets a payload and a function that returns how many threads the job may use at that moment, and returns
+            the result; what it raises fails the job.
         memory_bytes: bound on memory beyond what the process has at its start.
         file_bytes: largest result.
     """
 
-    work: Callable[[Any], Any]
+    work: Callable[[Any, Callable[[], int]], Any]
     nice: int
     memory_bytes: int
     file_bytes: int
@@ -68,10 +70,10 @@ def serve(settings: WorkerSettings, end: socket.socket, page: mmap.mmap) -> None
     _limit(resource.RLIMIT_FSIZE, settings.file_bytes)
     _limit(resource.RLIMIT_DATA, _data_bytes() + settings.memory_bytes)
     keep_freed_memory()
-    run_on_main_heap(partial(_serve, settings, Channel(end, messages.from_owner)))
+    run_on_main_heap(partial(_serve, settings, Channel(end, messages.from_owner), partial(threads_of, page)))
 
 
-def _serve(settings: WorkerSettings, channel: Channel) -> None:
+def _serve(settings: WorkerSettings, channel: Channel, threads: Callable[[], int]) -> None:
     while True:
         if not select.select([channel], [], [], _IDLE_SECONDS)[0]:
             return_free_memory()
@@ -83,7 +85,7 @@ def _serve(settings: WorkerSettings, channel: Channel) -> None:
         message, fds = received
         out: list[int] = []
         try:
-            answer = _answer(settings, message, fds, out)
+            answer = _answer(settings, message, fds, out, threads)
             channel.send(answer, out, wait=True)
         except OSError:  # the owner has closed the channel
             return
@@ -91,11 +93,13 @@ def _serve(settings: WorkerSettings, channel: Channel) -> None:
             close_all([*fds, *out])
 
 
-def _answer(settings: WorkerSettings, message: messages.Work, fds: list[int], out: list[int]) -> Any:
+def _answer(
+    settings: WorkerSettings, message: messages.Work, fds: list[int], out: list[int], threads: Callable[[], int]
+) -> Any:
     began, task = monotonic_seconds(), message.task
     try:
         payload = values.decode(message.tree, values.map_sealed(fds[0], 1 << 62))
-        result = values.encode(settings.work(payload))
+        result = values.encode(settings.work(payload, threads))
         if result.nbytes > settings.file_bytes:
             raise MemoryError(f"the result has {result.nbytes} bytes, and max_bytes is {settings.file_bytes}")
         out.append(values.sealed_file(result))

@@ -126,6 +126,7 @@ def main(model: str) -> None:
         renderer.clear_mm_cache()
         results[side]["together"] = asyncio.run(together(renderer))
         results[side]["broken"] = asyncio.run(broken(renderer)) if modality == "image" else []
+        results[side]["switch seconds"] = sys.getswitchinterval()
     results["cancelled"] = asyncio.run(cancelled(sides["ours"], made, requests()[0]))
     for renderer in sides.values():
         renderer.shutdown()

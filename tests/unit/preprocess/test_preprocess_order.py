@@ -86,3 +86,21 @@ def test_rule_5_only_so_many_jobs_wait_and_needed_ones_always() -> None:
     assert jobs.remove(1)
     assert not jobs.remove(1)
     assert drained(jobs, 0.0) == [3]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "processors", "processes", "running", "threads"),
+    [
+        (1, 8, 2, 1, 4),
+        (0, 8, 2, 2, 4),
+        (0, 8, 2, 1, 8),
+        (0, 8, 2, 0, 8),
+        (0, 8, 3, 2, 4),
+        (1, 2, 4, 1, 1),
+    ],
+)
+def test_rule_6_processors_of_idle_processes_are_lent(
+    waiting: int, processors: int, processes: int, running: int, threads: int
+) -> None:
+    jobs = order(*map(job, range(waiting)))
+    assert jobs.threads(processors, processes, running) == threads

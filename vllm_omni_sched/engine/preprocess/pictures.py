@@ -26,6 +26,10 @@ _MODE = "RGB"  # to which vLLM converts all pictures by default, and again when 
 _QUARTER_TURNS = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 _FORGOTTEN = {"transparency", "Raw profile type exif"}  # facts of a file that change how it is decoded
 
+_reading_header = threading.Lock()
+"""Held while a header is read: otherwise vLLM's threads that load pictures would keep Python's lock from the event
+loop, one after the other."""
+
 Observe = Callable[[Fallback], None]
 
 
@@ -74,7 +78,8 @@ def undecoded_loading(load_bytes: Callable[..., Any], observe: Observe) -> Calla
     def wrapper(self: Any, data: bytes) -> Any:
         if type(self).__name__ != "ImageMediaIO" or self.image_mode != _MODE:
             return load_bytes(self, data)
-        found = _header(data)
+        with _reading_header:
+            found = _header(data)
         if found is None or not compat.admits_picture(self, *found[0]):
             observe(Fallback.FORMAT)
             return load_bytes(self, data)

@@ -6,7 +6,6 @@ The pool is forked when vLLM has built its renderer, so every process has the mo
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,57 +18,15 @@ from PIL import Image
 from vllm_omni_sched import compat
 from vllm_omni_sched.config.errors import PreprocessError, UnsupportedValueError
 from vllm_omni_sched.engine.preprocess.metrics import Fallback
-from vllm_omni_sched.engine.preprocess.pictures import UndecodedPicture, decoded
+from vllm_omni_sched.engine.preprocess.pictures import UndecodedPicture
 from vllm_omni_sched.graph.order import SlaClass
 from vllm_omni_sched.preprocess.pool import Job, PreprocessPool
-from vllm_omni_sched.preprocess.values import Picture, Pixels
+from vllm_omni_sched.preprocess.values import Pixels
 
 Items = dict[str, list[Any]]
 _PLANNERS = 2
 
 _PIXEL_MODES = ("L", "RGB", "RGBA")
-
-
-class PoolWork:
-    """What a process of the pool does: it decodes pictures, and calls the HF processor.
-
-    Args:
-        processor: vLLM's multimodal processor of the model.
-        load_bytes: vLLM's own decoder of pictures.
-        threads: how many pictures of a request are decoded at a time.
-    """
-
-    def __init__(self, processor: Any, load_bytes: Callable[..., Any], threads: int) -> None:
-        self._processor, self._load_bytes, self._threads = processor, load_bytes, threads
-        self._apply = processor._apply_hf_processor_main
-        self._decoders: ThreadPoolExecutor | None = None  # threads do not outlive a fork
-
-    def __call__(self, payload: Any) -> dict[str, Any]:
-        """Return the data of the HF processor's result.
-
-        Raises:
-            UnsupportedValueError: vLLM must prepare these items itself.
-            ValueError: the items cannot be prepared.
-        """
-        from transformers.feature_extraction_utils import BatchFeature
-
-        sent, kwargs = payload
-        if self._decoders is None and self._threads > 1:
-            self._decoders = ThreadPoolExecutor(self._threads)
-        each = map if self._decoders is None else self._decoders.map
-        items = {modality: list(each(self._item, found)) for modality, found in sent.items()}
-        with compat.default_torch_threads():
-            result = self._apply(self._processor.info.parse_mm_data(items, validate=False), kwargs)
-        if not isinstance(result, BatchFeature):
-            raise UnsupportedValueError(f"the HF processor returns {type(result).__qualname__}, not BatchFeature")
-        return dict(result.data)
-
-    def _item(self, sent: Any) -> Any:
-        if isinstance(sent, Picture):
-            return decoded(self._load_bytes, sent)
-        if isinstance(sent, Pixels):
-            return Image.fromarray(sent.array, sent.mode)
-        return sent
 
 
 class AheadJob:
@@ -219,8 +176,3 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(_same, one, other))
     return isinstance(one, (str, int, float, bool, bytes)) and one == other
-
-
-def decoding_threads(processes: int) -> int:
-    """Return how many pictures a process decodes at a time, so that the processors are shared evenly."""
-    return max(1, len(os.sched_getaffinity(0)) // processes)

@@ -13,17 +13,26 @@ from vllm_omni_sched.config.load import read_options
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.fitted import engine_options
 from vllm_omni_sched.engine.named import uses_our_scheduler
+from vllm_omni_sched.engine.preprocess.arrivals import with_one_by_one
 from vllm_omni_sched.engine.preprocess.metrics import PreprocessMetrics
 from vllm_omni_sched.engine.preprocess.pictures import leaves_undecoded, undecoded_loading
-from vllm_omni_sched.engine.preprocess.processor import PooledProcessor, PoolWork, decoding_threads
+from vllm_omni_sched.engine.preprocess.processor import PooledProcessor
+from vllm_omni_sched.engine.preprocess.work import PoolWork
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
 from vllm_omni_sched.graph.promises import Promises, promises_of
 from vllm_omni_sched.imports import when_imported, wrap_once
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.preprocess.options import PreprocessOptions
 from vllm_omni_sched.preprocess.pool import PreprocessPool
+from vllm_omni_sched.slices import prefer_short_slices
 
 logger = get_logger(__name__)
+
+_SWITCH_SECONDS = 0.0005
+"""Time for which a thread of the API process may keep Python's lock while others wait for it; by default 5 ms, which is
+how late the event loop then is."""
+_SLICE_SECONDS = 0.0002
+"""Time slices of the thread of the event loop: with those of the system, it would wait for processes of the pool."""
 
 _extra_args: ContextVar[Any] = ContextVar("omni_sched_extra_args", default=None)
 _metrics: PreprocessMetrics | None = None
@@ -54,6 +63,7 @@ def prepare(vllm_config: Any, options: PreprocessOptions) -> None:
         logger.info("Option preprocess.processes has no effect: this model takes text alone.")
         return
     wrap_once(compat.renderer_class(), "__init__", _forks_pool)
+    when_imported(compat.SERVER_APP, _begin_requests_one_by_one)
     for module, path in compat.SERVING_METHODS:
         when_imported(module, lambda module=module, path=path: _remember_extra_args(module, path))  # type: ignore[misc]
 
@@ -80,13 +90,13 @@ def _start(renderer: Any, options: PreprocessOptions, promises: Promises) -> Non
             "option 'preprocess.processes' cannot work: this process has initialized its GPU before the pool was "
             "forked. Leave it out"
         )
+    sys.setswitchinterval(min(_SWITCH_SECONDS, sys.getswitchinterval()))
     metrics = _metrics_of_process()
     media_io = compat.image_media_io()
     load_bytes = getattr(media_io.load_bytes, "__wrapped__", media_io.load_bytes)  # vLLM's own
     compat.load_hf_processor(renderer.mm_processor)
-    pool = PreprocessPool(
-        PoolWork(renderer.mm_processor, load_bytes, decoding_threads(options.processes)), options, observer=metrics
-    )
+    pool = PreprocessPool(PoolWork(renderer.mm_processor, load_bytes), options, observer=metrics)
+    prefer_short_slices(_SLICE_SECONDS)  # not those of the pool, which were forked before
     pooled = PooledProcessor(renderer, pool, metrics.fell_back, lambda: _class_of_request(promises))
     pooled.attach()
     renderer._resources.callback(pooled.close)
@@ -97,6 +107,10 @@ def _start(renderer: Any, options: PreprocessOptions, promises: Promises) -> Non
         "%d processes decode pictures and run the HF processor of this model, beside the API process.",
         options.processes,
     )
+
+
+def _begin_requests_one_by_one() -> None:
+    wrap_once(sys.modules[compat.SERVER_APP], "init_entrypoints_middleware", with_one_by_one)
 
 
 def _remember_extra_args(module: str, path: str) -> None:

@@ -39,12 +39,11 @@ class Bits:
 
     def ue(self) -> int:
         """Return the next unsigned Exp-Golomb number."""
-        zeros = 0
-        while not self.read(1):
-            zeros += 1
-            if zeros > 32:
-                raise EndOfBits
-        return (1 << zeros) - 1 + self.read(zeros)
+        rest = self._value & ((1 << self.left) - 1)
+        zeros = self.left - rest.bit_length()
+        if zeros > 32:
+            raise EndOfBits
+        return self.read(2 * zeros + 1) - 1
 
     def se(self) -> int:
         """Return the next signed Exp-Golomb number."""
