@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from PIL import ExifTags, Image, ImageFile
@@ -94,7 +94,7 @@ def each(
         for number in numbers:
             work_on(number)
 
-    working = []
+    working: list[Future[None]] = []
     for number in numbers:
         while len(working) + 1 < min(threads(), len(items) - number):
             working.append(helpers.submit(help_))
