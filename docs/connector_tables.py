@@ -80,5 +80,5 @@ def hosts(results: Sequence[Result]) -> str:
 
 
 def _of_hosts(one: Mapping[str, Any]) -> str:
-    ratio = min(one["store_over_it"], one["engine_over_it"]) if "store_over_it" in one else None
-    return f"{one['median'] * 1e3:,.3g}" + (f" (×{ratio:.2f})" if ratio is not None else "")
+    ratios = [f"×{one[name]:.2f}" for name in ("store_over_it", "engine_over_it") if name in one]
+    return f"{one['median'] * 1e3:,.3g}" + (f" ({', '.join(ratios)})" if ratios else "")

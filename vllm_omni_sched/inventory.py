@@ -377,4 +377,18 @@ INVENTORY: tuple[Override, ...] = (
         "tests/omni/unit/test_edges.py",
         "vLLM-Omni lets a plugin complete its deploy config",
     ),
+    Override(
+        "OmniCoordClientForStage._heartbeat_interval, MembershipController.WATCH_INTERVAL_S",
+        "stages send a heartbeat, and the front end looks at the coordinator's list, as often as the variable says",
+        "VLLM_OMNI_SCHED_HEARTBEAT_SECONDS is set",
+        "tests/omni/unit/test_other_hosts.py",
+        "vLLM-Omni has options for both",
+    ),
+    Override(
+        "OmniCoordinator._handle_event",
+        "after it, when no other event waits: replicas whose heartbeats are overdue are reported",
+        "VLLM_OMNI_SCHED_HEARTBEAT_SECONDS is set",
+        "tests/omni/unit/test_other_hosts.py",
+        "the coordinator looks for silent replicas as often as its time-out needs it",
+    ),
 )

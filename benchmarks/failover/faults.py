@@ -1,4 +1,4 @@
-"""Rounds of faults in a pipeline that runs; the journal of faults tells how long each outage took."""
+"""Rounds of faults in a pipeline that runs; the journal of faults tells how long each outage of a replica took."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks.failover import hosts
+from benchmarks.failover.load import REQUESTS, Round, asked_again
 from benchmarks.harness.child import Child
-from benchmarks.stages.load import Request, alike
+from benchmarks.harness.screen import console
+from benchmarks.stages.load import alike
 from benchmarks.stages.record import Bar, different, entry
 from dev.omni_cpu.distribution import environment
 from dev.omni_cpu.spec import TEXT_TO_TEXT, PipelineSpec
 from vllm_omni_sched.monitor.journal.fault import Fault, fault_of
 
 TASK = "faults"
-REQUESTS, SEQS, REPLICATED = 12, 8, 1
+SEQS, REPLICATED = 8, 1
 HANG_SECONDS = 2.0
 KINDS = ("killed", "stopped", "all killed")
 MOST_SECONDS = 2.0  # until a replica serves again, beyond what its start takes
-
-Round = dict[str, Any]  # kind, wave, undisturbed, requests
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,28 @@ class Outage:
 
 
 def run(model: Path, rounds: int, rng: Random) -> list[dict[str, Any]]:
-    """Run the rounds, with the kinds of faults in turns."""
+    """Run the rounds, with each kind of fault in as many of them: first those of replicas, then those of hosts."""
     folder = Path(tempfile.mkdtemp(prefix="failover-"))
+    all_kinds = KINDS if (reason := hosts.why_not()) else (*KINDS, *hosts.KINDS)
+    if reason:
+        console.print(f"without the faults of hosts: {reason}")
+    kinds = [all_kinds[number % len(all_kinds)] for number in range(rounds)]
     try:
-        journal = folder / "faults.jsonl"
+        journal, of_hosts = folder / "faults.jsonl", folder / "faults-of-hosts.jsonl"
         with pipeline(model, folder, journal) as child:
-            played = [play(child, KINDS[number % len(KINDS)], rng) for number in range(rounds)]
-        entries = [fault_of(line) for line in journal.read_bytes().splitlines()]
-        return record(played, outages(played, entries), entries)
+            played = [play(child, kind, rng) for kind in kinds if kind in KINDS]
+        pairs = []
+        if of_host := [kind for kind in kinds if kind in hosts.KINDS]:
+            (folder / "hosts").mkdir()
+            with hosts.cluster(model, folder / "hosts", of_hosts, SEQS) as cluster:
+                pairs = [hosts.play(cluster, kind, rng) for kind in of_host]
+        failovers = [found for _, found in pairs if found is not None]
+        entries, others = (
+            [fault_of(line) for line in file.read_bytes().splitlines()] if file.exists() else []
+            for file in (journal, of_hosts)
+        )
+        found = counts([*played, *(one for one, _ in pairs)], [*entries, *others])
+        return found + record(played, outages(played, entries)) + hosts.record(TASK, failovers)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -80,7 +95,7 @@ def play(child: Child, kind: str, rng: Random) -> Round:
     """Ask the same requests twice: undisturbed, and with a fault."""
     requests = alike(REQUESTS, rng, thinks=6, says=120)
     undisturbed = child.ask(requests=[one.plain() for one in requests], fault=None)
-    again = [Request(f"{one.name}-again", one.prompt, one.thinks, one.says) for one in requests]
+    again = asked_again(requests)
     replicas = [0, 1] if kind == "all killed" else [rng.randrange(2)]
     fault = {
         "signal": "SIGSTOP" if kind == "stopped" else "SIGKILL",
@@ -125,9 +140,9 @@ def _seconds(entry: Fault) -> float:
     return entry.seconds or 0.0
 
 
-def record(rounds: Sequence[Round], found: Sequence[Outage], entries: Sequence[Fault]) -> list[dict[str, Any]]:
-    """Return counts of requests over all rounds, and the times of the outages by kind of fault."""
-    counts = {
+def counts(rounds: Sequence[Round], entries: Sequence[Fault]) -> list[dict[str, Any]]:
+    """Return counts of requests over all rounds."""
+    found = {
         "requests lost": [sum(one["error"] is not None and not one["hangs"] for one in _told(each)) for each in rounds],
         "requests that hang": [sum(one["hangs"] for one in _told(each)) for each in rounds],
         "requests answered twice": [
@@ -138,13 +153,15 @@ def record(rounds: Sequence[Round], found: Sequence[Outage], entries: Sequence[F
             len(each["replicas"]) if not each["wave"]["back"] else 0 for each in rounds
         ],
     }
-    records = [entry(TASK, name, values, unit="per round", bar=Bar(0, "worst")) for name, values in counts.items()]
+    records = [entry(TASK, name, values, unit="per round", bar=Bar(0, "worst")) for name, values in found.items()]
+    again = sum(one.requests for one in entries if one.kind == "redispatched")
+    return [*records, entry(TASK, "requests that ran again", [again], unit="requests")]
+
+
+def record(rounds: Sequence[Round], found: Sequence[Outage]) -> list[dict[str, Any]]:
+    """Return the times of the outages of replicas by kind of fault."""
     expected = sum(len(one["replicas"]) for one in rounds)
-    records.append(entry(TASK, "outages that the journal does not tell", [expected - len(found)], unit="outages"))
-    records.append(
-        entry(TASK, "requests that ran again", [sum(one.requests for one in entries if one.kind == "redispatched")])
-        | {"unit": "requests"}
-    )
+    records = [entry(TASK, "outages that the journal does not tell", [expected - len(found)], unit="outages")]
     for kind in KINDS:
         own = [one for one in found if one.kind == kind]
         if not own:

@@ -13,7 +13,15 @@ from hypothesis.extra import numpy as arrays
 from tests.support.buffers import buffer, flat, numbers
 from vllm_omni_sched.config.errors import CorruptDataError
 from vllm_omni_sched.connectors.compression.audio import MuLawCodec
-from vllm_omni_sched.connectors.compression.decide import Candidate, Measured, Reason, Snapshot, decide, sample
+from vllm_omni_sched.connectors.compression.decide import (
+    OVERHEAD_SECONDS,
+    Candidate,
+    Measured,
+    Reason,
+    Snapshot,
+    decide,
+    sample,
+)
 from vllm_omni_sched.connectors.compression.dtypes import FLOATS, ITEM_BYTES, bfloat16_bits, num_bytes, to_float32
 from vllm_omni_sched.connectors.compression.options import Mode
 from vllm_omni_sched.connectors.compression.quantised import NUMBERS, Fp8Codec, Int8Codec
@@ -205,6 +213,7 @@ def test_the_decision_is_the_inequality(found, num_bytes, link, lossy):
     seconds = {
         one.codec: num_bytes * (one.measured.encode_seconds_per_byte + one.measured.decode_seconds_per_byte)
         + num_bytes * one.measured.size_fraction / link
+        + OVERHEAD_SECONDS
         for one in found
         if (not one.lossy or one.codec == lossy) and one.measured.size_fraction < 1
     }

@@ -14,10 +14,11 @@ from vllm_omni_sched.connectors.framing import PACKED, Message
 
 def pack(message: Message, compressor: Compressor, link_bytes_per_second: float | None) -> Message:
     """Return the message, or a compressed copy that is sent in less time; the original is not changed."""
-    if not message.payload_bytes or message.flags & PACKED:
+    edge = str(message.edge)
+    if message.flags & PACKED or compressor.sends_raw(edge, message.payload_bytes, link_bytes_per_second):
         return message
     buffers = [buffer_of(one) for one in message.buffers]
-    packed = compressor.compress(str(message.edge), buffers, link_bytes_per_second)
+    packed = compressor.compress(edge, buffers, link_bytes_per_second)
     entries = [
         (place, (one.codec, one.dtype, one.shape, buffer.raw.size))
         for place, (one, buffer) in enumerate(zip(packed, buffers, strict=True))

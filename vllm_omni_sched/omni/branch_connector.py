@@ -93,8 +93,8 @@ class OmniBranchConnector(SharedMemoryConnector):
         """Send a payload to all stages that the key names; return whether all got it, and its bytes."""
         found = _ADDRESSED.fullmatch(put_key)
         if found is None:
-            name, piece = _plain(put_key)
-            return self._carrier.put(from_stage, to_stage, _edge_key(name, from_stage, to_stage, piece), data)
+            carrier, key = self.on_edge(from_stage, to_stage, put_key)
+            return carrier.put(from_stage, to_stage, key, data)  # type: ignore[no-any-return]
         total = 0
         for stage, key in _targets(found, from_stage):
             sent, nbytes, _ = self._carrier.put(from_stage, stage, key, data)
@@ -109,8 +109,8 @@ class OmniBranchConnector(SharedMemoryConnector):
         """Return the payload for a stage, and its bytes; None as long as that of one of its sources is missing."""
         found = _ADDRESSED.fullmatch(get_key)
         if found is None:
-            name, piece = _plain(get_key)
-            return self._carrier.get(from_stage, to_stage, _edge_key(name, from_stage, to_stage, piece))
+            carrier, key = self.on_edge(from_stage, to_stage, get_key)
+            return carrier.get(from_stage, to_stage, key)  # type: ignore[no-any-return]
         sources = self._sources.get(to_stage, [])
         if len(sources) == 1:
             key = _edge_key(found["name"], sources[0], to_stage, found["piece"])
@@ -118,6 +118,11 @@ class OmniBranchConnector(SharedMemoryConnector):
         if to_stage in self._chunked:
             return self._joined_chunks(to_stage, sources, found["name"]) if found["piece"] == "0" else None
         return self._joined(to_stage, sources, found["name"], found["piece"])
+
+    def on_edge(self, from_stage: str, to_stage: str, key: str) -> tuple[Any, str]:
+        """Return the connector that carries the messages, and its key for a key that has no address."""
+        name, piece = _plain(key)
+        return self._carrier, _edge_key(name, from_stage, to_stage, piece)
 
     def _joined_chunks(self, stage: str, sources: list[str], name: str) -> tuple[Any, int] | None:
         now = monotonic_seconds()

@@ -1,18 +1,27 @@
-"""Set how often a stage tells vLLM-Omni's coordinator that it lives: vLLM-Omni 0.30 has no option for it."""
+"""Set how often a stage tells vLLM-Omni's coordinator that it lives, and how soon its silence is noticed.
+
+vLLM-Omni 0.30 has no option for either. With heartbeats of a quarter of a second, a time-out of a second would pass
+unnoticed for up to another second and a half: the coordinator looks for silent replicas once a second at most, and the
+front end looks at the coordinator's list twice a second.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.imports import wrap_once
 
 VARIABLE = "VLLM_OMNI_SCHED_HEARTBEAT_SECONDS"
 STOCK_SECONDS = 5.0  # between two heartbeats of vLLM-Omni
 MISSED = 2  # heartbeats that may be late before a replica counts as silent
+WATCH_SECONDS = 0.5  # between two looks of vLLM-Omni's front end at the list of the coordinator
 CLIENT = "vllm_omni.distributed.omni_coordinator.omni_coord_client_for_stage"
+COORDINATOR = "vllm_omni.distributed.omni_coordinator.omni_coordinator"
+MEMBERSHIP = "vllm_omni.engine.membership_controller"
 
 
 def heartbeat_seconds(environ: Mapping[str, str]) -> float:
@@ -43,6 +52,29 @@ def hook() -> None:
         """Ignore the constant that the constructor sets."""
 
     sys.modules[CLIENT].OmniCoordClientForStage._heartbeat_interval = property(lambda client: seconds, keep)
+
+
+def hook_coordinator() -> None:
+    """Let the coordinator look for silent replicas whenever it has heard all others; unset: once a second, as stock."""
+    if VARIABLE not in os.environ:
+        return
+
+    def wrap(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        def handle_event(self: Any, event: Any) -> None:
+            original(self, event)
+            if not self._router.poll(0):  # else heartbeats that wait to be read would count as missed
+                self._check_heartbeat_timeouts()
+
+        return handle_event
+
+    wrap_once(sys.modules[COORDINATOR].OmniCoordinator, "_handle_event", wrap)
+
+
+def hook_membership() -> None:
+    """Let the front end look at the list of the coordinator once per heartbeat; without the variable: as stock."""
+    if VARIABLE in os.environ:
+        seconds = min(WATCH_SECONDS, heartbeat_seconds(os.environ))
+        sys.modules[MEMBERSHIP].MembershipController.WATCH_INTERVAL_S = seconds
 
 
 def check_timeout(runtime: Any, environ: Mapping[str, str]) -> None:

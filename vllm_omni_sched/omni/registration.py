@@ -19,5 +19,7 @@ def register_connectors() -> None:
     hook()
     when_imported(receiving.ADAPTER, receiving.hook)
     when_imported(heartbeat.CLIENT, heartbeat.hook)
+    when_imported(heartbeat.COORDINATOR, heartbeat.hook_coordinator)
+    when_imported(heartbeat.MEMBERSHIP, heartbeat.hook_membership)
     stage_reporter.start_reporting()  # in the process of a stage that was asked to report
     attach()  # for the reports of stages

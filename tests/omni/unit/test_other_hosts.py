@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 from vllm_omni.distributed.omni_coordinator import ReplicaInfo, ReplicaList, ReplicaStatus
+from vllm_omni.distributed.omni_coordinator.messages import ReplicaEvent
 
 from tests.support.omni_stages import FINAL, Rig, StageSpec
 from vllm_omni_sched.config.errors import ConfigError
@@ -213,6 +215,60 @@ async def test_heartbeats_are_sent_as_the_variable_says(monkeypatch: pytest.Monk
     heartbeat.hook()
     one._heartbeat_interval = 5.0  # as its constructor does
     assert one._heartbeat_interval == 0.25
+
+
+@pytest.fixture
+def coordinator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """vLLM-Omni's coordinator with a time-out of a second; the test does what its threads do."""
+    kind = sys.modules[heartbeat.COORDINATOR].OmniCoordinator
+    monkeypatch.setattr(kind, "_handle_event", kind._handle_event)  # puts back what was there
+    for thread in ("_periodic_loop", "_recv_loop"):
+        monkeypatch.setattr(kind, thread, lambda self: None)
+    monkeypatch.setenv(heartbeat.VARIABLE, "0.25")
+    heartbeat.hook_coordinator()
+    one = kind("inproc://router", "inproc://pub", heartbeat_timeout=1.0)
+    yield one
+    one.close()
+
+
+def says(coordinator: Any, name: str, what: str) -> None:
+    coordinator._handle_event(ReplicaEvent(name, name, 1, what, ReplicaStatus.UP, None))
+
+
+async def test_a_silent_replica_is_noticed_with_the_next_heartbeat_of_another(coordinator: Any) -> None:
+    for name in ("one", "other"):
+        says(coordinator, name, "update")
+    known = coordinator._replicas
+    says(coordinator, "other", "heartbeat")
+    assert known["one"].status == ReplicaStatus.UP
+    known["one"].last_heartbeat -= 1.5
+    says(coordinator, "other", "heartbeat")
+    assert known["one"].status == ReplicaStatus.ERROR
+    assert coordinator._pending_broadcast
+    says(coordinator, "one", "heartbeat")
+    assert known["one"].status == ReplicaStatus.UP
+
+
+async def test_a_replica_whose_heartbeat_is_not_read_yet_is_not_silent(
+    coordinator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "other"):
+        says(coordinator, name, "update")
+    coordinator._replicas["one"].last_heartbeat -= 1.5
+    monkeypatch.setattr(coordinator, "_router", SimpleNamespace(poll=lambda _: 1, close=coordinator._router.close))
+    says(coordinator, "other", "heartbeat")
+    assert coordinator._replicas["one"].status == ReplicaStatus.UP
+
+
+async def test_the_front_end_looks_as_often_as_there_are_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = sys.modules[heartbeat.MEMBERSHIP].MembershipController
+    monkeypatch.setattr(controller, "WATCH_INTERVAL_S", controller.WATCH_INTERVAL_S)
+    heartbeat.hook_membership()
+    assert controller.WATCH_INTERVAL_S == heartbeat.WATCH_SECONDS
+    for seconds, expected in (("5", heartbeat.WATCH_SECONDS), ("0.25", 0.25)):
+        monkeypatch.setenv(heartbeat.VARIABLE, seconds)
+        heartbeat.hook_membership()
+        assert expected == controller.WATCH_INTERVAL_S
 
 
 @pytest.mark.parametrize("given", ["soon", "0", "-1", "61", "nan"])

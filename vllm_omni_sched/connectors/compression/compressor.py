@@ -197,6 +197,19 @@ class Compressor:
                     "Edge %s may be compressed lossily by codec %s: float32 within %s", edge, own.lossy, bound
                 )
 
+    def sends_raw(self, edge: str, num_bytes: int, link_bytes_per_second: float | None) -> bool:
+        """Return whether `compress` would change none of several buffers, which have so many bytes together.
+
+        If so, the bytes are counted as sent, and `compress` need not be called.
+        """
+        options = self._of_edge.get(edge, self._of_others)
+        if raw_anyway(options.mode, num_bytes, options.min_bytes, link_bytes_per_second) is None:
+            return False
+        with self._lock:
+            self._raw_bytes += num_bytes
+            self._sent_bytes += num_bytes
+        return True
+
     def compress(
         self, edge: str, buffers: Sequence[Buffer], link_bytes_per_second: float | None = None
     ) -> list[Packed]:

@@ -10,6 +10,9 @@ from vllm_omni_sched.connectors.compression.dtypes import ITEM_BYTES, Bytes
 from vllm_omni_sched.connectors.compression.options import Mode
 from vllm_omni_sched.resource.rate import Rate
 
+OVERHEAD_SECONDS = 5e-4
+"""Time that a compressed buffer takes on both sides besides encoding and decoding: it is wrapped and unwrapped by code
+that has not run for a while. Measured between processes that are idle between two messages (`benchmarks.hosts`)."""
 MAX_ROW_BYTES = 1 << 20
 MIN_ROWS = 8
 
@@ -162,8 +165,8 @@ def decide(snapshot: Snapshot) -> Plan:
     2. It is sent raw if no codec takes it, or none that the edge allows.
     3. Codecs that are not measured yet are probed first; when it is time to measure again, all are.
     4. It is sent raw if no codec makes it smaller.
-    5. The best codec has the least ``encode + send(compressed) + decode``; the earlier candidate wins a tie. On shared
-       memory, it is the one that shrinks most.
+    5. The best codec has the least ``encode + send(compressed) + decode + OVERHEAD_SECONDS``; the earlier candidate
+       wins a tie. On shared memory, it is the one that shrinks most.
     6. The best codec is used if that is less than ``send(raw)``; with mode 'always', in any case.
     """
     link = snapshot.link_bytes_per_second
@@ -196,6 +199,6 @@ def decide(snapshot: Snapshot) -> Plan:
 
 
 def _seconds(measured: Measured, num_bytes: int, link: float) -> float:
-    """Return the time to encode, send and decode, one after the other."""
+    """Return the time to encode, send and decode, one after the other, and of what goes with it."""
     work = measured.encode_seconds_per_byte + measured.decode_seconds_per_byte
-    return num_bytes * (work + measured.size_fraction / link)
+    return num_bytes * (work + measured.size_fraction / link) + OVERHEAD_SECONDS

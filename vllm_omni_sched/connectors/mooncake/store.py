@@ -21,7 +21,11 @@ NO_ROOM, TOO_SMALL, NOT_READY, MISSING, LEASE_OVER, RPC = -200, -600, -703, -704
 """Return codes. `LEASE_OVER`: all was read, but took longer than the lease. `RPC`: the master does not answer."""
 LIBRARY_BUFFER = 16 * MIB  # for calls that we do not make
 CLOSING_SECONDS = 5.0
-SETUP_RETRIES = "MC_STORE_CLIENT_SETUP_RETRIES"
+SETTINGS = {
+    "MC_STORE_CLIENT_SETUP_RETRIES": "1",  # otherwise the library tries for 90 s, whichever timeout is set
+    "MC_TCP_ENABLE_CONNECTION_POOL": "1",  # otherwise it connects anew for each message
+}
+"""Environment variables of the library that this package sets, unless they are set already."""
 
 
 class MasterGoneError(RendezvousError):
@@ -67,7 +71,8 @@ class Store:
         self._library = load_library()
         self.protocol = options.protocol()
         reach_master(options, clock)
-        os.environ.setdefault(SETUP_RETRIES, "1")  # otherwise the library tries for 90 s, whichever timeout is set
+        for name, value in SETTINGS.items():
+            os.environ.setdefault(name, value)
         self.calls = Calls(clock)
         self._closing = threading.Lock()
         self._closed = False

@@ -26,7 +26,7 @@ from vllm_omni_sched.connectors.packing import pack
 from vllm_omni_sched.connectors.routing.learnt import KEY, Learnt, read_report, report_message
 from vllm_omni_sched.connectors.routing.options import RoutingOptions
 from vllm_omni_sched.connectors.routing.presence import Presence
-from vllm_omni_sched.connectors.routing.route import TransportState, route
+from vllm_omni_sched.connectors.routing.route import Attempt, RouteReason, TransportState, route
 from vllm_omni_sched.connectors.transport import Health, Lease, Status, Traffic, Transport
 from vllm_omni_sched.logs import get_logger
 
@@ -80,6 +80,7 @@ class RoutedTransport(Transport):
             if not names or not set(names) <= self._ways.keys():
                 raise ConfigError(f"option `edges`: {edge!r} names {names}; there are {sorted(self._ways)}")
         self._options, self._compressor, self._clock, self._presence = options, compressor, clock, presence
+        self._only = (Attempt(ways[0].transport.name, RouteReason.ONLY),) if len(ways) == 1 else ()
         self._some_go_far = any(way.distance for way in ways)
         distances = {name: way.distance for name, way in self._ways.items()}
         self.learnt = Learnt(distances, options, compresses=compressor is not None)
@@ -93,7 +94,7 @@ class RoutedTransport(Transport):
     def put(self, message: Message, deadline: float | None = None) -> int:
         if self._closed:
             raise TransportClosedError("routing was closed before this put")
-        attempts = route(self._states(message))
+        attempts = self._only or route(self._states(message))
         refusals: list[tuple[str, ConnectorError]] = []
         for place, attempt in enumerate(attempts):
             way, last = self._ways[attempt.name], place == len(attempts) - 1

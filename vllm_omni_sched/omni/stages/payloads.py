@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.logs import get_logger
+from vllm_omni_sched.omni.unfinished import remove_unfinished
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.pool import ScheduledPool
@@ -93,7 +94,8 @@ class Payloads:
     def discard(self, pool: ScheduledPool, names: Sequence[str], most: int) -> None:
         """Receive and drop the pieces that were sent to a stage under these names and not received yet. Blocks.
 
-        A receiver takes pieces in the order in which they are sent, so the remaining ones are consecutive.
+        A receiver takes pieces in the order in which they are sent, so the remaining ones are consecutive. What a
+        killed sender has left of a piece is removed as well.
 
         Args:
             most: most pieces per name.
@@ -103,7 +105,7 @@ class Payloads:
         for name in names:
             found = False
             for piece in range(most):
-                lies = connector.get(*edge, f"{name}_{edge[0]}_{piece}") is not None
+                lies = drop(connector, *edge, f"{name}_{edge[0]}_{piece}") is not None
                 if found and not lies:
                     break
                 found = lies
@@ -126,6 +128,14 @@ class Payloads:
             made.stage_id = pool.stage_id
             self._connectors[pool.stage_id] = made
         return self._connectors[pool.stage_id]
+
+
+def drop(connector: Any, from_stage: str, to_stage: str, key: str) -> tuple[Any, int] | None:
+    """Receive a message to drop it, or remove what a killed sender has left of it; return what was received."""
+    found: tuple[Any, int] | None = connector.get(from_stage, to_stage, key)
+    if found is None:
+        remove_unfinished(connector, from_stage, to_stage, key)
+    return found
 
 
 def connector_config(pool: ScheduledPool) -> dict[str, Any] | None:

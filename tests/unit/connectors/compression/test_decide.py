@@ -51,15 +51,21 @@ def test_4_raw_when_nothing_makes_it_smaller():
 
 
 @pytest.mark.parametrize(
-    ("link", "codec"), [(1e6, "b"), (2e7, "b"), (3e7, "a"), (2e8, "a"), (2.5e8, None), (1e10, None)]
+    ("link", "codec"), [(1e6, "b"), (2e7, "b"), (3e7, "a"), (1.9e8, "a"), (2.1e8, None), (1e10, None)]
 )
 def test_5_and_6_the_codec_that_takes_least_time_if_it_is_less_than_raw(link, codec):
-    # at 22.2 MB/s both take as long, and at 250 MB/s `a` takes as long as raw: then raw
+    # at 22.2 MB/s both take as long, and at 200 MB/s `a` takes as long as raw: faster links are left to raw
     found = plan(lossless(HALF), lossless(TENTH, "b"), link=link)
     assert found.codec == codec
     assert found.reason is (Reason.LINK_FASTER if codec is None else Reason.PAYS)
     assert found.raw_seconds == MB / link
     assert (found.compressed_seconds < found.raw_seconds) is (codec is not None)
+
+
+@pytest.mark.parametrize(("num_bytes", "codec"), [(60_000, None), (80_000, "a"), (MB, "a")])
+def test_6_a_small_buffer_is_sent_raw_where_a_large_one_pays(num_bytes, codec):
+    # at 50 MB/s `a` gains 8 ns for each byte, half a millisecond with 62,500 of them
+    assert plan(lossless(), link=5e7, num_bytes=num_bytes).codec == codec
 
 
 def test_5_the_first_wins_a_tie():

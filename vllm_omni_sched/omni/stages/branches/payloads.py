@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.omni.chunks import is_last
-from vllm_omni_sched.omni.stages.payloads import POLL_SECONDS, Payloads, connector_config
+from vllm_omni_sched.omni.stages.payloads import POLL_SECONDS, Payloads, connector_config, drop
 from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
 Edge = tuple[int, int]
@@ -43,12 +43,14 @@ class EdgePayloads(Payloads):
 
     def discard_from(self, edge: Edge, name: str) -> bool:
         """Drop the payload that was sent for a run; return whether there was one."""
-        return self.take_from(edge, name) is not None
+        source, target = map(str, edge)
+        return drop(self._connector(self._pools[edge[1]]), source, target, f"{name}_{source}_0") is not None
 
     def discard_chunks(self, edge: Edge, names: Sequence[str], most: int) -> bool:
         """Drop the chunks that were sent for these runs and not received; return whether the last one was among them.
 
-        A receiver takes chunks in the order in which they are sent, so the remaining ones are consecutive. Blocks.
+        A receiver takes chunks in the order in which they are sent, so the remaining ones are consecutive. What a
+        killed sender has left of a chunk is removed as well. Blocks.
 
         Args:
             most: most chunks per name.
@@ -58,7 +60,7 @@ class EdgePayloads(Payloads):
         for name in names:
             found = False
             for number in range(most):
-                got = connector.get(source, target, f"{name}_{source}_{number}")
+                got = drop(connector, source, target, f"{name}_{source}_{number}")
                 if found and got is None:
                     break
                 found = got is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +127,7 @@ class AsyncChunkRecovery:
             if names and self._payloads.arrive_at(pool) and pool.stage_id - 1 in works:
                 most = pieces_of(works[pool.stage_id - 1])
                 discard = partial(self._payloads.discard, pool, names, most)
-                self._orchestrator.spawn(_in_thread(discard))
+                self._orchestrator.spawn(in_thread(discard))
 
 
 async def abort_run(client: Any, name: str) -> None:
@@ -138,7 +138,8 @@ async def abort_run(client: Any, name: str) -> None:
         logger.warning("aborting run %s in its engine failed; its outputs are dropped as they arrive: %s", name, error)
 
 
-async def _in_thread(work: Any) -> None:
+async def in_thread(work: Callable[[], Any]) -> None:
+    """Run blocking work on a thread."""
     await asyncio.get_running_loop().run_in_executor(None, work)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from vllm_omni_sched.monitor.recovery.events import FailReason, Replica
 from vllm_omni_sched.monitor.recovery.remedies import RemedyAction, RemedyStep, ReplaceOutcome
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.placement.replica_migrator import MigrationOutcome
-from vllm_omni_sched.omni.stages.recovery.async_chunk_recovery import AsyncChunkRecovery, abort_run
+from vllm_omni_sched.omni.stages.recovery.async_chunk_recovery import AsyncChunkRecovery, abort_run, in_thread
 from vllm_omni_sched.omni.stages.recovery.handover import Handover, Handovers
 from vllm_omni_sched.omni.stages.recovery.parking import Parking
 from vllm_omni_sched.omni.stages.recovery.run_names import RunNames
@@ -334,8 +334,17 @@ class RecoveryDriver:
         self.parking.forget(request_id)
         if self._async_chunk is not None:
             self._async_chunk.forget(request_id, works)
+        elif self.names is not None:
+            self._discard_payloads(self.names.all_names(request_id), works)
         if self.names is not None:
             self.names.forget(request_id)
+
+    def _discard_payloads(self, names: Sequence[str], works: Mapping[int, StageWork]) -> None:
+        """Drop what was sent for runs of a request that has left and not received, or was begun by a killed sender."""
+        for pool in self._pools if names else ():
+            if pool.stage_id - 1 in works and self._payloads.arrive_at(pool):
+                discard = partial(self._payloads.discard, pool, names, 1)
+                self._orchestrator.spawn(in_thread(discard))
 
     async def _give_up(self, stage_id: int, request_ids: Sequence[str], why: str, reason: FailReason) -> None:
         for request_id in request_ids:
