@@ -60,13 +60,14 @@ def run(model: Path, rounds: int, rng: Random) -> list[dict[str, Any]]:
             (folder / "hosts").mkdir()
             with hosts.cluster(model, folder / "hosts", of_hosts, SEQS) as cluster:
                 pairs = [hosts.play(cluster, kind, rng) for kind in of_host]
-        failovers = [found for _, found in pairs if found is not None]
         entries, others = (
             [fault_of(line) for line in file.read_bytes().splitlines()] if file.exists() else []
             for file in (journal, of_hosts)
         )
         found = counts([*played, *(one for one, _ in pairs)], [*entries, *others])
-        return found + record(played, outages(played, entries)) + hosts.record(TASK, failovers)
+        return (
+            found + record(played, outages(played, entries)) + hosts.record(TASK, [failover for _, failover in pairs])
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -147,13 +147,17 @@ def play(one: Cluster, kind: str, rng: Random) -> tuple[Round, Failover | None]:
     return played, Failover(kind, noticed - began, taken_over - began, back - began)
 
 
-def record(task: str, found: list[Failover]) -> list[dict[str, Any]]:
-    """Return the times by kind of fault."""
+def record(task: str, found: Sequence[Failover | None]) -> list[dict[str, Any]]:
+    """Return the times by kind of fault; None: the standby did not take over, or the host did not come back."""
     records = []
+    if found:
+        label = "faults of hosts after which not all was as before"
+        records.append(entry(task, label, [found.count(None)], unit="faults", bar=Bar(0, "worst")))
     for kind in KINDS:
-        own = [one for one in found if one.kind == kind]
+        own = [one for one in found if one is not None and one.kind == kind]
         if own:
             records.append(entry(task, f"{kind}: until its silence was noticed", [one.noticed for one in own]))
             label, bar = f"{kind}: until the standby ran its requests", Bar(MOST_SECONDS, "worst")
             records.append(entry(task, label, [one.taken_over for one in own], bar=bar))
+            records.append(entry(task, f"{kind}: until the host served again", [one.back for one in own]))
     return records

@@ -52,7 +52,7 @@ def test_ratios_are_of_the_same_round():
     assert "store_over_it" not in of[STORE]
     console = Console(file=io.StringIO(), width=200)
     console.print(__main__.table(records))
-    assert "(×1.50)" in console.file.getvalue()
+    assert "(×3.00, ×1.50)" in console.file.getvalue()
 
 
 def test_it_says_why_it_cannot_measure_here(monkeypatch):
