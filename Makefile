@@ -37,9 +37,10 @@ patches: ## Check patches/: apply, reverse, and vLLM's own tests on the patched 
 	@$(PYTHON) dev/bootstrap.py
 	$(RUN) patches/check.py
 
-lint: venv ## Check style, types and the direction of imports
+lint: venv ## Check style, spelling, types and the direction of imports
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
+	$(VENV)/codespell
 	$(VENV)/mypy
 	$(VENV)/lint-imports
 

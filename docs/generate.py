@@ -317,6 +317,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "step-cost-summary": lambda: result_tables.step_cost_summary(result_tables.load(RESULTS, "step_cost")),
     "realtime": lambda: result_tables.realtime(result_tables.load(RESULTS, "realtime")),
     "readme-picture": lambda: readme_picture("realtime", "benchmarks/results"),
+    "home-picture": lambda: readme_picture("realtime", "results"),
     "realtime-picture": lambda: pictures("realtime", "results"),
     "step-cost-picture": lambda: pictures("step_cost", "results"),
     "overhead-summary": lambda: result_tables.overhead_summary(result_tables.load(RESULTS, "overhead")),
