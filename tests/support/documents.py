@@ -108,7 +108,7 @@ def calls_of(script: str, folder: Path, programs: Sequence[str], prints: Mapping
     (folder / ".venv" / "bin").symlink_to(stand_ins)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_") and name != "CC"}
     done = subprocess.run(
-        [bash, "--noprofile", "--norc", "-c", BEGIN + script + "wait\n"],
+        [bash, "--noprofile", "--norc", "-c", f"{BEGIN}{script}\nwait\n"],
         cwd=folder,
         env={**kept, "PATH": str(stand_ins), "CALLS": str(noted)},
         capture_output=True,
