@@ -293,6 +293,7 @@ def test_every_block_names_its_language() -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_make_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The program behind `make serve` starts a server, asks it, finds our metrics, and stops."""
     monkeypatch.setattr(dev.serve, "ChildProcess", partial(ChildProcess, start=WarmPopen))

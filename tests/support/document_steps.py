@@ -190,17 +190,21 @@ def vllm(call: Call, place: Place) -> Step:
 def python(call: Call, place: Place) -> Step:
     """A benchmark parses its arguments; other programs are run, by this test or another one."""
     what, (first, *rest) = str(call), call.arguments
-    if first in SCRIPTS:
-        return run_by(what, *SCRIPTS[first])
     if first.endswith(".py"):
-        parsed = ["--help"] if first in LONG_SCRIPTS else []
+        only_parsed = first in SCRIPTS or first in LONG_SCRIPTS
+        command = [sys.executable, ROOT / first, *rest, *(["--help"] if only_parsed else [])]
 
         def run() -> None:
-            command = [sys.executable, ROOT / first, *rest, *parsed]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
 
-        return Step(Way.PARSED if parsed else Way.RUN, what, run, why=LONG_SCRIPTS.get(first, ""))
+        if first in LONG_SCRIPTS:
+            return Step(Way.PARSED, what, run, why=LONG_SCRIPTS[first])
+        if first not in SCRIPTS:
+            return Step(Way.RUN, what, run)
+        step = run_by(what, *SCRIPTS[first])
+        there, step.act = step.act, lambda: (run() if rest else None, there())[1]
+        return step
     assert first == "-m", what
     module, *arguments = rest
     if module in MODULES:
