@@ -13,12 +13,24 @@ from vllm_omni_sched.sim.costs.roofline import EFFICIENCY_SOURCES, Efficiency
 
 def devices() -> str:
     """Show each kind of device with its peaks."""
-    head = ("device", "memory GB", "GB/s", "bf16 TFLOP/s", "SMs", "NVDEC", "NVLink GB/s", "PCIe GB/s", "source")
+    head = (
+        "device",
+        "memory GB",
+        "GB/s",
+        "bf16 TFLOP/s",
+        "fp8 TFLOP/s",
+        "SMs",
+        "NVDEC",
+        "NVLink GB/s",
+        "PCIe GB/s",
+        "source",
+    )
     return plain_table(
         head,
         (
             (one.name, _number(one.memory_bytes / 1e9), _number(one.bandwidth_bytes_per_second / 1e9),
-             _number(one.flops / 1e12), str(one.sms), f"{one.nvdec_engines} at {one.video_hertz / 1e6:.0f} MHz",
+             _number(one.flops / 1e12), _number(one.fp8_flops / 1e12), str(one.sms),
+             f"{one.nvdec_engines} at {one.video_hertz / 1e6:.0f} MHz" if one.nvdec_engines else "–",
              _number(one.nvlink_bytes_per_second / 1e9), _number(one.pcie_bytes_per_second / 1e9), _of(one.source))
             for one in DEVICES.values()
         ),
@@ -64,6 +76,8 @@ def decoders() -> str:
     core = [str(round(1 / (CORE_PIXEL_SECONDS[c] * pixels))) if c in CORE_PIXEL_SECONDS else "–" for c in codecs]
     rows = [("a core", *core, _of(CoreDecoder.source))]
     for kind in DEVICES.values():
+        if not kind.nvdec_engines:
+            continue
         frames, hertz = NVDEC_FRAMES[kind.nvdec]
         rates = [str(round(frames[c] * kind.video_hertz / hertz)) if c in frames else "–" for c in codecs]
         rows.append((f"an NVDEC engine of {kind.name}", *rates, f"published: {NVDEC_SOURCE}"))

@@ -37,7 +37,7 @@ engines = st.sampled_from(ENGINES)
 shares = st.floats(0.01, 1.0)
 more = st.integers(0, 5000)
 modalities = st.sampled_from(["image", "video"])
-decoders = st.sampled_from([CoreDecoder(), *(NvdecDecoder(kind) for kind in DEVICES.values())])
+decoders = st.sampled_from([CoreDecoder(), *(NvdecDecoder(kind) for kind in DEVICES.values() if kind.nvdec_engines)])
 
 
 @settings(deadline=None)

@@ -60,11 +60,16 @@ class NvdecDecoder:
     """Models one NVDEC engine; seconds are in proportion to pixels, by codec and generation.
 
     ``open_seconds``: to read the index of frames, on a core, as for `CoreDecoder`.
+
+    Raises:
+        ConfigError: no speed of the device's video engines is known.
     """
 
     open_seconds = CoreDecoder.open_seconds
 
     def __init__(self, device: DeviceKind) -> None:
+        if not device.nvdec_engines:
+            raise ConfigError(f"no speed of the video engines of {device.name!r} is published: set decoders = 'cpu'")
         frames, hertz = NVDEC_FRAMES[device.nvdec]
         faster = device.video_hertz / hertz
         self.device = device

@@ -22,6 +22,7 @@ class DeviceKind:
     ``flops``: bf16 on tensor cores, dense, per second. ``nvlink_bytes_per_second``, ``pcie_bytes_per_second``: in one
     direction, half of the data sheet's value; 0 without NVLink. ``video_hertz``: highest clock of its video engines;
     from ``nvidia-smi -q -d CLOCK`` of such devices; of L40S and A6000 that of their generation in NVIDIA's NVDEC note.
+    ``nvdec_engines`` is 0 where no speed of them is published. ``fp8_flops``: dense, per second; 0 without them.
     """
 
     name: str
@@ -35,6 +36,7 @@ class DeviceKind:
     nvlink_bytes_per_second: float
     pcie_bytes_per_second: float
     source: Source
+    fp8_flops: float = 0.0
 
 
 def _published(text: str) -> Source:
@@ -54,15 +56,19 @@ DEVICES = {
         ),
         DeviceKind(
             "h100-80gb", 80 * 10**9, 3350e9, 989e12, 132, 7, NvdecGeneration.TURING, 1545e6, 450e9, 64e9,
-            _published("NVIDIA H100 data sheet and Hopper architecture white paper, SXM5"),
+            _published("NVIDIA H100 data sheet and Hopper architecture white paper, SXM5"), 1979e12,
         ),
         DeviceKind(
             "h200-141gb", 141 * 10**9, 4800e9, 989e12, 132, 7, NvdecGeneration.TURING, 1545e6, 450e9, 64e9,
-            _published("NVIDIA H200 data sheet, SXM; the chip is the H100's"),
+            _published("NVIDIA H200 data sheet, SXM; the chip is the H100's"), 1979e12,
+        ),
+        DeviceKind(
+            "b200-180gb", 180 * 10**9, 8000e9, 2250e12, 148, 0, NvdecGeneration.ADA, 0.0, 900e9, 64e9,
+            _published("NVIDIA HGX B200 data sheet; tensor peaks are half of those with sparsity"), 4500e12,
         ),
         DeviceKind(
             "l40s", 48 * 10**9, 864e9, 362.05e12, 142, 3, NvdecGeneration.ADA, 2160e6, 0.0, 32e9,
-            _published("NVIDIA L40S data sheet"),
+            _published("NVIDIA L40S data sheet"), 733e12,
         ),
         DeviceKind(
             "a6000", 48 * 10**9, 768e9, 154.8e12, 84, 2, NvdecGeneration.AMPERE, 1665e6, 56.25e9, 32e9,
@@ -112,6 +118,7 @@ LINKS = {
     for link in (
         Link("nvlink-3", 300e9, 10e-6, _published("NVIDIA A100 data sheet: 600 GB/s, both directions"), _PEER),
         Link("nvlink-4", 450e9, 10e-6, _published("NVIDIA H100 data sheet: 900 GB/s, both directions"), _PEER),
+        Link("nvlink-5", 900e9, 10e-6, _published("NVIDIA HGX B200 data sheet: 1,800 GB/s, both directions"), _PEER),
         Link("pcie-4", 32e9, 20e-6, _published("PCI Express 4.0 x16: 64 GB/s, both directions"), _HOST),
         Link("pcie-5", 64e9, 20e-6, _published("PCI Express 5.0 x16: 128 GB/s, both directions"), _HOST),
         Link("ethernet-100g", 12.5e9, 30e-6, _published("IEEE 802.3, 100 Gbit/s"), _NETWORK),

@@ -7,7 +7,9 @@ modality. It follows the processor's limits, not the items of a workload.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
+from typing import Protocol
 
 from vllm_omni_sched.sim.costs.base import Source, SourceKind, pick
 
@@ -55,6 +57,83 @@ def fixed(embeds: int) -> LargestItem:
 BF16_BYTES = 2
 
 
+class WeightFormat(str, Enum):
+    """Format of the matrices in the layers of an LLM; embeddings, the output matrix and towers stay in bf16."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+    INT4 = "int4"
+
+    @property
+    def bytes_each(self) -> float:
+        """Return the bytes of a parameter; with 4 bits, a scale and a zero point of 4 bytes for 128 of them."""
+        return {WeightFormat.BF16: 2.0, WeightFormat.FP8: 1.0, WeightFormat.INT4: 0.5 + 4 / 128}[self]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Formats of weights and of the KV cache (vLLM's ``--kv-cache-dtype fp8``)."""
+
+    weights: WeightFormat = WeightFormat.BF16
+    kv_fp8: bool = False
+
+    @property
+    def kv_bytes(self) -> int:
+        """Return the bytes of a number in the KV cache."""
+        return 1 if self.kv_fp8 else BF16_BYTES
+
+
+class Llm(Protocol):
+    """What costs need to know of a decoder. Parameters are numbers, not bytes."""
+
+    @property
+    def layers(self) -> int:
+        """Return the number of layers."""
+
+    @property
+    def hidden(self) -> int:
+        """Return the width between layers."""
+
+    @property
+    def heads(self) -> int:
+        """Return the query heads, which tensor parallelism divides."""
+
+    @property
+    def layer_parameters(self) -> int:
+        """Return the parameters of all layers by which each token is multiplied."""
+
+    @property
+    def stored_parameters(self) -> int:
+        """Return the parameters of all layers."""
+
+    @property
+    def expert_parameters(self) -> int:
+        """Return the parameters of all routed experts, of which a token reads `expert_share`; 0 without experts."""
+
+    @property
+    def expert_share(self) -> float:
+        """Return the fraction of the routed experts that a token goes through."""
+
+    @property
+    def head_parameters(self) -> int:
+        """Return the parameters of the output matrix."""
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of all parameters."""
+
+    @property
+    def operations_per_pair(self) -> int:
+        """Return the operations of attention for one query and one key of a prompt, in all layers."""
+
+    @property
+    def operations_per_read(self) -> float:
+        """Return the operations of attention for a decoding query and a key, relative to those of a prompt."""
+
+    def kv_numbers_per_token(self, tensor_parallel: int = 1) -> float:
+        """Return the numbers in the KV cache of a token on all devices together."""
+
+
 @dataclass(frozen=True)
 class LlmShape:
     """A decoder with grouped-query attention and a gated MLP, like those of Llama and Qwen2."""
@@ -77,6 +156,26 @@ class LlmShape:
         return self.layers * (attention + 3 * self.hidden * self.ffn + 2 * self.hidden) + self.hidden
 
     @property
+    def stored_parameters(self) -> int:
+        """Return the parameters of all layers, each of which every token needs."""
+        return self.layer_parameters
+
+    @property
+    def expert_parameters(self) -> int:
+        """Return 0: it has no routed experts."""
+        return 0
+
+    @property
+    def expert_share(self) -> float:
+        """Return 0: it has no routed experts."""
+        return 0.0
+
+    @property
+    def operations_per_read(self) -> float:
+        """Return 1: decoding takes the same operations for a pair as a prompt."""
+        return 1.0
+
+    @property
     def head_parameters(self) -> int:
         """Return the parameters of the output matrix, by which each sampled token is multiplied."""
         return self.vocab * self.hidden
@@ -91,9 +190,13 @@ class LlmShape:
         """Return the operations of attention for one query and one key in all layers, for score and value."""
         return 4 * self.layers * self.heads * self.head_dim
 
+    def kv_numbers_per_token(self, tensor_parallel: int = 1) -> int:
+        """Return the numbers in the KV cache of a token on all devices together; a device has at least one key head."""
+        return 2 * self.layers * max(self.kv_heads, tensor_parallel) * self.head_dim
+
     def kv_bytes_per_token(self, tensor_parallel: int = 1) -> int:
-        """Return the KV bytes of a token on all devices together; a device holds at least one key head."""
-        return 2 * BF16_BYTES * self.layers * max(self.kv_heads, tensor_parallel) * self.head_dim
+        """Return the KV bytes of a token in bf16, on all devices together."""
+        return BF16_BYTES * self.kv_numbers_per_token(tensor_parallel)
 
 
 @dataclass(frozen=True)
@@ -167,16 +270,18 @@ class ModelShape:
     """An LLM with the encodings of its modalities.
 
     ``published_parameters``: the value on its card. ``max_model_len``: tokens of its context,
-    from its configuration. ``largest_item``: embeddings of its largest item, if it accepts items.
+    from its configuration. ``largest_item``: embeddings of its largest item, if it accepts items. ``precision``: of
+    its checkpoint.
     """
 
     name: str
-    llm: LlmShape
+    llm: Llm
     encodings: Mapping[str, Encoding]
     published_parameters: int
     source: Source
     max_model_len: int = 32768
     largest_item: LargestItem = no_items
+    precision: Precision = Precision()
 
     @property
     def parameters(self) -> int:
@@ -184,10 +289,10 @@ class ModelShape:
         towers = {encoding.tower for encoding in self.encodings.values()}
         return self.llm.parameters + sum(tower.parameters for tower in towers)
 
-    @property
-    def weight_bytes(self) -> int:
-        """Return the bytes of the weights in bf16."""
-        return BF16_BYTES * self.parameters
+    def weight_bytes(self, weights: WeightFormat = WeightFormat.BF16) -> int:
+        """Return the bytes of the weights, with the layers of the LLM in this format."""
+        layers = self.llm.stored_parameters
+        return int(BF16_BYTES * (self.parameters - layers) + weights.bytes_each * layers)
 
 
 # vLLM pull request 50411: Qwen2VLImageProcessor takes 12.2 ms for 1024 x 1024 pixels.
