@@ -42,6 +42,7 @@ MODULES = (
     "sim.engine.lane",
     "sim.engine.leap",
     "sim.engine.placed",
+    "sim.engine.prefixes",
     "sim.engine.prompts",
     "sim.engine.sequence",
     "sim.engine.server",

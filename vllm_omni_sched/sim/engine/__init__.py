@@ -5,6 +5,7 @@ front.py      its front end
 steps.py      its steps, one after another
 leap.py       steps that are skipped until they are needed
 prompts.py    the prompts computed in a step
+prefixes.py   the prefix cache
 decoding.py   decoding requests: a token each in every step
 encoding.py   the items encoded in a step; the encoder cache
 ahead.py      the actions of encode-ahead: the lane, and requests that wait for it

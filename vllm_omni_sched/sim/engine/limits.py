@@ -15,7 +15,8 @@ class EngineLimits:
     ``encoder_budget_embeds``, ``encoder_cache_embeds``: of a step, and of the encoder cache; an item that is larger
     is refused. ``encodes``: whether it has the encoder; else items come encoded. ``lane_items``: items that the lane
     encodes at a time. ``paced``: whether the lane needs processors that decode steps leave it, as on a CPU;
-    ``lane_beside``: whether it also has some of its own.
+    ``lane_beside``: whether it also has some of its own. ``prefix_caching``: prompts use the blocks of others, where
+    requests name them.
 
     Raises:
         ConfigError: a number is below 1.
@@ -30,6 +31,7 @@ class EngineLimits:
     lane_items: int = 1
     paced: bool = False
     lane_beside: bool = True
+    prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         for name in (

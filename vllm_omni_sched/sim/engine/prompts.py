@@ -6,6 +6,7 @@ from vllm_omni_sched.sim.engine.ahead import Ahead
 from vllm_omni_sched.sim.engine.decoding import DecodingSequences, Targets
 from vllm_omni_sched.sim.engine.encoding import Encoding
 from vllm_omni_sched.sim.engine.limits import EngineLimits
+from vllm_omni_sched.sim.engine.prefixes import PrefixCache
 from vllm_omni_sched.sim.engine.sequence import Sequence
 from vllm_omni_sched.sim.engine.waiting import Waiting
 
@@ -18,8 +19,10 @@ class Prompts:
     2. A chunk ends before an item that cannot be encoded in this step.
     3. Waiting requests are admitted while the limits of sequences and of KV memory hold, in queue order; the first
        one without room or without tokens ends it. Others go ahead of a request that the core holds back.
+    4. A prompt begins behind what the prefix cache has of it.
 
-    ``running``: sequences whose prompt is being computed, in order of admission. ``chunks``: of the step.
+    ``running``: sequences whose prompt is being computed, in order of admission. ``chunks``: of the step. ``cache``:
+    None without prefix caching.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Prompts:
         self.chunks: list[tuple[Sequence, int]] = []
         self.tokens = 0
         self.pairs = 0.0
+        self.cache = PrefixCache(limits.kv_tokens) if limits.prefix_caching else None
 
     def clear(self) -> None:
         """Compute no prompt in this step."""
@@ -81,9 +85,16 @@ class Prompts:
                 assert self.ahead is not None
                 self.ahead.hold(self._waiting.pop(now))
                 continue
+            cached = self._begin(waiting)
             tokens = self._compute(waiting, min(budget, plan.longest), view, now)
             if not tokens:
+                if cached:
+                    waiting.begin_at(0)
+                    self.release(waiting)
                 break
+            if self.cache is not None and waiting.blocks:
+                self.cache.count(cached, waiting.prompt)
+            self.computed += cached
             budget -= tokens
             self._waiting.pop(now)
             waiting.runs = True
@@ -93,6 +104,19 @@ class Prompts:
             self._waiting.push(one, now, again=True)
         if core.rounds is not None:
             core.rounds.end()
+
+    def _begin(self, sequence: Sequence) -> int:
+        """Begin a prompt behind what the prefix cache has of it, and return those tokens."""
+        if self.cache is None or not sequence.blocks or sequence.computed:
+            return 0
+        found = self.cache.lookup(sequence, self.kv_tokens)
+        return sequence.begin_at(found) if found else 0
+
+    def release(self, sequence: Sequence) -> None:
+        """Release the blocks of a sequence that has ended or waits again."""
+        if sequence.held_blocks:
+            assert self.cache is not None
+            self.cache.release(sequence, self.kv_tokens)
 
     def _fits(self, sequence: Sequence) -> bool:
         left = sum([one.left for one in self.running])
@@ -131,6 +155,8 @@ class Prompts:
                 sequence.next_item = at
                 self._encoding.release(sequence, at)
             if sequence.computed >= sequence.prompt:
+                if sequence.blocks and self.cache is not None:
+                    self.cache.computed(sequence)
                 self.remove(sequence)
                 whole.append(sequence)
         return whole
@@ -140,6 +166,8 @@ class Prompts:
         self.running.clear()
         self.targets.clear()
         self.computed = 0
+        if self.cache is not None:
+            self.cache.clear()
         self.clear()
 
     def remove(self, sequence: Sequence) -> None:

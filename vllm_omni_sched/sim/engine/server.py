@@ -16,8 +16,9 @@ class EngineServer(Steps):
     4. If decoding requests run out of KV memory, the one admitted last frees all its blocks and
        waits again; its tokens are computed again.
 
-    Not modelled: prefix caching, speculative decoding, and the gain of async scheduling, which
-    the costs of a step include.
+    5. Prompts whose blocks the workload names use the prefix cache (`PrefixCache`).
+
+    Not modelled: speculative decoding, and the gain of async scheduling, which the costs of a step include.
 
     Args:
         done: called with each job when its client has its last token.
@@ -104,6 +105,7 @@ class EngineServer(Steps):
 
     def _forget(self, sequence: Sequence, *, counts: bool = True) -> None:
         self.encoding.release(sequence)
+        self.prompts.release(sequence)
         if self._measures:
             self.core.leave(sequence.request_id, sequence.made if counts else 0, self._sim.now)
 

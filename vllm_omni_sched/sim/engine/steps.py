@@ -262,6 +262,7 @@ class Steps(FrontEnd):
                 sequence.last_token = self._last_end
             self.preempted += 1
             self.encoding.release(sequence)
+            prompts.release(sequence)
             sequence.restart()
             self.waiting.push(sequence, self._sim.now, again=True)
         return decodes.number

@@ -173,6 +173,9 @@ class EngineStage(DeviceStage):
         description="Embeddings encoded in a step (vLLM's `max_num_encoder_input_tokens`, for which it has no flag "
         "either). Default: as for `encoder_cache_embeds`.",
     )
+    enable_prefix_caching: bool = Field(
+        True, description="Prompts use computed blocks of others, as in vLLM, where the workload names equal blocks."
+    )
     lane_items: int = Field(1, ge=1, description="Items that the encode-ahead lane encodes at a time.")
     lane_on: Literal["device", "beside", "shared"] = Field(
         "device",

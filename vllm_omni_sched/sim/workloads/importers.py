@@ -45,6 +45,7 @@ class _Row:
     tokens: int
     output: int
     images: int = 0
+    blocks: tuple[int, ...] = ()
 
 
 def import_trace(path: Path, format: TraceFormat, image_embeds: int = 0) -> Imported:
@@ -54,7 +55,7 @@ def import_trace(path: Path, format: TraceFormat, image_embeds: int = 0) -> Impo
     2. A request without output tokens has failed, or was cancelled; it is left out and counted.
     3. Prompt tokens include those of images, as far as they suffice for them (Azure's multimodal trace names the number
        of images alone): each image takes ``image_embeds`` of them. With ``image_embeds`` 0 all tokens are text.
-    4. Contents are not read, nor which prefixes are equal: the hash ids of Mooncake are ignored.
+    4. Contents are not read. Mooncake's hash ids tell which prefixes are equal: blocks of 512 tokens.
 
     The formats: Mooncake's traces (arXiv 2407.00079; JSON lines, times in ms), Azure's LLM traces of 2023 and 2024 and
     its multimodal one of 2025 (CSV), BurstGPT (arXiv 2401.17644; CSV, times in s), ``vllm bench serve --save-result
@@ -79,25 +80,38 @@ def import_trace(path: Path, format: TraceFormat, image_embeds: int = 0) -> Impo
     if not kept:
         raise ConfigError(f"{path}: no request with output tokens in it")
     begin = kept[0].at
-    header = Header(FORMAT, VERSION, source=f"{path.name}, imported as {format.value}")
+    block_tokens = _MOONCAKE_BLOCK if any(row.blocks for row in kept) else 0
+    header = Header(FORMAT, VERSION, source=f"{path.name}, imported as {format.value}", block_tokens=block_tokens)
     requests = tuple(_request(row, row.at - begin, image_embeds) for row in kept)
     return Imported(Trace(header, requests=requests), len(rows) - len(kept))
 
 
 def _request(row: _Row, at: float, image_embeds: int) -> Exact:
     images = min(row.images, row.tokens // image_embeds) if image_embeds else 0
-    return Exact(at, row.tokens - images * image_embeds, row.output, (("image", image_embeds),) * images)
+    items = (("image", image_embeds),) * images
+    return Exact(at, row.tokens - images * image_embeds, row.output, items, blocks=row.blocks)
+
+
+_MOONCAKE_BLOCK = 512
+"""Tokens of a block of Mooncake's traces, by their authors."""
 
 
 class _Mooncake(msgspec.Struct):
     timestamp: float
     input_length: int
     output_length: int
+    hash_ids: tuple[int, ...] = ()
 
 
 def _mooncake(text: str, path: str) -> Iterator[_Row]:
     for where, row in _json_lines(text, path, _Mooncake):
-        yield _Row(where, row.timestamp / 1e3, row.input_length, row.output_length)
+        most = -(-row.input_length // _MOONCAKE_BLOCK)
+        if len(row.hash_ids) > most:
+            raise ConfigError(
+                f"{where}: hash_ids has {len(row.hash_ids)} blocks of {_MOONCAKE_BLOCK} tokens, more than the "
+                f"input_length of {row.input_length} has"
+            )
+        yield _Row(where, row.timestamp / 1e3, row.input_length, row.output_length, blocks=row.hash_ids)
 
 
 def _azure(text: str, path: str) -> Iterator[_Row]:

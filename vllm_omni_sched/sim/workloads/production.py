@@ -98,7 +98,7 @@ class ServeGenImages(ServeGenText):
         images = endless(lambda n: IMAGES.draw(counts, n))
         embeds = endless(lambda n: IMAGE_TOKENS.draw(tokens, n))
         content = contents(names)
-        for at, text_tokens, output, _, sla, client in super().arrivals(text):
+        for at, text_tokens, output, _, sla, client, *_ in super().arrivals(text):
             items = tuple([Item("image", next(embeds), next(content)) for _ in range(next(images))])
             yield Arrival(at, text_tokens, output, items, sla, client)
 

@@ -55,7 +55,8 @@ class Replay:
        the first after it.
     4. Items are drawn as a Poisson number with the recorded mean per finished request, with ``item_embeds`` each, as
        far as the prompt has room for them. Classes are drawn in their recorded proportions.
-    5. All contents differ: a trace does not record which were equal.
+    5. All contents of items differ: a trace does not record which were equal. Of a trace of requests, prompts share the
+       blocks that the trace names.
     """
 
     thinnable = True
@@ -83,10 +84,12 @@ class Replay:
             yield from play(number * seconds, content, draws)
 
     def _exactly(self, begin: float, content: Iterator[int], _: np.random.Generator) -> Iterator[Arrival]:
+        each = self._trace.header.block_tokens
         for request in self._trace.requests:
             items = tuple(Item(modality, embeds, next(content)) for modality, embeds in request.items)
             at = begin + request.at / self._scale
-            yield Arrival(at, request.text_tokens, request.output_tokens, items, request.sla, request.client)
+            text, output, blocks = request.text_tokens, request.output_tokens, request.blocks
+            yield Arrival(at, text, output, items, request.sla, request.client, blocks, each if blocks else 0)
 
     def _drawn(self, begin: float, content: Iterator[int], rng: np.random.Generator) -> Iterator[Arrival]:
         intervals = self._trace.intervals

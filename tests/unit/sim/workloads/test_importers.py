@@ -28,7 +28,7 @@ AIPERF_FAILED = {
 }
 FILES = {
     TraceFormat.MOONCAKE: '{"timestamp": 3500, "input_length": 1800, "output_length": 26, "hash_ids": [0, 3]}\n'
-    '{"timestamp": 500, "input_length": 655, "output_length": 52, "hash_ids": [0, 1, 2]}\n\n',
+    '{"timestamp": 500, "input_length": 655, "output_length": 52, "hash_ids": [0, 1]}\n\n',
     TraceFormat.AZURE: "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     "2023-11-16 18:15:46.6805900,655,52\n2023-11-16 18:15:49.6805900,1800,26\n",
     TraceFormat.BURSTGPT: "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
