@@ -5,7 +5,19 @@ from typing import Annotated
 import typer
 
 from vllm_omni_sched import __version__
-from vllm_omni_sched.cli import calibrate, decode, doctor, explain, faults, import_trace, record, simulate, top, tune
+from vllm_omni_sched.cli import (
+    calibrate,
+    decode,
+    doctor,
+    explain,
+    faults,
+    import_trace,
+    plan,
+    record,
+    simulate,
+    top,
+    tune,
+)
 
 app = typer.Typer(
     name="vllm-omni-sched",
@@ -41,3 +53,4 @@ app.command("record")(record.record)
 app.command("import")(import_trace.import_)
 app.command("simulate")(simulate.simulate)
 app.command("tune")(tune.tune)
+app.command("plan")(plan.plan)

@@ -1,0 +1,227 @@
+"""``vllm-omni-sched plan``: finds the cheapest devices, replicas, flags and options for a trace and an SLO."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import TextColumn
+
+from vllm_omni_sched.cli import plan_view
+from vllm_omni_sched.cli.console import INTERRUPTED, USAGE, leave, progress_bar
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.extras import how_to_install
+from vllm_omni_sched.sim.workloads.importers import TraceFormat
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.sim.plan.load import Load
+    from vllm_omni_sched.sim.plan.systems import Choices
+    from vllm_omni_sched.sim.scenario.scenario import Slo
+    from vllm_omni_sched.sim.workloads.trace import Trace
+
+_leave = partial(leave, "plan")
+
+
+def plan(
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="A trace, as `record` and `import` write it.", show_default=False)
+    ],
+    slo: Annotated[
+        str, typer.Option(help="Targets: ttft and either itl (each gap) or tpot (their mean), in seconds; attainment.")
+    ] = "ttft=2,itl=0.1,attainment=0.9",
+    model: Annotated[str, typer.Option(help="The model: a known name, or its config.json.")] = "qwen2.5-vl-7b",
+    format: Annotated[
+        TraceFormat | None,
+        typer.Option("--format", help="Who wrote the trace, if it was not imported.", show_default=False),
+    ] = None,
+    gpus: Annotated[
+        str, typer.Option(help="Kinds of devices to try, with commas; default: all with a price.", show_default=False)
+    ] = "",
+    price: Annotated[
+        list[str] | None, typer.Option(metavar="GPU=DOLLARS", help="Price of a device and hour.", show_default=False)
+    ] = None,
+    max_gpus: Annotated[int, typer.Option(min=1, max=100_000, help="Most devices in all.")] = 64,
+    weights: Annotated[
+        str, typer.Option(help="bf16, fp8 or int4; default: as the checkpoint.", show_default=False)
+    ] = "",
+    kv_fp8: Annotated[bool, typer.Option("--kv-fp8", help="KV cache in FP8.")] = False,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Costs measured on your engine, instead of a model; needs one GPU kind.",
+            show_default=False,
+        ),
+    ] = None,
+    gpus_each: Annotated[int, typer.Option(min=1, max=1024, help="With --calibration: devices of the engine.")] = 1,
+    served: Annotated[str, typer.Option(help="Name of the model in the command.", show_default=False)] = "",
+    scale: Annotated[float, typer.Option(help="Factor on the rate of the trace.")] = 1.0,
+    item_embeds: Annotated[int, typer.Option(min=0, help="For a trace of intervals: embeddings of an item.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Replicas simulated for each trial.")] = 2,
+    trials: Annotated[int, typer.Option(min=4, max=10_000, help="Most trials of a layout at one size.")] = 24,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the findings here, as JSON.", show_default=False)
+    ] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a picture here.", show_default=False)] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Plan a cluster for your trace: the cheapest devices, replicas, flags of vLLM and options, simulated.
+
+    Stock vLLM is planned first, with its flags tuned; our options only count for what they save beyond that. Exit
+    status: 0 on success, 2 if an argument is invalid or no plan meets the SLO, 130 if it was interrupted.
+    """
+    # imported late: these modules need numpy
+    from vllm_omni_sched.sim.plan.findings import confirm, limit
+    from vllm_omni_sched.sim.plan.load import Load
+    from vllm_omni_sched.sim.plan.search import Planner
+    from vllm_omni_sched.sim.workloads.replay import TraceOptions
+
+    if png is not None and find_spec("matplotlib") is None:
+        _leave(USAGE, f"matplotlib is not installed: {how_to_install('sim')}")
+    if not 0 < scale <= 1e6:
+        _leave(USAGE, f"--scale must be positive, got {scale:g}")
+    try:
+        targets = _targets(slo)
+        load = Load(_trace(trace, format), TraceOptions(file=trace.name, scale=scale, item_embeds=item_embeds))
+        kinds = [name.strip() for name in gpus.split(",") if name.strip()]
+        choices = _choices(
+            load, model, served, kinds, _prices(price or []), max_gpus, (weights, kv_fp8), calibration, gpus_each
+        )
+        with progress_bar(TextColumn("{task.fields[text]}"), quiet=quiet) as bar:
+            task = bar.add_task("Planning", total=None, text="")
+
+            def report(done: int, text: str) -> None:
+                bar.update(task, text=f"{done} trials, {text}")
+
+            planner = Planner(choices, load, targets, seeds, trials, report)
+            found = planner.stock()
+            of_stock = planner.tally.trials
+            cheaper = planner.ours(found)
+            of_ours = planner.tally.trials - of_stock
+            default = planner.as_shipped(found.system.layout)
+            stock = confirm(choices, load, targets, found)
+            ours = None if cheaper is None else confirm(choices, load, targets, cheaper)
+            if ours is not None and ours.plan.price >= stock.plan.price:
+                ours = None  # the held-out requests took away what training had saved
+            shipped = None if default is None else confirm(choices, load, targets, default)
+            best = ours or stock
+            limited = limit(choices, load, targets, best.plan)
+    except ConfigError as error:
+        _leave(USAGE, str(error))
+    except KeyboardInterrupt:
+        _leave(INTERRUPTED, "interrupted; nothing is written")
+    body = plan_view.record(choices, load, targets, (stock, ours, shipped), limited, (of_stock, of_ours), sys.argv[1:])
+    Console(highlight=False).print(plan_view.page(choices, load, targets, (stock, ours, shipped), limited))
+    typer.echo(plan_view.command_of(choices, best))
+    try:
+        if out is not None:
+            _write(out, json.dumps(body, indent=1) + "\n")
+        if png is not None:
+            plan_view.draw(choices, targets, (stock, ours, shipped), png)
+    except OSError as error:
+        _leave(USAGE, f"{error.filename or out or png}: {error.strerror or error}")
+
+
+def _targets(text: str) -> Slo:
+    from vllm_omni_sched.sim.scenario.scenario import Slo
+
+    names = {"ttft": "ttft_seconds", "itl": "itl_seconds", "tpot": "itl_seconds", "attainment": "attainment"}
+    found: dict[str, float] = {}
+    of = "each"
+    for word in text.split(","):
+        name, _, value = (part.strip() for part in word.partition("="))
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if name not in names or not 0 < number < float("inf") or (name == "attainment" and number > 1):
+            raise ConfigError(f"--slo {word.strip()!r}: write it as ttft=2,itl=0.1,attainment=0.9, or tpot for itl; "
+                              "seconds above 0, and a fraction")  # fmt: skip
+        if names[name] in found:
+            raise ConfigError(f"--slo: {name} is given twice, or both itl and tpot: keep one")
+        found[names[name]] = number
+        of = "mean" if name == "tpot" else of
+    return Slo.model_validate({**found, "itl_of": of})
+
+
+def _trace(path: Path, format: TraceFormat | None) -> Trace:
+    from vllm_omni_sched.sim.workloads.importers import import_trace
+    from vllm_omni_sched.sim.workloads.trace import read_trace
+
+    return read_trace(path) if format is None else import_trace(path, format).trace
+
+
+def _prices(given: list[str]) -> dict[str, float]:
+    from vllm_omni_sched.sim.costs.base import pick
+    from vllm_omni_sched.sim.costs.hardware import DEVICES
+    from vllm_omni_sched.sim.plan.systems import PRICES
+
+    found = dict(PRICES)
+    for word in given:
+        name, _, value = word.partition("=")
+        pick("device", name, DEVICES)
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = 0.0
+        if not 0 < found[name] < float("inf"):
+            raise ConfigError(f"--price {word}: write it as GPU=DOLLARS, such as h100-80gb=2.50")
+    return found
+
+
+def _choices(
+    load: Load,
+    model: str,
+    served: str,
+    kinds: list[str],
+    prices: dict[str, float],
+    most: int,
+    precision: tuple[str, bool],
+    calibration: Path | None,
+    each: int,
+) -> Choices:
+    from vllm_omni_sched.sim.costs.base import pick
+    from vllm_omni_sched.sim.costs.config_json import read_config
+    from vllm_omni_sched.sim.costs.hardware import device
+    from vllm_omni_sched.sim.costs.measured import MeasuredCosts
+    from vllm_omni_sched.sim.costs.models import MODELS, Precision, WeightFormat
+    from vllm_omni_sched.sim.costs.roofline import Parallel
+    from vllm_omni_sched.sim.plan.systems import Choices, Layout, known_devices, layouts, with_context
+
+    for name in kinds:
+        device(name)
+    if calibration is not None:
+        if len(kinds) != 1 or kinds[0] not in prices:
+            raise ConfigError("--calibration needs --gpus with the one kind that was measured, and its --price")
+        layout = Layout(kinds[0], Parallel(each), prices[kinds[0]])
+        return Choices(
+            None, served or "MODEL", (layout,), most, load.items, calibration=MeasuredCosts.read(calibration)
+        )
+    file = Path(model)
+    shape = read_config(file, served) if file.suffix == ".json" or file.is_dir() else pick("model", model, MODELS)
+    formats = [one.value for one in WeightFormat]
+    if precision[0] and precision[0] not in formats:
+        raise ConfigError(f"--weights must be one of {', '.join(formats)}, got {precision[0]!r}")
+    own = shape.precision
+    form = Precision(WeightFormat(precision[0]) if precision[0] else own.weights, precision[1] or own.kv_fp8)
+    if load.longest > shape.max_model_len:
+        raise ConfigError(
+            f"a request has {load.longest} tokens with its answer, and {shape.name} takes {shape.max_model_len}: "
+            "choose another model, or leave such requests out"
+        )
+    shape = with_context(shape, load.tokens)
+    found = layouts(shape, kinds or known_devices(), prices, form, most)
+    return Choices(shape, served or shape.name, tuple(found), most, load.items, form)
+
+
+def _write(path: Path, text: str) -> None:
+    from vllm_omni_sched.sim.output.files import replacing
+
+    with replacing(path) as file:
+        file.write(text)

@@ -1,0 +1,229 @@
+"""Search for the cheapest system within an SLO, first without the options of this package, then with them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.sim.costs.hardware import DEVICES
+from vllm_omni_sched.sim.plan.load import Load
+from vllm_omni_sched.sim.plan.systems import FLAG_VALUES, Choices, Flags, Layout, System, option_values, shipped
+from vllm_omni_sched.sim.plan.trial import serve
+from vllm_omni_sched.sim.scenario.scenario import Slo
+
+Progress = Callable[[int, str], None]
+"""Function that is called with the number of trials so far, and a text."""
+
+_HOPELESS = 0.5  # of what is needed: after the first group of flags, a layout below that is given up
+_CLEAR = 0.05  # so far below what is needed, no other seed is run
+_BETTER = 1e-4  # less is no gain
+
+
+@dataclass(frozen=True)
+class Plan:
+    """So many replicas of a system. ``attainment``: in training."""
+
+    system: System
+    replicas: int
+    attainment: float
+
+    @property
+    def devices(self) -> int:
+        """Return the number of devices."""
+        return self.replicas * self.system.layout.parallel.devices
+
+    @property
+    def price(self) -> float:
+        """Return the price of an hour."""
+        return self.replicas * self.system.layout.price_each
+
+
+@dataclass
+class Tally:
+    """Work of a search: trials, each of which is a simulation of one replica, and the requests in them."""
+
+    trials: int = 0
+    requests: int = 0
+
+
+class Planner:
+    """Searches over layouts, replicas, flags and options together.
+
+    1. A layout cannot be cheaper than its operations allow at the load. Layouts are tried in the order of that bound,
+       and those whose bound is not below the best price so far are left out.
+    2. For each, the largest number of replicas that would be cheaper is tuned until it meets the SLO: flags, then
+       options, one group after another, and the best value of each is kept. If none meets it, the layout is left out.
+    3. Then the fewest replicas are found by bisection, and tuned again at one less, as long as that succeeds.
+    4. Stock is searched first, with flags alone. With our options every layout is searched again in the same way, with
+       the same number of trials, from the flags that stock has there: what a flag gives is in both.
+    5. A trial is one replica with its part of the training requests, under up to ``seeds`` seeds. Nothing is random:
+       the same input gives the same plan.
+
+    Args:
+        trials: most trials of a layout at one number of replicas.
+    """
+
+    def __init__(
+        self,
+        choices: Choices,
+        load: Load,
+        slo: Slo,
+        seeds: int = 2,
+        trials: int = 24,
+        progress: Progress | None = None,
+    ) -> None:
+        self._choices, self._load, self._slo = choices, load, slo
+        self._seeds, self._most, self._progress = seeds, trials, progress
+        self._known: dict[tuple[Any, ...], float] = {}
+        self.tally = Tally()
+        self._flags: dict[Layout, Flags] = {}
+        self._bounds = {layout: self._fewest_possible(layout) for layout in choices.layouts}
+
+    def stock(self) -> Plan:
+        """Return the cheapest plan of vLLM with its flags tuned.
+
+        Raises:
+            ConfigError: no plan within the limit of devices meets the SLO.
+        """
+        found = self._search(None, {}, None)
+        if found is None:
+            raise ConfigError(
+                f"no plan with up to {self._choices.most_devices} devices meets the SLO: raise --max-gpus, name larger "
+                "devices, or loosen the SLO"
+            )
+        return found
+
+    def ours(self, stock: Plan) -> Plan | None:
+        """Return the cheapest plan with our options that is cheaper than stock's; None if there is none."""
+        slo = self._slo
+        options = option_values(slo.ttft_seconds, slo.itl_seconds, self._choices.items)
+        return self._search(stock, options, options["targets"][0])
+
+    def as_shipped(self, layout: Layout) -> Plan | None:
+        """Return the fewest replicas of a layout with vLLM's default flags; None if the limit does not suffice."""
+        system = System(layout, shipped(DEVICES.get(layout.device)))
+        most = self._choices.most_devices // layout.parallel.devices
+        if self._value(system, most) < self._slo.attainment:
+            return None
+        return self._bisected(system, self._bounds[layout], most)
+
+    def _search(
+        self, best: Plan | None, options: Mapping[str, Sequence[Any]], first: Mapping[str, Any] | None
+    ) -> Plan | None:
+        found: Plan | None = None
+        for layout in sorted(self._bounds, key=lambda one: (self._bounds[one] * one.price_each, one.device)):
+            fewest = self._bounds[layout]
+            most = self._choices.most_devices // layout.parallel.devices
+            if best is not None:
+                most = min(most, math.ceil(best.price / layout.price_each - 1e-9) - 1)
+            if most < fewest:
+                continue
+            flags = self._flags.get(layout, shipped(DEVICES.get(layout.device)))
+            one = self._fewest(System(layout, flags, first), fewest, most, options)
+            if one is not None:
+                best = found = one
+        return found
+
+    def _fewest(self, start: System, fewest: int, most: int, options: Mapping[str, Sequence[Any]]) -> Plan | None:
+        system, value = self._tuned(start, most, options)
+        if start.options is None:
+            self._flags[start.layout] = system.flags
+        if value < self._slo.attainment:
+            return None
+        found = self._bisected(system, fewest, most)
+        while found.replicas > fewest:
+            system, value = self._tuned(found.system, found.replicas - 1, options)
+            if value < self._slo.attainment:
+                break
+            found = self._bisected(system, fewest, found.replicas - 1)
+        if start.options is None:
+            self._flags[start.layout] = found.system.flags
+        return found
+
+    def _bisected(self, system: System, low: int, high: int) -> Plan:
+        """Return the fewest replicas that meet the SLO with these flags; ``high`` does."""
+        while low < high:
+            middle = (low + high) // 2
+            if self._value(system, middle) >= self._slo.attainment:
+                high = middle
+            else:
+                low = middle + 1
+        return Plan(system, high, self._value(system, high))
+
+    def _tuned(self, start: System, replicas: int, options: Mapping[str, Sequence[Any]]) -> tuple[System, float]:
+        """Return the best system at a number of replicas; the first that meets the SLO ends the search."""
+        needed, left = self._slo.attainment, self._most
+        best, value = start, self._value(start, replicas)
+        groups: list[tuple[str, Sequence[Any]]] = [*options.items(), *FLAG_VALUES.items()]
+        for _ in range(2):
+            before = value
+            for at, (name, values) in enumerate(groups):
+                for one in values:
+                    system = self._changed(best, name, one, options)
+                    if value >= needed or not left:
+                        return best, value
+                    if system == best or not self._choices.accepted(system):
+                        continue
+                    left -= 1
+                    reached = self._value(system, replicas)
+                    if reached > value + _BETTER:
+                        best, value = system, reached
+                if at >= len(options) and value < _HOPELESS * needed:
+                    return best, value
+            if value <= before + _BETTER:
+                break
+        return best, value
+
+    @staticmethod
+    def _changed(system: System, name: str, value: Any, options: Mapping[str, Sequence[Any]]) -> System:
+        if name in FLAG_VALUES:
+            return replace(system, flags=replace(system.flags, **{name: value}))
+        group = {key for one in options[name] for key in one}
+        shared = {key for other, values in options.items() if other != name for one in values for key in one}
+        kept = {
+            key: one for key, one in (system.options or {}).items() if key not in group or key in shared - set(value)
+        }
+        found = kept | dict(value)
+        if not found.keys() & {"prefill_control", "batch_control"}:
+            found.pop("control_target_ms", None)  # without effect
+        return replace(system, options=found)
+
+    def _value(self, system: System, replicas: int) -> float:
+        """Return the fraction within the SLO over the training seeds; 0 if it is impossible."""
+        options = None if system.options is None else repr(sorted(system.options.items()))
+        key = (system.layout, system.flags, options, replicas)
+        if key not in self._known:
+            self._known[key] = self._measured(system, replicas)
+        return self._known[key]
+
+    def _measured(self, system: System, replicas: int) -> float:
+        values: list[float] = []
+        for seed in range(min(self._seeds, replicas)):
+            served = serve(self._choices, system, self._load.part(replicas, seed), self._slo)
+            self.tally.trials += 1
+            self.tally.requests += served.requests
+            values.append(served.attainment)
+            if self._progress is not None:
+                split = system.layout.parallel
+                self._progress(self.tally.trials, f"{replicas} x {split.devices} {system.layout.device}")
+            if served.attainment < self._slo.attainment - _CLEAR:
+                break
+        return sum(values) / len(values)
+
+    def _fewest_possible(self, layout: Layout) -> int:
+        """Return the replicas whose devices can do all operations, if they did nothing else and forgot no prefix."""
+        costs = self._choices.costs(layout, Flags())
+        part = self._load.part(1, 0)
+        seen: set[int] = set()
+        seconds = 0.0
+        for request in part.requests:
+            known = 0
+            while known < len(request.blocks) and request.blocks[known] in seen:
+                known += 1
+            seen.update(request.blocks)
+            begin = min(known * request.block_tokens, request.prompt_tokens - 1)
+            tokens, output = request.prompt_tokens - begin, request.output_tokens - 1
+            read = output * (request.prompt_tokens + output / 2)
+            seconds += costs.operations_seconds(output, int(read), tokens, tokens * (begin + tokens / 2)) or 0.0
+        return max(1, math.ceil(0.9 * self._slo.attainment * seconds / part.seconds))
