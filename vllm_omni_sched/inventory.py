@@ -146,12 +146,11 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM sends deltas of sessions itself (vllm#58324)",
     ),
     Override(
-        f"{_S}.get_grammar_bitmask",
-        "before super(): in a step without tokens that waits for the lane, the engine core sleeps instead of polling; "
-        "vLLM calls this while workers run the step",
-        "encode_ahead on CPUs, workers in processes of their own",
-        "tests/engine/test_ahead_decisions.py",
-        "the engine core waits for its workers without polling",
+        "shm_broadcast.sched_yield",
+        "rebound: a reader of a message queue sleeps for half a millisecond while an encode is under way",
+        "encode_ahead on CPUs, from the start of the scheduler or of the worker on",
+        "tests/engine/test_ahead_polling.py",
+        "the engine core and its workers wait for each other without polling",
     ),
     Override(
         f"{_S}._try_schedule_encoder_inputs",

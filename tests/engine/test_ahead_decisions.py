@@ -8,7 +8,6 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from tests.engine.harness.bench import EMBEDS, Bench
-from vllm_omni_sched.resource.engine.lane import NAP_SECONDS
 
 
 def test_alone_it_is_encoded_in_the_step():
@@ -31,29 +30,33 @@ def test_beside_somebody_who_decodes_it_goes_to_the_lane_and_decoding_goes_on():
     assert len(bench.planner.decisions.ledger) == 0
 
 
-def test_the_engine_core_sleeps_in_a_step_without_tokens_that_waits_for_an_encode(monkeypatch: pytest.MonkeyPatch):
-    """Sleep where vLLM would poll for the end of the step, and take a processor from the encode."""
-    naps: list[float] = []
-    monkeypatch.setattr("vllm_omni_sched.engine.steered.sleep_seconds", naps.append)
-
-    def nap_of(bench: Bench, finish: int = 0) -> list[float]:
-        naps.clear()
-        scheduled = bench.step(finish=finish)
-        bench.scheduler.get_grammar_bitmask(scheduled)
-        return naps
-
+def test_workers_are_told_once_which_encodes_are_known_to_have_ended():
     bench = Bench()
     bench.decode()
+    bench.poisoned = {"bad"}
     bench.add("r", 20, [(4, "a")])
-    bench.planner.polls = True
-    assert nap_of(bench) == []  # it has tokens
-    bench.scheduler.finish_requests("text", RequestStatus.FINISHED_ABORTED)
-    assert nap_of(bench) == [NAP_SECONDS]
-    bench.planner.polls = False  # the worker is in the same process: the step is over by then
-    assert nap_of(bench) == []
-    bench.planner.polls = True
-    bench.step(finish=1)
-    assert nap_of(bench) == []  # the encoding is there
+    bench.add("s", 20, [(4, "bad")])
+    told = [bench.step(finish=number).ec_connector_metadata.known for number in (1, 1, 0, 0)]
+    assert told == [(), (1,), (2,), ()]
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_step_is_measured_without_the_time_for_which_it_was_held_back(async_scheduling: bool):
+    bench = Bench(async_scheduling=async_scheduling)
+    bench.decode()
+    bench.add("r", 20, [(4, "a")])
+    measured: list[float] = []
+    step_ended = bench.scheduler.omni.policies.core.step_ended
+
+    def note(*args: object, rest_seconds: float, **kwargs: object) -> None:
+        measured.append(rest_seconds)
+        step_ended(*args, rest_seconds=rest_seconds, **kwargs)
+
+    bench.scheduler.omni.policies.core.step_ended = note
+    for rested in (0.03, 0.02, 0.0, 0.0):
+        bench.rested = rested
+        bench.step(finish=rested == 0.02)
+    assert measured == ([0.0, 0.03, 0.02, 0.0] if async_scheduling else [0.03, 0.02, 0.0, 0.0])
 
 
 def test_equal_items_of_several_requests_are_encoded_once():

@@ -31,6 +31,7 @@ class ScriptedLane(MemberLane):
         self.waiting: list[Job] = []
         self.ended: list[Done] = []
         self.joined: list[int] = [0]  # generations
+        self.waits: list[float] = []
 
     def submit(self, job: Job) -> bool:
         if self.dead:
@@ -48,6 +49,7 @@ class ScriptedLane(MemberLane):
         return ended
 
     def wait(self, timeout: float) -> bool:
+        self.waits.append(timeout)
         return bool(self.ended)
 
     def set_share(self, share: float) -> None: ...
@@ -158,6 +160,26 @@ def test_an_item_is_ready_when_both_have_it(bench: TwoWorkers) -> None:
     bench.step()
     assert bench.step().num_scheduled_tokens == {"text": 1, "r": 20}
     assert (bench.in_step, bench.again) == ([], [])
+
+
+def test_steps_are_held_back_by_both_alike_and_not_while_a_prefill_is_due(bench: TwoWorkers) -> None:
+    bench.planner.decisions.rest_seconds = lambda *_: 0.02
+
+    def held_back(*finish: int) -> list[int]:
+        """Run a step, in which these ranks' lanes end an item; return how often each rank has waited."""
+        before = [len(bench.lane_of(rank).waits) for rank in range(RANKS)]
+        for rank in finish:
+            bench.finish(rank)
+        bench.step()
+        return [len(bench.lane_of(rank).waits) - before[rank] for rank in range(RANKS)]
+
+    bench.add("r", 40, [(4, "a"), (20, "b")])
+    assert held_back() == [1, 1]
+    assert held_back() == [1, 1]
+    assert held_back(0) == [0, 1]  # the lane of rank 1 is about to end it, too
+    assert held_back(1) == [0, 0]  # both have it; the scheduler is told with this step
+    assert held_back() == [1, 1]
+    assert set(bench.lane_of(0).waits) == {0.02}
 
 
 @pytest.mark.parametrize("dies_at", ["before", "after one has it"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead import worker as ahead_worker
 from vllm_omni_sched.engine.ahead.full_width import in_each_thread
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport
-from vllm_omni_sched.engine.ahead.worker import AheadWorker
+from vllm_omni_sched.engine.ahead.worker import AheadWorker, Item
 from vllm_omni_sched.engine.runners.v1 import RunnerV1Mixin
 from vllm_omni_sched.lanes import InlineLane
 from vllm_omni_sched.lanes.processors import Processors
@@ -62,6 +63,7 @@ def encode(worker: AheadWorker, values: list[int]) -> AheadReport:
     while len(told.ready) + len(told.failed) < len(values):
         worker.wait(20.0)
         told = told.aggregate(worker.report() or AheadReport())
+        worker.carry_out(AheadOrders(known=(*told.ready, *told.failed)), {})
     return told
 
 
@@ -90,6 +92,44 @@ def test_what_was_forgotten_meanwhile_is_not_encoded(worker: AheadWorker) -> Non
     worker.carry_out(orders, {})
     worker.carry_out(AheadOrders(forget=("gone",)), {})
     assert set(encode(worker, [LAST]).ready) == {LAST}
+
+
+def test_it_tells_for_how_long_a_step_was_held_back_in_fact(
+    worker: AheadWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode(worker, [0])
+    assert worker.report() is None  # the warm-up is over, too
+    ticks = itertools.count()
+    monkeypatch.setattr(ahead_worker, "monotonic_seconds", lambda: float(next(ticks)))
+    order = ("item-1", 1, "image", make_data(1, num_values=3), 3)
+    worker.carry_out(AheadOrders(submit=[order], rest_seconds=20.0), {})
+    report = worker.report()
+    assert report is not None
+    assert set(report.ready) == {1}  # which ended the rest
+    assert report.rested == 1.0
+    worker.carry_out(AheadOrders(rest_seconds=20.0, known=(1,)), {})  # the lane has no job
+    assert worker.report() is None
+
+
+def test_no_step_is_held_back_while_the_scheduler_does_not_know_of_an_encode_that_has_ended(
+    worker: AheadWorker,
+) -> None:
+    encode(worker, [0])
+    waited: list[float] = []
+    worker.lane.wait = waited.append  # type: ignore[assignment, method-assign]
+    order = ("item-1", 1, "image", make_data(1, num_values=3), 3)
+    worker.carry_out(AheadOrders(submit=[order], rest_seconds=0.02), {})
+    while not (worker.report() or AheadReport()).ready:
+        worker.wait(0.03)
+    assert waited[0] == 0.02
+    waited.clear()
+    worker._at_lane["2"] = Item(2, "item-2", "image", None, 3)  # under way
+    worker.carry_out(AheadOrders(rest_seconds=0.02), {})
+    worker.wait(0.03)
+    assert waited == []
+    worker.carry_out(AheadOrders(rest_seconds=0.02, known=(1,)), {})
+    worker.wait(0.03)
+    assert waited == [0.02, 0.03]
 
 
 class Placed(torch.nn.Module):

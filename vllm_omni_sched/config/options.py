@@ -234,7 +234,7 @@ class OmniSchedConfig(BaseModel):
         ge=0.0,
         le=1.0,
         description="While an encode runs on a CPU, steps are spaced by at least this fraction of the "
-        "inter-token-latency target, so that the encoder gets its share of the processors; default is 0.8, or 0.3 if "
+        "inter-token-latency target, so that the encoder gets its share of the processors; default is 0.8, or 0.25 if "
         "the encoder has processors of its own; 0 does not slow steps.",
     )
     waiting_order: OrderMode = Field(

@@ -152,11 +152,6 @@ class SchedulerExtension:
                     self.sessions.sender.note_restored(request.request_id, features.frontier)
         return restored
 
-    def step_sent(self, scheduler_output: Any) -> None:
-        """Let the policies act while workers run a step."""
-        if self.policies is not None:
-            self.policies.step_sent(scheduler_output)
-
     def updated(self, scheduler: Scheduler, scheduler_output: Any, outputs: dict[int, Any]) -> dict[int, Any]:
         """Record the results of a step, and return them with the errors of refused requests."""
         if self.stranded.requests:

@@ -50,10 +50,6 @@ class OmniSchedulerMixin(WaitingOrderMixin, _Base):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         return self.omni.schedule(self, super().schedule, *args, **kwargs)
 
-    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
-        self.omni.step_sent(scheduler_output)  # vLLM asks for the bitmask while workers run the step
-        return super().get_grammar_bitmask(scheduler_output)
-
     def update_from_output(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
         return self.omni.updated(self, scheduler_output, outputs)

@@ -11,7 +11,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds, wall_seconds
+from vllm_omni_sched.clock import monotonic_seconds, wall_seconds
 from vllm_omni_sched.config.errors import ConfigError, RequestError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
@@ -227,15 +227,10 @@ class SteeredSteps:
             return budget
         return self.core.encoder_part(features[following].modality, budget)
 
-    def step_sent(self, scheduler_output: SchedulerOutput) -> None:
-        """Sleep in place of polling for the end of a step without tokens, if the core says so."""
-        if self.planner is not None and self.planner.nap_seconds and not scheduler_output.total_num_scheduled_tokens:
-            sleep_seconds(self.planner.nap_seconds)
-
     def observe(self, scheduler_output: SchedulerOutput, outputs: dict[int, Any]) -> None:
         """Give the core the time of a step, and record the tokens of each request."""
         output, now = scheduler_output, monotonic_seconds()
-        rest = 0.0 if self.planner is None else self.planner.rest_seconds
+        rest = 0.0 if self.planner is None else self.planner.take_rested()
         prompt_tokens = prompt_tokens_of(output)
         self.view.changed()
         self.core.step_ended(

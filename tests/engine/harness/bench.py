@@ -41,6 +41,7 @@ class Bench:
         self.in_flight: list[tuple[Any, Any]] = []
         self.depth = 1 if async_scheduling else 0  # steps scheduled ahead of the outputs known
         self.lane: list[tuple[str, int]] = []  # with its ticket
+        self.rested = 0.0  # seconds for which steps are held back
         self.made: set[str] = set()
         self.submitted: list[str] = []
         self.in_step: list[str] = []
@@ -64,7 +65,7 @@ class Bench:
         self._as_worker(scheduled)
         output = make_runner_output(self.scheduler, scheduled, sample_by_position)
         report = self._encode(finish)
-        report.host = self.host_report
+        report.host, report.rested = self.host_report, self.rested
         output.ec_connector_output = ECConnectorOutput(ec_connector_worker_meta=report)
         self.in_flight.append((scheduled, output))
         while len(self.in_flight) > self.depth or (self.in_flight and not scheduled.num_scheduled_tokens):

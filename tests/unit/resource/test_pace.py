@@ -8,8 +8,8 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.engine.lane import DecodePace, PaceReason
 
 
-def rest(share=1.0, busy=0.005, itl=0.01, target=0.05, *, encoding=True, decoding=True, fraction=0.8):
-    return DecodePace(fraction).rest(share, busy, itl, target, encoding=encoding, decoding=decoding)
+def rest(share=1.0, busy=0.005, itl=0.01, target=0.05, *, encoding=True, decoding=True, prefill=False, fraction=0.8):
+    return DecodePace(fraction).rest(share, busy, itl, target, encoding=encoding, decoding=decoding, prefill=prefill)
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,7 @@ def rest(share=1.0, busy=0.005, itl=0.01, target=0.05, *, encoding=True, decodin
     [
         ({"encoding": False}, 0.0, PaceReason.NOT_ENCODING),
         ({"decoding": False}, 0.0, PaceReason.NO_DECODE),
+        ({"prefill": True}, 0.0, PaceReason.PREFILL),
         ({"itl": 0.051}, 0.0, PaceReason.OVER_TARGET),
         ({"share": 0.5}, 0.005, PaceReason.SHARE),
         ({"share": 0.75}, 0.015, PaceReason.SHARE),

@@ -10,7 +10,6 @@ from vllm_omni_sched.core.engine.requests import EngineFacts, EngineView, Prompt
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.step_times import CostModel, StepMeter
 from vllm_omni_sched.resource.engine.lane import (
-    NAP_SECONDS,
     PACE,
     PACE_BESIDE,
     DecodeLoad,
@@ -93,7 +92,6 @@ class EncodeAhead:
         }
         self._own_processors = False
         self._lane_items = 1  # that the lane encodes at a time
-        self._paced = facts.paced
         self.ledger = AheadLedger(facts.encoder_cache_embeds)
         self.share = 1.0
         self.taken_from_lane = 0
@@ -217,18 +215,15 @@ class EncodeAhead:
         load = self._load(view)
         seconds, _ = pace.rest(
             self.share,
-            self._steps.predict(prompt_tokens),
+            self._steps.predict(0),
             self._steps.itl.seconds,
             self._target if load is None else load.itl_target_seconds,
             encoding=True,
             decoding=load is not None,
+            prefill=prompt_tokens > 0,
         )
         self._metrics.decode_rest_seconds += seconds
         return seconds
-
-    def nap_seconds(self) -> float:
-        """Return for how long the engine core sleeps while workers wait, in a step without tokens, for an encode."""
-        return NAP_SECONDS if self._paced and self.ledger.num_pending else 0.0
 
     # -- what happened -------------------------------------------------------
 

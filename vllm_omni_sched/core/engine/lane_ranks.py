@@ -62,6 +62,11 @@ class LaneRanks:
         first, encode.failed = not encode.failed, True
         return first
 
+    def awaits(self, ticket: int) -> bool:
+        """Return whether the encode of this item goes on, as far as workers have reported."""
+        encode = self._encodes.get(ticket)
+        return encode is not None and not encode.failed
+
     def encode_in_step(self, tickets: Iterable[int]) -> None:
         """Record that these items are encoded by all workers in a step, since their lanes are lost."""
         self._in_step = set(tickets)

@@ -35,11 +35,13 @@ class AheadOrders(ECConnectorMetadata):
         submit: contents to encode: mm_hash, ticket, modality, data, number of embeddings.
         share: share of the device's time that the lane may use, in (0, 1].
         pending: whether encodes are under way; if so, a step without tokens waits for one of them.
-        rest_seconds: how long a step with tokens waits for an encode before it begins.
+        rest_seconds: how long a step with tokens waits for an encode before it begins. No step waits once an encode
+            has ended that the scheduler does not know of.
         host: encodings to move to host memory, and to restore from there.
         llm_idle: whether this step has no tokens, so that the lane may use the LLM's processors until the next step.
         ranks: orders that only the workers of an engine with several ranks get; None without news for them. They are
             carried out first.
+        known: tickets whose encodes have ended by all reports that the scheduler had when it gave these orders.
     """
 
     forget: tuple[str, ...] = ()
@@ -51,6 +53,7 @@ class AheadOrders(ECConnectorMetadata):
     host: HostOrders = field(default_factory=HostOrders)
     ranks: "RankOrders | None" = None
     llm_idle: bool = False
+    known: tuple[int, ...] = ()
 
 
 class LaneFacts(NamedTuple):
@@ -98,6 +101,7 @@ class AheadReport(ECConnectorWorkerMetadata):
         host: results of the orders about host memory.
         lane: properties of the lane.
         loss: end of a lane that needs the scheduler's orders; None if there is none.
+        rested: seconds for which the step was held back in favour of the lane.
     """
 
     ready: dict[int, Encoded] = field(default_factory=dict)
@@ -107,6 +111,7 @@ class AheadReport(ECConnectorWorkerMetadata):
     host: HostReport = field(default_factory=HostReport)
     lane: LaneFacts = field(default_factory=LaneFacts)
     loss: LaneLoss | None = None
+    rested: float = 0.0
 
     def aggregate(self, other: ECConnectorWorkerMetadata) -> "AheadReport":
         """Merge this report with that of another worker about the same step."""
@@ -127,4 +132,5 @@ class AheadReport(ECConnectorWorkerMetadata):
             self.host.beside(other.host),
             LaneFacts(max(self.lane.items, other.lane.items), self.lane.own_processors and other.lane.own_processors),
             max(losses, key=lambda loss: (loss.final, loss.generation), default=None),
+            max(self.rested, other.rested),
         )

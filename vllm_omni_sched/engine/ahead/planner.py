@@ -15,6 +15,7 @@ from vllm_omni_sched.core.engine.lane_ranks import AfterLoss, LaneRanks
 from vllm_omni_sched.core.engine.ledger import EncodeState
 from vllm_omni_sched.engine.ahead.host_planner import HostPlanner
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, LaneFacts, LaneLoss, RankOrders
+from vllm_omni_sched.engine.ahead.polling import sleep_beside
 from vllm_omni_sched.engine.scheduler_view import RequestPrompt, SchedulerView, prompt_tokens_of
 from vllm_omni_sched.logs import logger_name
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
@@ -44,9 +45,8 @@ class AheadPlanner:
         self._features: dict[str, Any] = {}  # items that requests wait for and no worker was sent yet
         self._counts_news = compat.ec_connectors_have_stats()
         self._news: tuple[list[float], int] = ([], 0)
-        self.rest_seconds = 0.0  # of the last step
-        self.nap_seconds = 0.0  # of the step that workers run now
-        self.polls = False  # whether the engine core polls for the end of a step
+        self._known: list[int] = []  # tickets whose encodes have ended since the last orders
+        self._rested = 0.0  # seconds for which the step was held back whose results have come last
         self.host = HostPlanner(config.encoder_cache_host_bytes)
         self.encoded_in_step = 0
         self._decisions: EncodeAhead | None = None
@@ -54,9 +54,10 @@ class AheadPlanner:
     def bind(self, scheduler: Any, core: EngineCore, view: SchedulerView) -> None:
         """Give this planner access to the scheduler and to the core that decides for it."""
         self._scheduler, self._view = scheduler, view
-        self.polls = scheduler.vllm_config.parallel_config.distributed_executor_backend == "mp"
         self._decisions, self._metrics = core.ahead, core.metrics
         self.host.bind(scheduler.encoder_cache_manager)
+        if scheduler.vllm_config.device_config.device_type == "cpu":
+            sleep_beside(self)
 
     @property
     def decisions(self) -> EncodeAhead:
@@ -105,13 +106,11 @@ class AheadPlanner:
         load = tuple(mm_hash for mm_hash in actions.load if mm_hash in cached)
         forget = (*actions.forget, *self._broken, *(mm_hash for mm_hash in actions.load if mm_hash not in cached))
         self._broken = []
-        self.rest_seconds = 0.0
-        if output.total_num_scheduled_tokens and ledger.num_pending:
-            self.rest_seconds = decisions.rest_seconds(self._view, prompt_tokens_of(output))
-        pending = ledger.num_pending > 0
-        idle = not output.total_num_scheduled_tokens
-        self.nap_seconds = decisions.nap_seconds() if idle and self.polls else 0.0
-        return AheadOrders(forget, load, submit, decisions.share, pending, self.rest_seconds, host, ranks, idle)
+        pending, idle, rest = ledger.num_pending > 0, not output.total_num_scheduled_tokens, 0.0
+        if pending and not idle:
+            rest = decisions.rest_seconds(self._view, prompt_tokens_of(output))
+        known, self._known = tuple(self._known), []
+        return AheadOrders(forget, load, submit, decisions.share, pending, rest, host, ranks, idle, known)
 
     def _rank_orders(self) -> RankOrders | None:
         """Return the orders that only several workers get; None without news for them."""
@@ -145,14 +144,26 @@ class AheadPlanner:
             decisions.failed(mm_hash, ticket, now)
             if self._ranks.workers > 1:
                 self._broken.append(mm_hash)
+        self._known += (ticket for ticket in (*report.ready, *report.failed) if not self._ranks.awaits(ticket))
         if self._counts_news:
             before, failed = self._news
             self._news = [*before, *took], failed + len(broken)
         if report.loss is not None:
             self._lane_lost(report.loss)
+        self._rested = report.rested
         self._metrics.lane_restarts = max(self._metrics.lane_restarts, report.restarts)
         self.host.take_encode_times(report.times)
         self.host.take_report(report.host)
+
+    def take_rested(self) -> float:
+        """Return, once, for how many seconds the step was held back whose results have come last."""
+        rested, self._rested = self._rested, 0.0
+        return rested
+
+    @property
+    def encoding(self) -> bool:
+        """Return whether an item is being encoded, or is about to be."""
+        return self._decisions is not None and self._decisions.ledger.num_pending > 0
 
     def _lane_lost(self, loss: LaneLoss) -> None:
         after = self._ranks.lost(loss.generation, final=loss.final)

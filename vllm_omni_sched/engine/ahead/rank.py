@@ -63,7 +63,7 @@ class RankWorker(AheadWorker):
             return
         self._generation = orders.generation
         self._loss, self._loss_told = None, False
-        for state in (self._backlog, self._at_lane, self._tickets, self._ready, self._failed):
+        for state in (self._backlog, self._at_lane, self._tickets, self._ready, self._failed, self._unknown):
             state.clear()
         if orders.stopped:
             self._encode_in_steps()

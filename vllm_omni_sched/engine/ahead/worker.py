@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from vllm.logger import init_logger
 
+from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import LaneDiedError, LaneError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead.encode import Encode, build_lane, processors_here, refuse_lora_layers
 from vllm_omni_sched.engine.ahead.full_width import FullWidth
 from vllm_omni_sched.engine.ahead.host_store import HostStore
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, Encoded, LaneFacts
+from vllm_omni_sched.engine.ahead.polling import sleep_beside
 from vllm_omni_sched.engine.ahead.warm_up import WARM_UP
 from vllm_omni_sched.lanes import Done, InlineLane, Job, Lane
 from vllm_omni_sched.lanes.base import no_pause
@@ -62,6 +64,8 @@ class AheadWorker:
         self._ready: dict[int, Encoded] = {}
         self._failed: dict[int, tuple[str, str]] = {}
         self._share = 1.0
+        self._unknown: set[int] = set()  # tickets that were reported, which the scheduler may not know yet
+        self._rested = 0.0  # seconds for which this step was held back
         self._restarts = 0  # of lanes before this one
         self._times: dict[str, tuple[int, float]] = {}  # modality -> embeddings, seconds
         self.host = HostStore(config.encoder_cache_host_bytes)
@@ -89,6 +93,8 @@ class AheadWorker:
                 "Encode-ahead encodes an item that is alone on CPUs %s while the LLM computes nothing",
                 sorted(everything.cpus),
             )
+        if processors:  # those of the lane may be where this process polls for its next message
+            sleep_beside(self)
         self._facts = LaneFacts(max(1, len(processors)), own_processors=any(one.own for one in processors))
 
     @property
@@ -96,6 +102,11 @@ class AheadWorker:
         """Return the lane; `start` must have been called."""
         assert self._lane is not None, "a step came before the model was loaded"
         return self._lane
+
+    @property
+    def encoding(self) -> bool:
+        """Return whether the lane has jobs."""
+        return bool(self._at_lane)
 
     def in_step(self) -> AbstractContextManager[None]:
         """Return the context in which a step encodes its items: at full width, unless the lane is at work."""
@@ -106,6 +117,7 @@ class AheadWorker:
     def carry_out(self, orders: AheadOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
         """Carry out the scheduler's orders for this step, on ``encoder_cache`` (mm_hash -> embeddings)."""
         self._collect()
+        self._unknown.difference_update(orders.known)
         for mm_hash in orders.forget:
             self._made.pop(mm_hash, None)
             ticket = self._tickets.pop(mm_hash, None)
@@ -122,8 +134,10 @@ class AheadWorker:
         if orders.llm_idle != self.lane.llm_idle:
             self.lane.set_llm_idle(orders.llm_idle)
         self._feed()
-        if orders.rest_seconds and self._at_lane:
+        if orders.rest_seconds and self._may_wait:
+            begun = monotonic_seconds()
             self._ask("wait", orders.rest_seconds)
+            self._rested = monotonic_seconds() - begun
 
     def _take(self, item: Item) -> None:
         self._tickets[item.mm_hash] = item.ticket
@@ -211,8 +225,13 @@ class AheadWorker:
 
     def wait(self, seconds: float) -> None:
         """Wait up to ``seconds`` for an encode to end; for steps without tokens."""
-        if not self._ready and not self._failed:
+        if self._may_wait:
             self._ask("wait", seconds)
+
+    @property
+    def _may_wait(self) -> bool:
+        """Return whether an encode is under way, and none has ended that the scheduler does not know of."""
+        return bool(self._at_lane) and not (self._unknown or self._ready or self._failed)
 
     def report(self) -> AheadReport | None:
         """Return the encodes that ended since the last report; None if there is nothing new."""
@@ -221,10 +240,12 @@ class AheadWorker:
         self._collect()
         self._feed()
         host, restarts = self.host.take_report(), self._restarts + self._lane.restarts
-        if not self._ready and not self._failed and not host and self._told == self._facts:
+        rested, self._rested = self._rested, 0.0
+        if not self._ready and not self._failed and not host and not rested and self._told == self._facts:
             return None
         self._told = self._facts
-        report = AheadReport(self._ready, self._failed, restarts, self._times, host, self._facts)
+        self._unknown.update(self._ready, self._failed)
+        report = AheadReport(self._ready, self._failed, restarts, self._times, host, self._facts, rested=rested)
         self._ready, self._failed, self._times = {}, {}, {}
         return report
 

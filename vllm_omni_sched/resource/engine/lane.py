@@ -150,14 +150,11 @@ def lanes_to_widen(jobs: Sequence[int], *, llm_idle: bool) -> list[bool]:
     return [alone and number > 0 for number in jobs]
 
 
-PACE, PACE_BESIDE = 0.8, 0.3
+PACE, PACE_BESIDE = 0.8, 0.25
 """Fractions of the ITL target: where the encoder shares the LLM's processors, and where it has others, too."""
 
 IDLE_STEP_SECONDS = 0.01
 """A step without tokens lasts until an encode has ended, but no longer: new requests wait behind it."""
-
-NAP_SECONDS = 0.9 * IDLE_STEP_SECONDS
-"""The engine core sleeps so long of such a step, where the lane needs processors: vLLM lets it poll for the result."""
 
 
 class PaceReason(str, Enum):
@@ -165,6 +162,7 @@ class PaceReason(str, Enum):
 
     NOT_ENCODING = "not_encoding"  # no pause: nothing is being encoded
     NO_DECODE = "no_decode"  # no pause: a step without tokens waits for an encode anyway
+    PREFILL = "prefill"  # no pause: requests wait for their first token
     OVER_TARGET = "over_target"  # no pause: decoding is already slower than promised
     SHARE = "share"  # for as long as the lane's share asks
     TARGET = "target"  # shorter than that, or tokens would be late
@@ -178,7 +176,8 @@ class DecodePace:
 
     1. The pause is busy * share / (1 - share).
     2. But a step and its pause take at most ``fraction`` of the inter-token-latency target.
-    3. There is no pause while the measured latency is above the target.
+    3. There is no pause before a step that computes prompts: it is long enough, and first tokens wait for it.
+    4. There is no pause while the measured latency is above the target.
 
     Args:
         fraction: fraction of the target, in [0, 1]; 0 means no pauses.
@@ -201,12 +200,15 @@ class DecodePace:
         *,
         encoding: bool,
         decoding: bool,
+        prefill: bool = False,
     ) -> tuple[float, PaceReason]:
-        """Return the seconds to pause before the next step, and the reason."""
+        """Return the seconds to pause before the next step, and the reason. ``prefill``: it computes prompts."""
         if not encoding:
             return 0.0, PaceReason.NOT_ENCODING
         if not decoding:
             return 0.0, PaceReason.NO_DECODE
+        if prefill:
+            return 0.0, PaceReason.PREFILL
         if itl_seconds is not None and itl_seconds > itl_target_seconds:
             return 0.0, PaceReason.OVER_TARGET
         most = max(0.0, self.fraction * itl_target_seconds - busy_seconds)

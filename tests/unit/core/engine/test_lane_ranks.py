@@ -21,6 +21,19 @@ def test_the_last_worker_decides_and_the_slowest_one_gives_the_time():
     assert len(ranks) == 0
 
 
+def test_an_encode_goes_on_until_all_have_it_or_one_has_failed():
+    ranks = LaneRanks(2)
+    assert not ranks.awaits(1)
+    ranks.encoded(1, 1, 0.5)
+    ranks.encoded(2, 1, 0.5)
+    assert ranks.awaits(1)
+    assert ranks.awaits(2)
+    ranks.encoded(1, 1, 0.5)
+    ranks.failed(2)
+    assert not ranks.awaits(1)
+    assert not ranks.awaits(2)
+
+
 @pytest.mark.parametrize("first", ["failed", "encoded"])
 def test_one_failure_is_enough_and_counts_once(first: str):
     ranks = LaneRanks(3)
