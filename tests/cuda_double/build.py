@@ -1,8 +1,8 @@
 """Compile the CUDA double into an environment: `.venv-cuda/bin/python -m tests.cuda_double.build`.
 
 torch for CUDA looks for NVIDIA's libraries in folders beside its own. Each library that it needs is put there: the
-runtime, the driver and NVML from ``native``; of all others, one function for every symbol that torch imports, which
-refuses. Needs a C compiler, `nm` and `readelf`.
+runtime, the driver, the video decoder and NVML from ``native``; of all others, one function for every symbol that torch
+imports, which refuses. Needs a C compiler, `nm` and `readelf`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,14 @@ from pathlib import Path
 
 NATIVE = Path(__file__).parent / "native"
 RUNTIME, DRIVER, NVML = "libcudart.so.13", "libcuda.so.1", "libnvidia-ml.so.1"
-SOURCES = {RUNTIME: ("devices.c", "memory.c", "streams.c"), DRIVER: ("driver.c",), NVML: ("nvml.c",)}
+CUVID, NVENC = "libnvcuvid.so.1", "libnvidia-encode.so.1"
+SOURCES = {
+    RUNTIME: ("devices.c", "memory.c", "streams.c"),
+    DRIVER: ("driver.c",),
+    NVML: ("nvml.c",),
+    CUVID: ("nvcuvid.c",),
+    NVENC: ("nvenc.c",),
+}
 REFUSALS = {RUNTIME: 801, DRIVER: 801}  # cudaErrorNotSupported, CUDA_ERROR_NOT_SUPPORTED
 OTHER_REFUSAL = 15  # CUBLAS_STATUS_NOT_SUPPORTED; an error in all other libraries
 OURS = re.compile(r"lib(cu[a-zA-Z]+|nvrtc|nvshmem_host|nvJitLink|nvToolsExt|nccl)\.so\.\d+$")
@@ -40,9 +47,9 @@ def is_current() -> bool:
 
 
 def build() -> None:
-    """Compile all libraries that torch of this environment needs."""
-    torch = Path(sysconfig.get_path("purelib")) / "torch" / "lib"
-    binaries = sorted(torch.glob("*.so"))
+    """Compile all libraries that torch and PyNvVideoCodec of this environment need."""
+    packages = Path(sysconfig.get_path("purelib"))
+    binaries = sorted([*(packages / "torch" / "lib").glob("*.so"), *(packages / "PyNvVideoCodec").glob("*_130.*.so")])
     needed, symbols = _imports(binaries)
     folder().mkdir(parents=True, exist_ok=True)
     for name in sorted({*needed, *SOURCES}):

@@ -137,6 +137,11 @@ def test_what_the_card_cannot_do_is_refused_by_what_it_says() -> None:
     ("failure", "reason"),
     [
         (Failure("cuvidCreateDecoder returned error 2: CUDA_ERROR_OUT_OF_MEMORY"), Refusal.BUSY),
+        (
+            Failure("HandleVideoSequence : \nError code : 2\nError Type : cuvidCreateDecoder() returned error 2"),
+            Refusal.BUSY,
+        ),
+        (Failure("HandleVideoSequence : \nError code : 209\nError Type : returned error 209"), Refusal.FAILED),
         (Unsupported("Codec not supported on this GPU"), Refusal.CODEC),
         (Failure("CUDA_ERROR_UNKNOWN"), Refusal.FAILED),
         (RuntimeError("no such thing"), Refusal.FAILED),

@@ -11,6 +11,7 @@ Decoding is exact to the bit: it supports only codecs whose standards define eac
 to RGB equals the CPU's, integer for integer. It refuses all other videos, and any irregularity, with a reason
 (`vllm_omni_sched.video.decoders.nvdec.limits.Refusal`), and the video is decoded on CPUs.
 
-The calls follow the interface of PyNvVideoCodec 2.0.4 and were tested against a module with that interface over
-FFmpeg's decoders: they have not run on a card yet. Run ``python -m benchmarks.gpu.nvdec`` there first.
+The calls were tested with PyNvVideoCodec 2.2.4 over a double of NVIDIA's driver, and with a module that has the
+interface of 2.0.4, both with FFmpeg's decoders below: they have not run on a card yet. Run
+``python -m benchmarks.gpu.nvdec`` there first.
 """

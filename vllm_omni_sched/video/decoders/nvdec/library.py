@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 _MOST_ENGINES = 64  # of one GPU, more than any has
-_BUSY = ("out of memory", "out_of_memory")  # messages of the driver when another session does not fit
+_BUSY = re.compile(r"out[ _]of[ _]memory|error code : 2\b", re.IGNORECASE)
+"""Messages when another session does not fit; 2 is CUDA_ERROR_OUT_OF_MEMORY, of which the library gives the number."""
 
 
 class NvdecError(DecoderError):
@@ -91,8 +93,8 @@ class Library:
             yield
         except Exception as error:
             unsupported = getattr(self._module, "PyNvVCExceptionUnsupported", ())
-            busy = any(word in str(error).lower() for word in _BUSY)
-            reason = Refusal.BUSY if busy else Refusal.CODEC if isinstance(error, unsupported) else otherwise
+            refused = Refusal.CODEC if isinstance(error, unsupported) else otherwise
+            reason = Refusal.BUSY if _BUSY.search(str(error)) else refused
             raise NvdecError(reason, f"{type(error).__name__}: {error}"[:400]) from error
 
     def _codec(self, codec: str) -> Any:
