@@ -142,6 +142,11 @@ class CudaActor(Actor):
         host = torch.as_tensor(self.held[key]).cpu()
         return int(host[0, 0]) if bool((host == host[0, 0]).all()) else -1
 
+    def checksum(self, name: str) -> tuple[int, int]:
+        """Return the device of a held tensor, and the sum of its bytes."""
+        tensor = torch.as_tensor(self.held[name])
+        return tensor.device.index, int(tensor.cpu().long().sum())
+
     def blocks(self) -> tuple[int, int]:
         """Blocks whose memory there is, and those that are shared."""
         return self.driver.alive, self.driver.exported

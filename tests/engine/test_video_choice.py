@@ -53,11 +53,34 @@ def test_chosen_it_decodes_what_the_model_s_own_rule_samples(outcomes, case, vid
     ],
 )
 def test_not_chosen_it_is_not_there(outcomes, case, video):
-    assert outcomes[case] == {"video": video, "arguments_kept": True, "started": 0, "refused": True, "options": None}
+    assert outcomes[case] == {
+        "video": video,
+        "arguments_kept": True,
+        "started": 0,
+        "refused": True,
+        "frames": ["off", 0],
+        "options": None,
+    }
 
 
 def test_options_are_read(outcomes):
     assert outcomes["options"]["options"] == {"decoders": 1, "nice": 5}
+
+
+@pytest.mark.parametrize(
+    ("case", "frames"),
+    [
+        ("options", ["off", 0]),
+        ("device-frames", ["on_device", 1]),
+        ("device-frames-off", ["off", 0]),
+        ("device-frames-read-on-the-host", ["device_processor_on_host", 0]),
+        ("device-frames-sent-through-the-host", ["device_transport", 0]),
+        ("device-frames-without-engines", ["device_no_engines", 0]),
+    ],
+)
+def test_frames_stay_where_vllm_reads_them(outcomes, case, frames):
+    assert outcomes[case]["frames"] == frames
+    assert outcomes[case]["started"] == 1
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness.priority import kept_priority
+from tests.support.host_device import HostDriver
 from vllm_omni_sched.video.decoders.nvdec.decoder import NvdecDecoder
 from vllm_omni_sched.video.decoders.nvdec.library import Library
 from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, Piece, VideoIndex, WantedFrame
@@ -124,7 +125,7 @@ class NvCodec:
         self.fed = self.created = 0
 
     def GetDecoderCaps(self, gpuid: int, codec: Codecs, chromaformat: Any, bitdepth: int) -> dict[str, int]:
-        if gpuid > 1:
+        if gpuid > 1 and gpuid != 9:
             raise RuntimeError(f"Invalid gpu id {gpuid}")
         return {**self.caps, "bitdepth": bitdepth}
 
@@ -147,6 +148,11 @@ class HostDevice:
     def pinned(self, height: int, width: int) -> torch.Tensor:
         return torch.zeros((height, width, 3), dtype=torch.uint8)
 
+    def scratch(self, nbytes: int) -> torch.Tensor:
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
+    def finish(self) -> None: ...
+
     def recorded(self) -> Any:
         return self
 
@@ -156,6 +162,17 @@ class HostDevice:
 def card(gpu: int) -> NvdecDecoder:
     """Make a decoder of a GPU in a decoder process."""
     return NvdecDecoder(gpu, library=Library(NvCodec()), device=HostDevice())
+
+
+def sharing_card(gpu: int) -> NvdecDecoder:
+    """Make a decoder of a GPU in a decoder process, which writes into memory of the host as if it were a device's.
+
+    GPU 9 does not reach it.
+    """
+    driver = HostDriver()
+    if gpu == 9:
+        driver.fails["map"] = RuntimeError("peer access is not supported")
+    return NvdecDecoder(gpu, library=Library(NvCodec()), device=HostDevice(), frames_driver=driver)
 
 
 @lru_cache

@@ -108,6 +108,13 @@ class WantedFrame(NamedTuple):
     slot: int
 
 
+class DeviceRange(NamedTuple):
+    """A range of the memory of all frames on a device, in bytes."""
+
+    start: int
+    nbytes: int
+
+
 @dataclass(frozen=True)
 class Piece:
     """The part of a video that one decoder decodes in one go: packets to feed, frames to keep.

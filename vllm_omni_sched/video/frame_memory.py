@@ -14,6 +14,7 @@ import mmap
 import os
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from vllm_omni_sched.video.packet_memory import free_memory
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_BLOCK = 2 << 20  # a huge page
+BLOCK = 2 << 20  # a huge page
 _SLACK = 2  # addresses for each byte that may be used
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -56,12 +57,99 @@ class FrameBuffer:
         return np.asarray(self)
 
 
-class FrameMemory:
-    """Allocates buffers for frames.
+class FrameRooms(ABC):
+    """Allocates rooms for the frames of videos, in a memory of which the subclass knows the kind.
 
-    A buffer is returned without a lock, because an array may be dropped at any moment. `reclaim`, or the next
-    allocation, frees it. Waiting callers get room in their order; none overtakes the first, or a large video would
-    wait forever.
+    A room is returned without a lock, because an array may be dropped at any moment. `reclaim`, or the next allocation,
+    frees it. Waiting callers get room in their order; none overtakes the first, or a large video would wait forever.
+
+    Args:
+        max_bytes: most bytes allocated at once.
+        addresses: bytes that rooms are cut from.
+        option: name of the option that bounds them.
+        clock: in seconds.
+    """
+
+    def __init__(self, max_bytes: int, addresses: int, option: str, clock: Clock) -> None:
+        self.max_bytes, self._option, self._clock = max_bytes, option, clock
+        self._extents = Extents(BLOCK, addresses)
+        self._returned: deque[int] = deque()
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[tuple[float, ...], int]] = []  # a heap: order, number
+        self._numbers = itertools.count()
+        self._closed = False
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the number of allocated bytes."""
+        return self._extents.used_bytes
+
+    def _allocate(self, nbytes: int, wait: Callable[[], float], order: tuple[float, ...]) -> int:
+        """Return the start of a room of ``nbytes``, as soon as there is one; the condition is locked by the caller."""
+        turn = (order, next(self._numbers))
+        heapq.heappush(self._waiting, turn)
+        try:
+            return self._wait_for(nbytes, turn, wait)
+        finally:
+            self._waiting.remove(turn)
+            heapq.heapify(self._waiting)
+            self._changed.notify_all()  # another caller is the first now
+
+    def _wait_for(self, nbytes: int, turn: tuple[tuple[float, ...], int], wait: Callable[[], float]) -> int:
+        while True:
+            if self._closed:
+                raise DecoderError("video decoding was closed, because its server or process is shutting down")
+            self._free_returned()
+            start = self._try_allocate(nbytes) if self._waiting[0] == turn else None
+            if start is not None:
+                return start
+            left = wait()
+            if left <= 0:
+                raise VideoDeadlineError(
+                    f"no room for {nbytes} bytes of frames: {self._extents.used_bytes} of {self.max_bytes} bytes are "
+                    f"held by other videos; raise option {self._option!r}, or drop their frames"
+                )
+            self._changed.wait(left)
+
+    def reclaim(self) -> bool:
+        """Free returned rooms and wake waiting callers; return whether memory is left to free later."""
+        if self._returned or self._keeps_too_much:
+            with self._changed:
+                self._free_returned()
+                self._changed.notify_all()
+        return self._keeps_too_much
+
+    @property
+    def _keeps_too_much(self) -> bool:
+        """Return whether free rooms hold memory that is to be freed later."""
+        return False
+
+    @abstractmethod
+    def _free_returned(self) -> None:
+        """Free the rooms in ``self._returned``; the condition is locked."""
+
+    def close(self) -> None:
+        """Refuse further allocations; existing arrays stay valid. Idempotent."""
+        with self._changed:
+            if not self._closed:
+                self._closed = True
+                self._release()
+                self._changed.notify_all()
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let the memory go when its last array is dropped; the condition is locked."""
+
+    def _try_allocate(self, nbytes: int) -> int | None:
+        used = self._extents.used_bytes
+        over = used + self._extents.rounded(nbytes) > self.max_bytes
+        if over and (used or nbytes > self.max_bytes):  # a video that fits exactly may be rounded up beyond the bound
+            return None
+        return self._extents.allocate(nbytes)
+
+
+class FrameMemory(FrameRooms):
+    """Allocates buffers for frames in memory of the host.
 
     Fresh memory is expensive (page faults may take longer than decoding). Therefore as much memory as was in use at
     once within the last seconds is kept: it is reused under load, and freed afterwards.
@@ -85,10 +173,10 @@ class FrameMemory:
         keep_seconds: float = 0.0,
         clock: Clock = monotonic_seconds,
     ) -> None:
-        self.max_bytes, self._keep, self._wake = max_bytes, keep_bytes, on_return
-        self._clock = clock
+        nbytes = -(-max_bytes // BLOCK) * BLOCK * _SLACK
+        super().__init__(max_bytes, nbytes, "max_output_bytes", clock)
+        self._keep, self._wake = keep_bytes, on_return
         self._use = _RecentUse(keep_seconds)
-        nbytes = -(-max_bytes // _BLOCK) * _BLOCK * _SLACK
         fd = os.memfd_create("omni-sched-frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)  # only addresses
@@ -100,23 +188,12 @@ class FrameMemory:
             raise
         with contextlib.suppress(OSError, AttributeError):
             self._memory.map.madvise(mmap.MADV_HUGEPAGE)
-        self._extents = Extents(_BLOCK, nbytes)
-        self._returned: deque[int] = deque()
-        self._changed = threading.Condition()
-        self._waiting: list[tuple[tuple[float, ...], int]] = []  # a heap: order, number
-        self._numbers = itertools.count()
         self._kept: dict[int, int] = {}  # free extents that have memory: start -> bytes
-        self._closed = False
 
     @property
     def fd(self) -> int:
         """Return the descriptor of the memory file, for decoders."""
         return self._memory.fd
-
-    @property
-    def used_bytes(self) -> int:
-        """Return the number of allocated bytes."""
-        return self._extents.used_bytes
 
     def allocate(self, nbytes: int, wait: Callable[[], float], order: tuple[float, ...] = ()) -> FrameBuffer:
         """Return a buffer of ``nbytes``, as soon as there is room.
@@ -130,55 +207,19 @@ class FrameMemory:
             DecoderError: the memory is closed.
         """
         with self._changed:
-            turn = (order, next(self._numbers))
-            heapq.heappush(self._waiting, turn)
-            try:
-                start = self._wait_for(nbytes, turn, wait)
-            finally:
-                self._waiting.remove(turn)
-                heapq.heapify(self._waiting)
-                self._changed.notify_all()  # another caller is the first now
+            start = self._allocate(nbytes, wait, order)
             self._remove_from_kept(start, self._extents.rounded(nbytes))
             self._use.note(self._extents.used_bytes, self._clock())
             buffer = FrameBuffer(self._memory, start, nbytes)
-            weakref.finalize(buffer, _return_buffer, self._returned, start, self._wake).atexit = False
+            weakref.finalize(buffer, return_room, self._returned, start, self._wake).atexit = False
             return buffer
 
-    def _wait_for(self, nbytes: int, turn: tuple[tuple[float, ...], int], wait: Callable[[], float]) -> int:
-        while True:
-            if self._closed:
-                raise DecoderError("video decoding was closed, because its server or process is shutting down")
-            self._free_returned()
-            start = self._try_allocate(nbytes) if self._waiting[0] == turn else None
-            if start is not None:
-                return start
-            left = wait()
-            if left <= 0:
-                raise VideoDeadlineError(
-                    f"no room for {nbytes} bytes of frames: {self._extents.used_bytes} of {self.max_bytes} bytes are "
-                    "held by other videos; raise option 'max_output_bytes', or drop their frames"
-                )
-            self._changed.wait(left)
-
-    def reclaim(self) -> bool:
-        """Free returned buffers and wake waiting callers; return whether memory is left to free later."""
-        if self._returned or self._exceeds_keep:
-            with self._changed:
-                self._free_returned()
-                self._changed.notify_all()
-        return self._exceeds_keep
-
     @property
-    def _exceeds_keep(self) -> bool:
+    def _keeps_too_much(self) -> bool:
         return sum(self._kept.values()) > self._keep
 
-    def close(self) -> None:
-        """Refuse further allocations; existing arrays stay valid. Idempotent."""
-        with self._changed:
-            if not self._closed:
-                self._closed = True
-                self._memory.close()
-                self._changed.notify_all()
+    def _release(self) -> None:
+        self._memory.close()
 
     def abandon(self) -> None:
         """Close the file in a forked child, where locks may be held by threads that do not exist there."""
@@ -186,13 +227,6 @@ class FrameMemory:
             self._closed = True
             self._changed = threading.Condition()
             os.close(self._memory.fd)
-
-    def _try_allocate(self, nbytes: int) -> int | None:
-        used = self._extents.used_bytes
-        over = used + self._extents.rounded(nbytes) > self.max_bytes
-        if over and (used or nbytes > self.max_bytes):  # a video that fits exactly may be rounded up beyond the bound
-            return None
-        return self._extents.allocate(nbytes)
 
     def _free_returned(self) -> None:
         while self._returned:
@@ -204,7 +238,7 @@ class FrameMemory:
         while over > 0 and not self._closed:  # the highest first, because room is allocated from below
             start = max(self._kept)
             nbytes = self._kept.pop(start)
-            keeps = max(0, nbytes - over) // _BLOCK * _BLOCK
+            keeps = max(0, nbytes - over) // BLOCK * BLOCK
             free_memory(self.fd, start + keeps, nbytes - keeps)
             if keeps:
                 self._kept[start] = keeps
@@ -240,6 +274,6 @@ class _RecentUse:
         return max(self._now, self._before)
 
 
-def _return_buffer(back: deque[int], start: int, wake: Callable[[], None]) -> None:
+def return_room(back: deque[int], start: int, wake: Callable[[], None]) -> None:
     back.append(start)
     wake()

@@ -15,9 +15,12 @@ import numpy as np
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.config.errors import DecoderError, VideoDeadlineError, VideoError, VideoInputError, VideoLimitError
 from vllm_omni_sched.video import plan, repair
+from vllm_omni_sched.video.decoders.nvdec.limits import refusal_by_index
+from vllm_omni_sched.video.device_memory import DeviceFrames, DeviceRoom
 from vllm_omni_sched.video.facts import Order, Piece, PieceResult, SequenceReason, VideoIndex
-from vllm_omni_sched.video.frame_memory import FrameMemory
+from vllm_omni_sched.video.frame_memory import FrameBuffer, FrameMemory
 from vllm_omni_sched.video.frame_order import pts_seconds
+from vllm_omni_sched.video.on_device import FramesReason, of_video
 from vllm_omni_sched.video.options import Limits
 from vllm_omni_sched.video.packet_memory import PacketMemory
 from vllm_omni_sched.video.pool import messages
@@ -57,6 +60,9 @@ class VideoLoad:
         frames_decoded: most frames that one piece has given.
         disordered: whether frames are counted, because their pts are in another order.
         problem: the last failure of a decoder that may not be due to the video.
+        device_frames: returns the memory for frames that stay on a device; None for the host's.
+        on_device: whether frames are being written there.
+        left_device: whether that failed, so that the host gets them.
     """
 
     job: Job
@@ -77,6 +83,9 @@ class VideoLoad:
     frames_decoded: int = 0
     disordered: bool = False
     problem: str = ""
+    device_frames: Callable[[], DeviceFrames | FramesReason] | None = None
+    on_device: bool = False
+    left_device: bool = False
 
     def run(
         self, data: bytes | memoryview, choose: Callable[[VideoIndex], Iterable[int]], recovery: bool
@@ -90,6 +99,8 @@ class VideoLoad:
         if wanted:
             nbytes = shape[0] * height * width * 3
             self.limits.check_output(nbytes)
+            if (decoded := self._stay_on_device(index, packets_fd, wanted, shape)) is not None:
+                return decoded
             self._open(index, packets_fd, nbytes)
             written = self._decode(index, wanted)
             if self.disordered:
@@ -104,7 +115,8 @@ class VideoLoad:
                     raise DecoderError(f"{none}: {self.problem}")
                 raise VideoInputError(f"{none}: the video is damaged")
         began = self.clock()
-        frames = np.empty(shape, np.uint8) if self.job.frames is None else self.job.frames.array().reshape(shape)
+        buffer = self.job.frames
+        frames = buffer.array().reshape(shape) if isinstance(buffer, FrameBuffer) else np.empty(shape, np.uint8)
         for position, slot in enumerate(found):
             if position != slot:
                 frames[position] = frames[slot]
@@ -113,8 +125,45 @@ class VideoLoad:
         indices = [wanted[slot] for slot in found]
         shown_at = pts_seconds(index, indices)
         self.seconds["assemble"] += self.clock() - began
-        report = Report(self.seconds, self.pieces, self.decoded, len(found), self.copied, tuple(self.fallbacks))
-        return DecodedVideo(frames, indices, shown_at, index, report)
+        return DecodedVideo(frames, indices, shown_at, index, self._report(len(found)))
+
+    def _report(self, used: int) -> Report:
+        return Report(self.seconds, self.pieces, self.decoded, used, self.copied, tuple(self.fallbacks))
+
+    def _stay_on_device(
+        self, index: VideoIndex, packets_fd: int, wanted: list[int], shape: tuple[int, ...]
+    ) -> DecodedVideo | None:
+        """Decode all wanted frames into memory of a device; return None if the host gets them, and note why.
+
+        What a device decodes is exact and complete, or an error. After any error the whole video is decoded on CPUs.
+        """
+        if self.device_frames is None:
+            return None
+        nbytes = int(np.prod(shape, dtype=np.int64))
+        memory = self.device_frames()
+        reason = memory if isinstance(memory, FramesReason) else of_video(nbytes, memory.max_bytes)
+        if reason is FramesReason.ON_DEVICE and refusal_by_index(index) is not None:
+            reason, self.kind = FramesReason.REFUSED, CPU  # without waiting for room
+        if reason is FramesReason.ON_DEVICE and not isinstance(memory, FramesReason):
+            began = self.clock()
+            room = memory.allocate(nbytes, self._seconds_left)
+            self.seconds["wait"] += self.clock() - began
+            self._open_in(room, messages.Open(room.start, nbytes, on_device=True), index, packets_fd)
+            pieces = plan.plan(index, wanted, self.decoders).pieces
+            self.pieces += len(pieces)
+            written: set[int] = set()
+            self.on_device = True
+            outcomes = self._outcomes(pieces, self.kind, written, len(wanted), nbytes // len(wanted))
+            self.on_device = False
+            disordered = any(result.disordered for _, result in outcomes)
+            if not self.left_device and not disordered and len(written) == len(wanted):
+                if index.why_sequence is not None:
+                    self.fallbacks.append(index.why_sequence.value)
+                frames = room.tensor().reshape(shape)
+                return DecodedVideo(frames, wanted, pts_seconds(index, wanted), index, self._report(len(wanted)))
+            reason, self.kind = FramesReason.REFUSED, CPU
+        self.fallbacks.append(reason.value)
+        return None
 
     def _index(self, data: bytes | memoryview) -> tuple[VideoIndex, int]:
         """Return the index, and the descriptor of the packets' bytes."""
@@ -163,10 +212,15 @@ class VideoLoad:
         began = self.clock()
         frames = self.frames.allocate(nbytes, self._seconds_left)
         self.seconds["wait"] += self.clock() - began
+        self._open_in(frames, messages.Open(frames.start, nbytes), index, packets_fd)
+
+    def _open_in(
+        self, room: FrameBuffer | DeviceRoom, message: messages.Open, index: VideoIndex, packets_fd: int
+    ) -> None:
         index_fd = memory_file("omni-sched-index", messages.encode_index(index))
         self.job.fds.append(index_fd)
-        self.job.frames = frames
-        self.job.open_message = messages.Open(frames.start, nbytes), (packets_fd, index_fd)
+        self.job.frames = room
+        self.job.open_message = message, (packets_fd, index_fd)
 
     def _decode(self, index: VideoIndex, wanted: Sequence[int]) -> set[int]:
         """Decode frames, and repair damaged ones; return the wanted slots that were written."""
@@ -187,12 +241,16 @@ class VideoLoad:
         return written
 
     def _outcomes(
-        self, pieces: Sequence[Piece], kind: str, written: set[int], slots: int
+        self, pieces: Sequence[Piece], kind: str, written: set[int], slots: int, frame_bytes: int = 0
     ) -> list[tuple[Piece, PieceResult]]:
-        """Decode pieces, and add the slots that were written to ``written``."""
+        """Decode pieces, and add the slots that were written to ``written``.
+
+        Args:
+            frame_bytes: size of a frame that is copied into the memory of a device; 0: frames go to the host.
+        """
         if self.packets is not None:
             self.copied += self.packets.prepare(pieces)
-        pending = self._add(pieces, kind)
+        pending = self._add(pieces, kind, frame_bytes)
         outcomes = []
         queued_at, waited = self.clock(), 0.0
         while pending:
@@ -223,6 +281,11 @@ class VideoLoad:
         """Handle a piece that failed; return the pieces to wait for in its place."""
         failure = event.failure if isinstance(event, LostTask) else getattr(event.message, "failure", Failure.INTERNAL)
         task = event.task
+        if self.on_device:
+            self.left_device = True
+            if failure is Failure.START:
+                self.fallbacks.append(Fallback.DECODER_ABSENT.value)
+            return {}
         if task.kind != CPU:
             reasons = {None: Fallback.DECODER_DIED, Failure.START: Fallback.DECODER_ABSENT}
             self.fallbacks.append(reasons.get(failure, Fallback.DECODER_REFUSED).value)
@@ -240,8 +303,11 @@ class VideoLoad:
             return {}
         raise DecoderError(event.message) if isinstance(event, LostTask) else error_of(event.message)
 
-    def _add(self, pieces: Sequence[Piece], kind: str) -> dict[int, Piece]:
-        tasks = [Task(_message_of(piece), kind, piece.cost, piece.threads) for piece in pieces]
+    def _add(self, pieces: Sequence[Piece], kind: str, frame_bytes: int = 0) -> dict[int, Piece]:
+        tasks = [
+            Task(_message_of(piece), kind, piece.cost, piece.threads, nbytes=frame_bytes * len(piece.wanted))
+            for piece in pieces
+        ]
         self.dispatcher.add(self.job, tasks)
         return {task.number: piece for task, piece in zip(tasks, pieces, strict=True)}
 

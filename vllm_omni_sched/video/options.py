@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from vllm_omni_sched.config.errors import VideoLimitError
 from vllm_omni_sched.config.options import Toggle
@@ -56,6 +56,13 @@ class VideoOptions(BaseModel):
         "auto", description="Number of decoding engines to use of each GPU; 'auto': all."
     )
 
+    device_bytes: int = Field(
+        0,
+        ge=0,
+        description="Memory of the GPU that preprocesses for decoded frames, in bytes: frames stay there, and further "
+        "videos wait for room; 0: frames are copied to the host.",
+    )
+
     @property
     def limits(self) -> Limits:
         """Return the limits on one video."""
@@ -73,6 +80,15 @@ class VideoOptions(BaseModel):
         if isinstance(value, int) and not 1 <= value <= 1024:
             raise ValueError("must be 'auto' or a number from 1 to 1024")
         return value
+
+    @model_validator(mode="after")
+    def _device_needs_nvdec(self) -> VideoOptions:
+        if self.device_bytes and self.nvdec is Toggle.OFF:
+            raise ValueError(
+                "'device_bytes' is given, but 'nvdec' is off, so that no frames are made on a GPU: set 'nvdec' to "
+                "'auto' or 'on', or leave out 'device_bytes'"
+            )
+        return self
 
     @field_validator("nvdec", mode="before")
     @classmethod

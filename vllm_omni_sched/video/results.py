@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import torch
 
     from vllm_omni_sched.config.errors import VideoError
     from vllm_omni_sched.video.facts import VideoIndex
@@ -43,14 +44,14 @@ class DecodedVideo:
 
     Attributes:
         frames: uint8 of shape (frames, height, width, 3), RGB, in display order: the wanted frames that are sound.
-            The array is in shared memory, which is freed with it.
+            The array is in shared memory, which is freed with it; a tensor, if they stayed on a device.
         indices: numbers of the frames in display order.
         pts_seconds: when each frame is shown, in seconds from the first frame; from its number and the mean rate if
             the video has no pts.
         index: the index of the video.
     """
 
-    frames: npt.NDArray[np.uint8]
+    frames: npt.NDArray[np.uint8] | torch.Tensor
     indices: list[int]
     pts_seconds: list[float]
     index: VideoIndex

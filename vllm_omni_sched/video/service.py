@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.config.errors import VideoError
 from vllm_omni_sched.connectors.lifetime import Lifetimes
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
+from vllm_omni_sched.logs import get_logger
+from vllm_omni_sched.video.device_memory import DeviceFrames
 from vllm_omni_sched.video.facts import VideoIndex
 from vllm_omni_sched.video.frame_memory import FrameMemory
 from vllm_omni_sched.video.load import Fallback, VideoLoad
+from vllm_omni_sched.video.on_device import FramesReason
 from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.pool.assignment import PieceAssigner
 from vllm_omni_sched.video.pool.dispatcher import Dispatcher, Waker
 from vllm_omni_sched.video.pool.job import Job
-from vllm_omni_sched.video.pool.kinds import DecoderKind, decoder_kinds
+from vllm_omni_sched.video.pool.kinds import CPU, DecoderKind, decoder_kinds
 from vllm_omni_sched.video.pool.process import ProcessSettings
 from vllm_omni_sched.video.results import DecodedVideo, Observer
 
+if TYPE_CHECKING:
+    from vllm_omni_sched.connectors.cuda_ipc.driver import Driver
+
+logger = get_logger(__name__)
 _ALIVE = Lifetimes()
+_inherited: list[DeviceFrames | None] = []  # memory of devices, which a forked child must not free
 RETRY_SECONDS = 60.0  # after decoders of a kind could not be started
 _KEEP_SECONDS = 10.0  # how long memory of frames beyond `keep_bytes` is kept
 READ_INDEX = "vllm_omni_sched.video.demux:read_index"
@@ -38,6 +48,9 @@ class FlashCodec:
         observer: receives the events of decoding.
         kinds: kinds of decoders, the preferred one first; default: by the options and the hardware.
         read_index: ``module:name`` of the function that reads the index of a video, in a decoder process.
+        place: whether frames stay on a device, or why not; see `on_device.of_server`.
+        device: number of that device, which is the one that reads them.
+        device_driver: replacement of torch's calls for it.
 
     Raises:
         OSError: shared memory cannot be allocated.
@@ -52,6 +65,9 @@ class FlashCodec:
         observer: Observer | None = None,
         kinds: Sequence[DecoderKind] | None = None,
         read_index: str = READ_INDEX,
+        place: FramesReason = FramesReason.OFF,
+        device: int = 0,
+        device_driver: Driver | None = None,
     ) -> None:
         self.options = options or VideoOptions()
         self._clock, self._observer = clock, observer or Observer()
@@ -67,20 +83,29 @@ class FlashCodec:
             self.options.max_input_bytes,
             self.options.nice,
             read_index,
+            self._shared_frames,
         )
+        self._place, self._device, self._device_driver = place, device, device_driver
+        self._device_frames: DeviceFrames | None = None
+        self._device_lock = threading.Lock()
+        self._wake = waker.wake
         self._dispatcher = Dispatcher(
-            self._kinds, settings, PieceAssigner(), clock, self._observer, waker, self._frames.reclaim
+            self._kinds, settings, PieceAssigner(), clock, self._observer, waker, self._reclaim
         )
         _ALIVE.add(self)
 
     def start(self) -> None:
         """Start the decoders now, without waiting for them.
 
+        If frames stay on a device, decoders on devices start with the first video: they map the memory of frames before
+        they do anything else, and it is not allocated before.
+
         Raises:
             DecoderError: closed.
         """
         for kind in self._kinds:
-            self._dispatcher.start(kind.name)
+            if kind.name == CPU or self._place is not FramesReason.ON_DEVICE:
+                self._dispatcher.start(kind.name)
 
     def load(
         self,
@@ -112,6 +137,8 @@ class FlashCodec:
         """
         began = self._clock()
         kind = self._kind(began)
+        if kind.name != CPU and self._place is FramesReason.ON_DEVICE:
+            self._memory_on_device()  # before any decoder on a device starts
         job = Job(began, sla)
         load = VideoLoad(
             job,
@@ -123,6 +150,7 @@ class FlashCodec:
             kind.name,
             len(kind.devices),
             progress,
+            device_frames=self._device_frames_for(kind),
         )
         try:
             decoded = load.run(data, choose, recovery)
@@ -135,6 +163,40 @@ class FlashCodec:
             self._failed_at[kind.name] = self._clock()
         self._observer.loaded(decoded.report)
         return decoded
+
+    def _device_frames_for(self, kind: DecoderKind) -> Callable[[], DeviceFrames | FramesReason] | None:
+        if self._place is FramesReason.OFF:
+            return None
+        if kind.name == CPU and self._place is FramesReason.ON_DEVICE:
+            return lambda: FramesReason.NO_ENGINES
+        return self._memory_on_device
+
+    def _memory_on_device(self) -> DeviceFrames | FramesReason:
+        """Return the memory for frames that stay on a device, allocated with the first video, or why there is none."""
+        with self._device_lock:
+            if self._place is FramesReason.ON_DEVICE and self._device_frames is None:
+                try:
+                    self._device_frames = DeviceFrames(
+                        self._device, self.options.device_bytes, self._wake, self._device_driver, self._clock
+                    )
+                except MemoryError as error:
+                    self._place = FramesReason.NO_MEMORY
+                    logger.warning(
+                        "video decoding: frames go to the host, because %d bytes for them on GPU %d cannot be had: %s; "
+                        "lower option 'device_bytes', or free memory of that GPU",
+                        self.options.device_bytes,
+                        self._device,
+                        error,
+                    )
+            return self._device_frames or self._place
+
+    def _shared_frames(self) -> bytes:
+        return self._device_frames.shared if self._device_frames is not None else b""
+
+    def _reclaim(self) -> bool:
+        if self._device_frames is not None:
+            self._device_frames.reclaim()
+        return self._frames.reclaim()
 
     def _kind(self, now: float) -> DecoderKind:
         """Return the preferred kind that has not failed to start recently: each attempt takes seconds."""
@@ -150,11 +212,14 @@ class FlashCodec:
         """End all processes; loads under way raise. Decoded frames stay valid. Idempotent."""
         self._dispatcher.close()
         self._frames.close()
+        if self._device_frames is not None:
+            self._device_frames.close()
 
     def abandon(self) -> None:
         """Release descriptors in a forked child, in place of `close`: all else belongs to its parent."""
         self._dispatcher.abandon()
         self._frames.abandon()
+        _inherited.append(self._device_frames)
 
     def __enter__(self) -> FlashCodec:
         return self

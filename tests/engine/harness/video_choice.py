@@ -20,16 +20,24 @@ VARIABLE = {"VLLM_VIDEO_LOADER_BACKEND": OURS}
 
 @dataclass(frozen=True)
 class Case:
-    """Settings of one engine. `models_own`: a loader that the model's configuration names, as Nemotron's does."""
+    """Settings of one engine.
+
+    `models_own`: a loader that the model's configuration names, as Nemotron's does. `engines`: of GPUs, in place of
+    those of this machine.
+    """
 
     video: Mapping[str, Any] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] | None = None
     models_own: str | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
+    engines: int | None = None
 
 
 NAMED = {"video_backend": OURS}
+SPAWN = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}  # vLLM requires it with torch_shm
+ON_DEVICE: dict[str, Any] = {"mm_processor_kwargs": {"device": "cuda:1"}, "mm_tensor_ipc": "torch_shm"}
+DEVICE_BYTES = {"nvdec": "auto", "device_bytes": 1 << 20}
 CASES = {
     "neither": Case({"num_frames": 4}),
     "arguments": Case(NAMED | {"num_frames": 4}),
@@ -41,6 +49,15 @@ CASES = {
     "variable-and-models-configuration": Case(environment=VARIABLE, models_own="nemotron_vl"),
     "models-configuration-alone": Case(models_own="nemotron_vl"),
     "options": Case(NAMED, options={"decoders": 1, "nice": 5}),
+    "device-frames": Case(NAMED, SPAWN, options=DEVICE_BYTES, more=ON_DEVICE, engines=2),
+    "device-frames-off": Case(NAMED, SPAWN, more=ON_DEVICE, engines=2),
+    "device-frames-read-on-the-host": Case(
+        NAMED, SPAWN, options=DEVICE_BYTES, more={"mm_tensor_ipc": "torch_shm"}, engines=2
+    ),
+    "device-frames-sent-through-the-host": Case(
+        NAMED, SPAWN, options=DEVICE_BYTES, more=ON_DEVICE | {"mm_tensor_ipc": "direct_rpc"}, engines=2
+    ),
+    "device-frames-without-engines": Case(NAMED, SPAWN, options=DEVICE_BYTES, more=ON_DEVICE, engines=0),
     "other-decoder": Case(NAMED | {"backend": "torchcodec"}),
     "no-such-rule": Case(NAMED | {"sampling": "qwen2_vll"}),
     "unknown-option": Case(NAMED, options={"decodres": 1}),
@@ -55,7 +72,10 @@ def outcome(case: Case, model: str) -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.models import config as models
 
-    from vllm_omni_sched.engine.video import service
+    from vllm_omni_sched.engine.video import choice, service
+    from vllm_omni_sched.video.on_device import FramesReason
+    from vllm_omni_sched.video.pool.kinds import NVDEC, DecoderKind
+    from vllm_omni_sched.video.sandbox.seccomp import Profile
 
     class ModelsOwn(models.VerifyAndUpdateConfig):
         @staticmethod
@@ -73,6 +93,11 @@ def outcome(case: Case, model: str) -> dict[str, Any]:
         stack.enter_context(mock.patch.dict(os.environ, case.environment))
         started = stack.enter_context(mock.patch.object(service, "get"))
         stack.enter_context(mock.patch.object(service, "_options", None))
+        stack.enter_context(mock.patch.object(service, "_place", FramesReason.OFF))
+        stack.enter_context(mock.patch.object(service, "_device", 0))
+        if case.engines is not None:
+            nvdec = DecoderKind(NVDEC, "nothing:starts", Profile.DEVICE, (0,) * case.engines)
+            stack.enter_context(mock.patch.object(choice, "decoder_kinds", return_value=(nvdec,)))
         if case.models_own:
             own = {"Qwen2VLForConditionalGeneration": ModelsOwn}
             stack.enter_context(mock.patch.dict(models.MODELS_CONFIG_MAP, own))
@@ -86,6 +111,7 @@ def outcome(case: Case, model: str) -> dict[str, Any]:
             "arguments_kept": engine_args.media_io_kwargs == (given or {}),
             "started": started.call_count,
             "refused": service._refused,
+            "frames": [service._place.value, service._device],
             "options": service._options and service._options.model_dump(include=set(case.options or ())),
         }
 

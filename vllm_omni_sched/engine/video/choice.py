@@ -22,11 +22,22 @@ from vllm_omni_sched.config.load import load_config, read_options, resolved
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.profiles import PROFILES
 from vllm_omni_sched.engine.named import names_our_scheduler
+from vllm_omni_sched.engine.preprocess.start import preprocess_options
 from vllm_omni_sched.engine.video import service
-from vllm_omni_sched.engine.video.rules import CLASSES, ENVIRONMENT, NAME, default_rule, rule_named, rule_of_model
+from vllm_omni_sched.engine.video.rules import (
+    CLASSES,
+    ENVIRONMENT,
+    NAME,
+    default_rule,
+    rule_named,
+    rule_of_model,
+    video_processor_of,
+)
 from vllm_omni_sched.graph.order import INTERACTIVE
 from vllm_omni_sched.logs import get_logger
+from vllm_omni_sched.video.on_device import WHAT_TO_DO, FramesReason, Server, of_server
 from vllm_omni_sched.video.options import VideoOptions
+from vllm_omni_sched.video.pool.kinds import NVDEC, decoder_kinds
 
 logger = get_logger(__name__)
 
@@ -109,7 +120,12 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
     except RequestError as error:
         raise ConfigError(f"--media-io-kwargs: {error}") from None
     multimodal.media_io_kwargs = {**multimodal.media_io_kwargs, "video": {**video, "video_backend": NAME}}
-    service.configure(options, most_urgent)
+    place, device = _place_of_frames(vllm_config, options)
+    if place in WHAT_TO_DO:
+        logger.warning(
+            "%s: option 'device_bytes' has no effect, and frames are copied to the host: %s", NAME, WHAT_TO_DO[place]
+        )
+    service.configure(options, most_urgent, place, device)
     logger.info(
         "vllm-omni-sched %s decodes videos by %s: frames as %r samples them, requests of class %s or after it. Options "
         "given: %s.",
@@ -132,6 +148,27 @@ def video_options(config: OmniSchedConfig) -> VideoOptions:
         ConfigError: an option is unknown, of the wrong type or out of range; the message names it.
     """
     return read_options(VideoOptions, config.video, group="video")
+
+
+def _place_of_frames(vllm_config: Any, options: VideoOptions) -> tuple[FramesReason, int]:
+    """Return whether frames stay on a device, or why not, and the number of the device on which vLLM preprocesses."""
+    if not options.device_bytes:
+        return FramesReason.OFF, 0
+    import torch
+
+    multimodal = vllm_config.model_config.multimodal_config
+    device = (multimodal.mm_processor_kwargs or {}).get("device")
+    in_pool = bool(preprocess_options(load_config(vllm_config.additional_config)).processes)
+    engines = sum(len(kind.devices) for kind in decoder_kinds(options) if kind.name == NVDEC)
+    server = Server(
+        options.device_bytes,
+        engines,
+        video_processor_of(vllm_config.model_config),
+        None if device is None or in_pool else torch.device(device).type,
+        getattr(multimodal, "mm_tensor_ipc", None),  # vLLM 0.30 or newer
+    )
+    place = of_server(server)
+    return place, (torch.device(device).index or 0) if place is FramesReason.ON_DEVICE else 0
 
 
 def _video(media_io_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -46,10 +46,15 @@ def rule_of_model(model_config: Any) -> str | None:
     vLLM 0.22 has no such mapping.
     """
     find = getattr(registry(), "get_backend_for_video_processor", None)
-    processor = getattr(import_module("vllm.transformers_utils.processor"), "get_video_processor_cls_name", None)
-    if find is None or processor is None:
-        return None
-    named: str | None = find(processor(model_config))
+    processor = video_processor_of(model_config) if find is not None else None
+    named: str | None = find(processor) if find is not None and processor is not None else None
+    return named
+
+
+def video_processor_of(model_config: Any) -> str | None:
+    """Return the name of the class of a model's video processor; None if it has none, or vLLM (0.22) does not know."""
+    find = getattr(import_module("vllm.transformers_utils.processor"), "get_video_processor_cls_name", None)
+    named: str | None = find(model_config) if find is not None else None
     return named
 
 

@@ -11,6 +11,7 @@ from vllm_omni_sched.config.errors import RequestError
 from vllm_omni_sched.engine.video.rules import NAME, StockReason
 from vllm_omni_sched.graph.order import INTERACTIVE
 from vllm_omni_sched.logs import get_logger
+from vllm_omni_sched.video.on_device import FramesReason
 from vllm_omni_sched.video.options import VideoOptions
 
 if TYPE_CHECKING:
@@ -23,21 +24,30 @@ _lock = threading.Lock()
 _options = VideoOptions()
 _refused = False
 _most_urgent_class = INTERACTIVE.name
+_place, _device = FramesReason.OFF, 0
 _service: FlashCodec | None = None
 _metrics: VideoMetrics | None = None
 _logged: set[StockReason] = set()
 
 
-def configure(options: VideoOptions, most_urgent: str = INTERACTIVE.name) -> None:
+def configure(
+    options: VideoOptions,
+    most_urgent: str = INTERACTIVE.name,
+    place: FramesReason = FramesReason.OFF,
+    device: int = 0,
+) -> None:
     """Set the options for videos of this process, from the next one on; a running service is closed.
 
     Args:
         most_urgent: the most urgent class that requests may name.
+        place: whether frames stay on a device, or why not.
+        device: number of that device.
     """
-    global _options, _refused, _most_urgent_class
+    global _options, _refused, _most_urgent_class, _place, _device
     close()
     with _lock:
         _options, _refused, _most_urgent_class = options, False, most_urgent
+        _place, _device = place, device
 
 
 def most_urgent_class() -> str:
@@ -77,7 +87,7 @@ def get() -> FlashCodec:
         if _service is None:
             from vllm_omni_sched.video.service import FlashCodec
 
-            _service = FlashCodec(_options, observer=_metrics_of_process())
+            _service = FlashCodec(_options, observer=_metrics_of_process(), place=_place, device=_device)
             _service.start()
         return _service
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from av.video.codeccontext import VideoCodecContext
 
-    from vllm_omni_sched.video.facts import Piece, VideoIndex
+    from vllm_omni_sched.video.facts import DeviceRange, Piece, VideoIndex
 
 _SILENT_WITH_THREADS = {"mpeg4", "vp8"}
 """Codecs for which several threads decode damaged packets to other frames than one thread, without an error."""
@@ -56,9 +56,11 @@ class PyAvDecoder(Decoder):
         self._slots: npt.NDArray[np.uint8] = np.empty((0, 0, 0, 3), np.uint8)
         self._converter: Converter | None = None
 
-    def open(self, index: VideoIndex, packets: memoryview, frames: memoryview) -> None:
+    def open(self, index: VideoIndex, packets: memoryview, frames: memoryview | DeviceRange) -> None:
         """Open a video; see `Decoder.open`."""
         self.close()
+        if not isinstance(frames, memoryview):
+            raise DecoderError("a decoder on the CPU does not write into the memory of a device")
         self._index = index
         self._reorder = max(index.reorder, reorder_depth(index.packets))
         self._context(1, index.reorder)  # raises if there is no such decoder

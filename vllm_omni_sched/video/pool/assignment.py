@@ -6,9 +6,10 @@ videos: the order of `vllm_omni_sched.graph.order`, least slack first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from types import MappingProxyType
 
 from vllm_omni_sched.graph.order import SlaClass, WaitingOrder, WaitingRequest
 
@@ -32,11 +33,13 @@ class WaitingPiece:
         number: unique within its video.
         cost: predicted seconds of one decoder.
         threads: most threads that may work on it.
+        nbytes: bytes of frames that its decoder copies into the memory of a device; 0: they go to the host.
     """
 
     number: int
     cost: float
     threads: int = 1
+    nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,16 @@ class WaitingVideo:
 
 @dataclass(frozen=True)
 class IdleDecoder:
-    """An idle decoder, and the video that it still has open, if any."""
+    """An idle decoder, and the video that it still has open, if any.
+
+    Attributes:
+        link_bytes_per_second: speed of its copies into the memory of frames on a device; 0.0: it does not reach it.
+    """
 
     number: int
     kind: str
     opened: int | None = None
+    link_bytes_per_second: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,10 @@ class PieceAssigner:
     4. Among idle decoders, the one that has the video open gets the piece.
     5. When all pieces are assigned, processors of the decoders that are still idle are lent to the assigned pieces as
        threads, longest first, minus the threads lent before.
+    6. If frames stay on a device, a decoder that does not reach its memory gets no piece, unless none reaches it. Of
+       the others, the one with the fastest link goes first, after rule 4. A slower one is left idle, against rule 1,
+       if copying the frames of the piece would take longer than decoding it, and longer than the decoders with faster
+       links need for all pieces of the video that wait.
 
     Raises:
         ConfigError: ``max_wait_seconds`` is not above 0.
@@ -105,6 +117,7 @@ class PieceAssigner:
         decoders: dict[str, int],
         lent_threads: int,
         now: float,
+        links: Mapping[str, Sequence[float]] = MappingProxyType({}),
     ) -> tuple[Assignment, ...]:
         """Return the assignments to make now, at most one for each decoder.
 
@@ -113,6 +126,8 @@ class PieceAssigner:
             idle: idle decoders.
             decoders: number of decoders by kind, idle or not.
             lent_threads: total of threads beyond one of the pieces being decoded.
+            links: `IdleDecoder.link_bytes_per_second` of the decoders of each kind, idle or not; infinite for one that
+                is starting.
         """
         assignments: list[tuple[Assignment, WaitingPiece]] = []
         for kind in dict.fromkeys(decoder.kind for decoder in idle):
@@ -120,7 +135,7 @@ class PieceAssigner:
             queue = self._queue([video for video in videos if video.kind == kind], decoders.get(kind, 1), now)
             assigned = [
                 (Assignment(decoder, video.key, piece.number, 1, reason), piece)
-                for decoder, (video, piece, reason) in self._on_decoders(idle_of_kind, queue)
+                for decoder, (video, piece, reason) in self._on_decoders(idle_of_kind, queue, links.get(kind, ()))
             ]
             if len(assigned) == len(queue):
                 assigned = self._with_threads(assigned, len(idle_of_kind) - len(assigned) - lent_threads)
@@ -128,12 +143,23 @@ class PieceAssigner:
         return tuple(assignment for assignment, _ in assignments)
 
     def _on_decoders(
-        self, idle_of_kind: Sequence[IdleDecoder], queue: Sequence[tuple[WaitingVideo, WaitingPiece, AssignmentReason]]
+        self,
+        idle_of_kind: Sequence[IdleDecoder],
+        queue: Sequence[tuple[WaitingVideo, WaitingPiece, AssignmentReason]],
+        links: Sequence[float],
     ) -> list[tuple[int, tuple[WaitingVideo, WaitingPiece, AssignmentReason]]]:
         free, chosen = list(idle_of_kind), []
-        for waiting in queue[: len(idle_of_kind)]:
-            video = waiting[0]
-            decoder = next((decoder for decoder in free if decoder.opened == video.key), free[0])
+        by_link = sorted(idle_of_kind, key=lambda decoder: -decoder.link_bytes_per_second)
+        for waiting in queue:
+            if not free:
+                break
+            video, piece, _ = waiting
+            fit = free
+            if piece.nbytes and any(links):
+                fit = [decoder for decoder in by_link if decoder in free and _is_near(decoder, video, piece, links)]
+                if not fit:
+                    continue
+            decoder = next((decoder for decoder in fit if decoder.opened == video.key), fit[0])
             free.remove(decoder)
             chosen.append((decoder.number, waiting))
         return chosen
@@ -174,3 +200,14 @@ class PieceAssigner:
             (assignment if count == 1 else replace(assignment, threads=count, reason=AssignmentReason.LENT), piece)
             for (assignment, piece), count in zip(assigned, threads, strict=True)
         ]
+
+
+def _is_near(decoder: IdleDecoder, video: WaitingVideo, piece: WaitingPiece, links: Sequence[float]) -> bool:
+    """Return whether a decoder may get a piece whose frames stay on a device (rule 6)."""
+    speed = decoder.link_bytes_per_second
+    if not speed:
+        return False
+    faster = sum(link > speed for link in links)
+    if not faster:
+        return True
+    return piece.nbytes / speed <= max(piece.cost, sum(other.cost for other in video.pieces) / faster)

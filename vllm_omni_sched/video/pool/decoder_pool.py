@@ -7,6 +7,7 @@ assignments are made by `vllm_omni_sched.video.pool.assignment`.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ class DecoderSlot:
         job, task: what the process is working on.
         opened: job whose video the process has open.
         started_at: when the process was started, in seconds.
+        link_bytes_per_second: speed of its device's copies into the memory of frames on a device, as it was measured.
     """
 
     number: int
@@ -48,10 +50,12 @@ class DecoderSlot:
     task: Task | None = None
     opened: Job | None = None
     started_at: float = 0.0
+    link_bytes_per_second: float = 0.0
 
     def clear(self) -> None:
         """Forget the process, which has ended."""
         self.process, self.ready, self.job, self.task, self.opened = None, False, None, None, None
+        self.link_bytes_per_second = 0.0
 
 
 class DecoderPool:
@@ -85,7 +89,24 @@ class DecoderPool:
     def idle(self) -> list[IdleDecoder]:
         """Return the decoders that can begin a task now."""
         idle = (slot for slot in self.slots if slot.ready and slot.task is None)
-        return [IdleDecoder(slot.number, slot.kind.name, slot.opened.key if slot.opened else None) for slot in idle]
+        return [
+            IdleDecoder(
+                slot.number, slot.kind.name, slot.opened.key if slot.opened else None, slot.link_bytes_per_second
+            )
+            for slot in idle
+        ]
+
+    @property
+    def links(self) -> dict[str, list[float]]:
+        """Return the speeds of copies into the memory of frames on a device, of all decoders that run, by kind.
+
+        That of a process that is still starting is unknown, and infinite until then.
+        """
+        links: dict[str, list[float]] = {}
+        for slot in self.slots:
+            if slot.process is not None:
+                links.setdefault(slot.kind.name, []).append(slot.link_bytes_per_second if slot.ready else math.inf)
+        return links
 
     @property
     def busy(self) -> int:
@@ -167,7 +188,7 @@ class DecoderPool:
             close_all(fds)
             return self._replaced(slot)  # only an index has a descriptor, and a process is ready only once
         if is_ready:
-            slot.ready = True
+            slot.ready, slot.link_bytes_per_second = True, message.link_bytes_per_second
             self._failed_starts.pop(slot.kind.name, None)
             if message.missing and not self._warned_of_sandbox:
                 logger.warning(

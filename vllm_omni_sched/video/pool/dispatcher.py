@@ -254,7 +254,7 @@ class Dispatcher:
                 if problem := self.pool.start(kind, self._clock()):
                     self._fail_tasks(kind, problem)
             assignments = self._assigner.plan(
-                waiting, self.pool.idle, self.pool.sizes, self.pool.lent_threads, self._clock()
+                waiting, self.pool.idle, self.pool.sizes, self.pool.lent_threads, self._clock(), self.pool.links
             )
             if not assignments:
                 break
@@ -287,7 +287,7 @@ class Dispatcher:
         for job in self._jobs.values():
             tasks = job.waiting_tasks.values()
             for kind in dict.fromkeys(task.kind for task in tasks):
-                pieces = (WaitingPiece(t.number, t.cost, t.max_threads) for t in tasks if t.kind == kind)
+                pieces = (WaitingPiece(t.number, t.cost, t.max_threads, t.nbytes) for t in tasks if t.kind == kind)
                 videos.append(WaitingVideo(job.key, job.arrival, job.sla, kind, tuple(pieces)))
         return videos
 

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from vllm_omni_sched.graph.order import SlaClass
+from vllm_omni_sched.video.device_memory import DeviceRoom
 from vllm_omni_sched.video.frame_memory import FrameBuffer
 from vllm_omni_sched.video.pool.messages import Failure
 
@@ -29,6 +30,7 @@ class Task:
         cost: predicted seconds of one decoder.
         max_threads: most threads that may work on it.
         needs_open: whether the decoder must have opened the video.
+        nbytes: bytes of frames that the decoder copies into the memory of a device; 0: they go to the host.
         crashes: number of processes that ended while they worked on it.
         threads: threads that work on it.
         queued_at, started_at: when it began to wait, and when a decoder last began it, in seconds.
@@ -39,6 +41,7 @@ class Task:
     cost: float
     max_threads: int = 1
     needs_open: bool = True
+    nbytes: int = 0
     number: int = field(default_factory=lambda: next(_numbers))
     crashes: int = 0
     threads: int = 1
@@ -87,7 +90,7 @@ class Job:
     key: int = field(default_factory=lambda: next(_numbers))
     events: SimpleQueue[Answer | LostTask | JobClosed] = field(default_factory=SimpleQueue)
     open_message: Message | None = None
-    frames: FrameBuffer | None = None
+    frames: FrameBuffer | DeviceRoom | None = None
     fds: list[int] = field(default_factory=list)
     waiting_tasks: dict[int, Task] = field(default_factory=dict)
 

@@ -37,11 +37,12 @@ class Index(msgspec.Struct, tag=True, frozen=True):
 class Open(msgspec.Struct, tag=True, frozen=True):
     """Open the video of the next pieces; no answer. Descriptors: the packets' bytes, and the result of `encode_index`.
 
-    ``start``, ``nbytes``: range of its frames in the memory of all frames.
+    ``start``, ``nbytes``: range of its frames in the memory of all frames; ``on_device``: in that of a device.
     """
 
     start: int
     nbytes: int
+    on_device: bool = False
 
 
 class Decode(msgspec.Struct, tag=True, frozen=True):
@@ -56,9 +57,15 @@ class Close(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """The process waits for tasks; ``missing`` are the parts of the sandbox that this system does not have."""
+    """The process waits for tasks.
+
+    ``missing``: parts of the sandbox that this system does not have.
+    ``link_bytes_per_second``: measured speed of its device's copies into the memory of frames on a device; 0.0 if it
+    does not reach that memory, or there is none.
+    """
 
     missing: tuple[str, ...] = ()
+    link_bytes_per_second: float = 0.0
 
 
 class Indexed(msgspec.Struct, tag=True, frozen=True):

@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_omni_sched.video.pool.channel import Channel, socket_pair
-from vllm_omni_sched.video.pool.kinds import DecoderKind
+from vllm_omni_sched.video.pool.channel import Channel, memory_file, socket_pair
+from vllm_omni_sched.video.pool.kinds import NO_DEVICE, DecoderKind
 from vllm_omni_sched.video.pool.messages import from_worker
 
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONHOME", "CUDA_", "NVIDIA_")
@@ -24,6 +25,8 @@ class ProcessSettings:
     Attributes:
         frames: descriptor of the memory of all frames.
         index: ``module:name`` of the function that reads an index.
+        device_frames: returns what processes on devices need to map the memory of frames on a device; b"" if there is
+            none.
     """
 
     frames: int
@@ -31,6 +34,7 @@ class ProcessSettings:
     file_bytes: int
     nice: int
     index: str
+    device_frames: Callable[[], bytes] = bytes
 
 
 class DecoderProcess:
@@ -41,6 +45,8 @@ class DecoderProcess:
     """
 
     def __init__(self, kind: DecoderKind, device: int, settings: ProcessSettings) -> None:
+        shared = settings.device_frames() if device != NO_DEVICE else b""
+        device_frames = memory_file("omni-sched-device", shared) if shared else -1
         ours, theirs = socket_pair()
         self.channel = Channel(ours, from_worker)
         arguments = {
@@ -48,6 +54,7 @@ class DecoderProcess:
             "frames": settings.frames,
             "parent": os.getpid(),
             "device": device,
+            "device-frames": device_frames,
             "memory-bytes": settings.memory_bytes,
             "file-bytes": settings.file_bytes,
             "nice": settings.nice,
@@ -63,7 +70,7 @@ class DecoderProcess:
                     "vllm_omni_sched.video.pool.worker",
                     *(f"--{k}={v}" for k, v in arguments.items()),
                 ],
-                pass_fds=(theirs.fileno(), settings.frames),
+                pass_fds=(theirs.fileno(), settings.frames, *([device_frames] if shared else [])),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd="/",
@@ -75,6 +82,8 @@ class DecoderProcess:
             raise
         finally:
             theirs.close()
+            if shared:
+                os.close(device_frames)
 
     @property
     def pid(self) -> int:

@@ -23,6 +23,7 @@ from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import DecoderError, VideoInputError, VideoLimitError
 from vllm_omni_sched.heap import keep_freed_memory, return_free_memory
 from vllm_omni_sched.video import sandbox
+from vllm_omni_sched.video.facts import DeviceRange
 from vllm_omni_sched.video.pool import messages
 from vllm_omni_sched.video.pool.channel import MAX_BYTES, Channel, close_all, read_all
 from vllm_omni_sched.video.pool.messages import Failure
@@ -107,9 +108,10 @@ class Worker:
             nbytes = os.fstat(packets).st_size
             self._packets = mmap.mmap(packets, nbytes, prot=mmap.PROT_READ)
             known = messages.decode_index(read_all(index, MAX_BYTES))
-            self._slots, self._slot_bytes = message.start, known.width * known.height * 3
+            self._slots, self._slot_bytes = message.start, 0 if message.on_device else known.width * known.height * 3
             frames = memoryview(self._frames)[message.start : message.start + message.nbytes]
-            self._decoder.open(known, memoryview(self._packets), frames)
+            room: memoryview | DeviceRange = DeviceRange(message.start, message.nbytes) if message.on_device else frames
+            self._decoder.open(known, memoryview(self._packets), room)
         except MemoryError:
             return Failure.MEMORY, ""
         except DecoderError as error:
@@ -149,7 +151,7 @@ class Worker:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Load the codecs, enter the sandbox, and serve tasks."""
     parser = argparse.ArgumentParser(description="A decoder process; its owner starts it.")
-    for name in ("socket", "frames", "parent", "device", "memory-bytes", "file-bytes", "nice"):
+    for name in ("socket", "frames", "parent", "device", "device-frames", "memory-bytes", "file-bytes", "nice"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--profile", type=sandbox.Profile, required=True)
     parser.add_argument("--decoder", required=True, help="module:name of what makes the decoder")
@@ -170,12 +172,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 frames.madvise(_HUGE_PAGES)
         decoder = _imported(given.decoder)(*([given.device] if given.device >= 0 else []))
         read_index = _imported(given.index)
+        link_bytes_per_second = _frames_on_device(decoder, given.device_frames) if given.device_frames >= 0 else 0.0
         missing = sandbox.enter(given.profile, memory_bytes=given.memory_bytes, file_bytes=given.file_bytes)
     except Exception as error:  # noqa: BLE001 - any error is reported to the owner
         channel.send(messages.Failed(0, Failure.START, f"{type(error).__name__}: {error}"), wait=True)
         return
-    channel.send(messages.Ready(tuple(part.value for part in missing)), wait=True)
+    channel.send(messages.Ready(tuple(part.value for part in missing), link_bytes_per_second), wait=True)
     Worker(channel, decoder, read_index, frames).serve()
+
+
+def _frames_on_device(decoder: Decoder, fd: int) -> float:
+    """Map the memory of frames on a device; return the speed of copies into it, 0.0 if it is out of reach."""
+    shared = read_all(fd, MAX_BYTES)
+    os.close(fd)
+    try:
+        return decoder.map_device_frames(shared)
+    except (DecoderError, RuntimeError, OSError, ValueError):
+        return 0.0
 
 
 def _imported(path: str) -> Any:

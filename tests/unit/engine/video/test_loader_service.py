@@ -20,7 +20,7 @@ def made(monkeypatch) -> Iterator[list[mock.Mock]]:
     """The services that were made; none of them starts a process."""
     services: list[mock.Mock] = []
 
-    def make(options: VideoOptions, observer: object) -> mock.Mock:
+    def make(options: VideoOptions, observer: object, **place: object) -> mock.Mock:
         services.append(mock.Mock(options=options))
         return services[-1]
 

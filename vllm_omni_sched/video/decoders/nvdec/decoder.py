@@ -13,17 +13,20 @@ import numpy as np
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.video.decoders.base import Decoder
 from vllm_omni_sched.video.decoders.nvdec.colour import SPACES, Colours, nv12_to_rgb
-from vllm_omni_sched.video.decoders.nvdec.device import Device, HostSlots
+from vllm_omni_sched.video.decoders.nvdec.device import Device, DeviceSlots, HostSlots
 from vllm_omni_sched.video.decoders.nvdec.framing import Framing, framing
 from vllm_omni_sched.video.decoders.nvdec.library import Frame, Library, NvdecError, Session
 from vllm_omni_sched.video.decoders.nvdec.limits import Limits, Refusal, refusal_by_index, refusal_by_limits
-from vllm_omni_sched.video.facts import NO_TIME, Order, PacketFlag, Piece, PieceResult, VideoIndex
+from vllm_omni_sched.video.device_memory import SCRATCH_BYTES, DeviceFramesView
+from vllm_omni_sched.video.facts import NO_TIME, DeviceRange, Order, PacketFlag, Piece, PieceResult, VideoIndex
 from vllm_omni_sched.video.frame_order import PtsOrder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import torch
+
+    from vllm_omni_sched.connectors.cuda_ipc.driver import Driver
 
 _SessionKind = tuple[str, int, int, bytes]
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
@@ -41,7 +44,7 @@ class NvdecDecoder(Decoder):
 
     Args:
         gpu: CUDA's number of the GPU.
-        library, device: replacements of the real ones, for tests.
+        library, device, frames_driver: replacements of the real ones, for tests.
 
     Raises:
         NvdecError: PyNvVideoCodec is not installed, or has no driver that it can use.
@@ -53,6 +56,7 @@ class NvdecDecoder(Decoder):
         *,
         library: Library | None = None,
         device: Device | None = None,
+        frames_driver: Driver | None = None,
         clock: Clock = monotonic_seconds,
     ) -> None:
         self._library, self._device = library or Library(), device or Device(gpu)
@@ -64,9 +68,18 @@ class NvdecDecoder(Decoder):
         self._packets = memoryview(b"")
         self._framing = Framing(0, b"")
         self._colours = Colours()
-        self._slots: HostSlots | None = None
+        self._slots: HostSlots | DeviceSlots | None = None
+        self._frames_driver = frames_driver
+        self._device_frames: DeviceFramesView | None = None
 
-    def open(self, index: VideoIndex, packets: memoryview, frames: memoryview) -> None:
+    def map_device_frames(self, shared: bytes) -> float:
+        """Map the memory of frames on a device; see `Decoder.map_device_frames`."""
+        self._device.use()
+        view = DeviceFramesView(shared, self._frames_driver)
+        self._device_frames = view
+        return view.link_bytes_per_second(self._device.scratch(SCRATCH_BYTES), self._device.finish, self._clock)
+
+    def open(self, index: VideoIndex, packets: memoryview, frames: memoryview | DeviceRange) -> None:
         """Open a video; see `Decoder.open`.
 
         Raises:
@@ -92,7 +105,11 @@ class NvdecDecoder(Decoder):
         self._begin(index)
         sideways = index.rotation in (90, 270)
         size = (index.width, index.height) if sideways else (index.height, index.width)
-        if len(frames):
+        if isinstance(frames, DeviceRange):
+            if self._device_frames is None:
+                raise NvdecError(Refusal.NO_DEVICE, "its frames lie on a device whose memory is not mapped here")
+            self._slots = DeviceSlots(self._device_frames.room(*frames), *size, self._device)
+        elif len(frames):
             self._slots = HostSlots(frames, *size, self._device)
 
     def decode(self, piece: Piece) -> PieceResult:

@@ -1,4 +1,4 @@
-"""A GPU as used through torch, and the copy of finished frames to the host."""
+"""A GPU as used through torch, and the copy of finished frames to the host, or to a device."""
 
 from __future__ import annotations
 
@@ -48,6 +48,29 @@ class HostSlots:
         self._in_transfer[turn] = None
 
 
+class DeviceSlots:
+    """Fills slots in memory of a device, which may be another one than that of the frames.
+
+    Args:
+        room: the output, uint8, slots of ``height * width * 3`` bytes.
+        device: the GPU of the frames.
+    """
+
+    def __init__(self, room: torch.Tensor, height: int, width: int, device: Device) -> None:
+        nbytes = height * width * 3
+        slots = room.shape[0] // nbytes
+        self._slots = room[: slots * nbytes].view(slots, height, width, 3)
+        self._device = device
+
+    def put(self, slot: int, frame: torch.Tensor) -> None:
+        """Store a frame, uint8 of shape (height, width, 3), without waiting for the device."""
+        self._slots[slot].copy_(frame, non_blocking=True)
+
+    def finish(self) -> None:
+        """Complete all stored frames, so that other processes can use them."""
+        self._device.finish()
+
+
 class Device:
     """Uses a GPU through torch."""
 
@@ -65,6 +88,18 @@ class Device:
         import torch
 
         return torch.empty((height, width, 3), dtype=torch.uint8, pin_memory=True)
+
+    def scratch(self, nbytes: int) -> torch.Tensor:
+        """Return memory of the GPU of which the content does not matter, shape (nbytes,), uint8."""
+        import torch
+
+        return torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{self._gpu}")
+
+    def finish(self) -> None:
+        """Wait for the work of the current stream."""
+        import torch
+
+        torch.cuda.current_stream().synchronize()
 
     def recorded(self) -> Any:
         """Return an event behind the work of the current stream, with ``synchronize()``."""
