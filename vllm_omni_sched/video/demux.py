@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,mpegts,mpeg,mpegvideo,avi,flv,live_flv,ogg,asf,rm,nut,mxf,gif,apng,ivf,obu,"
-    "h264,hevc,m4v,h263,mjpeg,av1,vc1,dv,wtv,swf,yuv4mpegpipe"
+    "h264,hevc,vvc,m4v,h263,mjpeg,av1,vc1,dv,wtv,swf,yuv4mpegpipe"
 )
 """Supported containers. Excluded are playlists and other formats that name files, and devices and pictures."""
 
