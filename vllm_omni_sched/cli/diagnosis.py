@@ -28,6 +28,7 @@ from vllm_omni_sched.connectors.named_routes import EdgeConnector, Route, resolv
 from vllm_omni_sched.engine.metrics.nvml import NvmlDevices
 from vllm_omni_sched.graph.partition import StageReason
 from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
+from vllm_omni_sched.resource.engine.lending import refuse_lending
 from vllm_omni_sched.resource.pipeline.stage_limits import window_of
 from vllm_omni_sched.sim import compiled
 from vllm_omni_sched.video import sandbox
@@ -488,6 +489,7 @@ def diagnose(additional_config: Any = None) -> Diagnosis:
     config, options = load_config(None), []
     try:
         config = load_config(additional_config)
+        refuse_lending(config.kv_lending)
         options = _options(config)
     except OmniSchedError as error:
         problems.append(str(error))

@@ -311,6 +311,14 @@ class OmniSchedConfig(BaseModel):
         description="While requests decode, encode in a step only what `itl_target_ms` allows, split fairly "
         "among modalities.",
     )
+    kv_lending: float = Field(
+        0.0,
+        ge=0.0,
+        lt=1.0,
+        description="Largest part of the KV cache that encodes may borrow at a time, for activations that do not fit "
+        "into the memory set aside for them; 0 lends none. In the simulator only: an engine refuses it, see "
+        "[Lending KV blocks](concepts.md#lending-kv-blocks-to-encodes).",
+    )
     encode_rounds: bool = Field(
         False,
         description="Hold back items whose encode would break the inter-token latency of decoding requests, and encode "
@@ -482,6 +490,7 @@ class OmniSchedConfig(BaseModel):
 
     @field_validator(
         "metrics_interval_seconds",
+        "kv_lending",
         "encode_lane_min_share",
         "decode_pace",
         "itl_target_ms",

@@ -27,6 +27,7 @@ from vllm_omni_sched.engine.shared.attach import attach_shared_encodings, store_
 from vllm_omni_sched.engine.video.choice import video_options
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.resource.engine.lane import refusal
+from vllm_omni_sched.resource.engine.lending import refuse_lending
 from vllm_omni_sched.resource.engine.profile import Fitted
 
 logger = get_logger(__name__)
@@ -66,6 +67,7 @@ def check_and_attach(vllm_config: Any) -> None:
         from vllm_omni_sched.engine.steered import refuse_rounds
 
         refuse_rounds(config, vllm_config.model_config)
+    refuse_lending(config.kv_lending)
     if config.encoder_share_bytes:
         store_options(config)
         attach_shared_encodings(vllm_config)

@@ -216,6 +216,8 @@ class _Run:
         counters: Counter[str] = Counter()
         for engine in cluster.engine_servers():
             counters["preempted"] += engine.preempted
+            if engine.core.lending is not None:
+                counters.update({f"kv_loans_{one.value}": n for one, n in engine.core.lending.reasons.items()})
             counters["encoder_cache_hits"] += engine.encoding.hits
             counters["encoded_in_step"] += engine.encoding.encoded
             for reason in WhereReason:

@@ -73,6 +73,7 @@ def test_a_missing_extension_point_is_named_in_full_and_costs_its_feature_only(h
 
 
 OPTION_ON = '{"omni_sched": {"windows": "on"}}'
+LENDING = '{"omni_sched": {"kv_lending": 0.2}}'
 WRONG_VIDEO_OPTION = '{"omni_sched": {"video": {"decoders": 0}}}'
 UNKNOWN_OPTION = '{"omni_sched": {"windoze": "on"}}'
 
@@ -82,6 +83,7 @@ UNKNOWN_OPTION = '{"omni_sched": {"windoze": "on"}}'
     [
         (missing, ["--additional-config", OPTION_ON], "option 'windows' is 'on' but cannot work"),
         (lambda _: None, ["--additional-config", UNKNOWN_OPTION], "did you mean 'expert.windows'?"),
+        (lambda _: None, ["--additional-config", LENDING], "option 'kv_lending' works in the simulator only"),
         (lambda _: None, ["--additional-config", WRONG_VIDEO_OPTION], "option 'video.decoders'"),
         (lambda _: None, ["--additional-config", "[]"], "must be a mapping"),
         (lambda h: h.setattr(versions, "vllm_version", lambda: "0.29.0"), [], "found 0.29.0"),
@@ -92,6 +94,7 @@ UNKNOWN_OPTION = '{"omni_sched": {"windoze": "on"}}'
     ids=[
         "on-impossible",
         "unknown-option",
+        "kv-lending",
         "video-option",
         "no-mapping",
         "version",

@@ -8,6 +8,7 @@ from vllm_omni_sched.config.options import OmniSchedConfig, OrderMode
 from vllm_omni_sched.core.engine.encode_ahead import EncodeAhead
 from vllm_omni_sched.core.engine.encode_rounds import RoundScheduling
 from vllm_omni_sched.core.engine.history import History, Transition
+from vllm_omni_sched.core.engine.lending import KvLending
 from vllm_omni_sched.core.engine.requests import EngineFacts, EngineView, PromptItem, RequestBook
 from vllm_omni_sched.core.engine.step_limits import StepLimits
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass, WaitingOrder, WaitingRequest
@@ -38,7 +39,8 @@ class EngineCore:
     event                 method, and the actions that it returns
     ====================  ===============================================================================
     request enters        `enter`; `waiting_request` is its place in the waiting order
-    step begins           `begin_step`: limits of the step, and waiting requests to set aside
+    step begins           `begin_step`: limits of the step, and waiting requests to set aside; before it, and
+                          before `ahead.take_actions`, `lending.plan`: KV blocks to lend or to take back
     request may go next   `ahead.next_chunk`: run it or hold it back, items to encode ahead
     chunk is planned      `ahead.cut`, `rounds.cut`: its tokens; `encoder_part`: what it may encode
     encoder makes room    `ahead.load`: take the encoding from the lane
@@ -80,13 +82,16 @@ class EngineCore:
         self.rounds: RoundScheduling | None = None
         if config.encode_rounds and facts.encodes:
             self.rounds = RoundScheduling(config, facts, self.book, *parts)
+        self.lending: KvLending | None = None
+        if config.kv_lending and facts.lending is not None and facts.encodes:
+            self.lending = KvLending(config, facts, facts.lending, self.ahead, self.costs, self.steps)
         by_sla = config.waiting_order is OrderMode.SLA
         self.order = WaitingOrder(config.max_wait_seconds) if by_sla else None
 
     @property
     def decides(self) -> bool:
         """Return whether any option asks for a decision."""
-        return self.limits.any or any(one is not None for one in (self.ahead, self.rounds, self.order))
+        return self.limits.any or any(one is not None for one in (self.ahead, self.rounds, self.order, self.lending))
 
     # -- a request's life ----------------------------------------------------
 
@@ -117,6 +122,8 @@ class EngineCore:
             self.leave(request_id, 0, now)
         if self.rounds is not None:
             self.rounds.forget()
+        if self.lending is not None:
+            self.lending.forget()
 
     def waiting_request(
         self,
@@ -158,14 +165,19 @@ class EngineCore:
         """Return the limits of the next step, within those of the engine."""
         limits = self.limits
         decoding = view.decode_tokens
-        if self.rounds is None and not limits.any:
+        lending = self.lending
+        if self.rounds is None and not limits.any and lending is None:
             return StepPlan(max_requests, max_tokens, max_tokens - decoding)
         requests = limits.max_requests(max_requests, view.num_running)
+        if lending is not None and not lending.admits:
+            requests = min(requests, view.num_running)
         tokens = limits.max_tokens(max_tokens, decoding)
         budget = tokens - decoding
         longest = limits.longest_chunk(view, budget)
         encoder = limits.encoder_plan(view, tokens)
         embeds = None if encoder is None else encoder.embeds
+        if lending is not None:
+            embeds = min(limits.encoder_embeds if embeds is None else embeds, lending.left_for_step())
         if self.rounds is None:
             return StepPlan(requests, tokens, longest, embeds)
         rounds = self.rounds.begin(view, requests, budget, tokens, now)
@@ -192,6 +204,8 @@ class EngineCore:
         which it was held back. ``encodes``: modality -> embeddings, and the seconds that they took, as far as known;
         None if it encoded nothing.
         """
+        if encodes is not None and self.lending is not None:
+            self.lending.step_out()
         if encodes:
             for modality, (embeds, seconds) in encodes.items():
                 self.costs.encoded(modality, embeds, seconds)

@@ -66,6 +66,7 @@ class EncodeAhead:
        processors.
     7. Each content is encoded once for all requests that need it at the same time (`AheadLedger`).
     8. A request with an item that cannot be encoded fails, and only such a request.
+    9. With ``step_embeds``, a larger item is not encoded in the step.
 
     ``share``: the lane's share of the device, in (0, 1]. ``taken_from_lane``, ``items_visited``: counts.
     """
@@ -93,6 +94,7 @@ class EncodeAhead:
         self._own_processors = False
         self._lane_items = 1  # that the lane encodes at a time
         self.ledger = AheadLedger(facts.encoder_cache_embeds)
+        self.step_embeds: int | None = None
         self.share = 1.0
         self.taken_from_lane = 0
         self.items_visited = 0
@@ -152,6 +154,8 @@ class EncodeAhead:
         """Return whether the missing items are encoded in the step; False if the lane has any of them already."""
         if any(self.ledger.state(item.content) is not None for item in missing):
             return False
+        if self.step_embeds is not None and any(item.embeds > self.step_embeds for item in missing):
+            return False
         seconds = sum(self._costs.encode_seconds(item.modality, item.embeds) for item in missing)
         seconds = seconds or len(missing) * self._target  # nothing was measured: nothing is known to go unnoticed
         # a waiting request is held up, too; so is a session that is between two inputs
@@ -193,6 +197,11 @@ class EncodeAhead:
         if self._history is not None:
             self._history.add(now, Transition.LOADED, "", content)
         return True
+
+    def encode_seconds(self, content: str) -> float:
+        """Return the expected seconds to encode a content that is queued for the lane."""
+        modality, embeds, _ = self._wanted[content]
+        return self._costs.encode_seconds(modality, embeds)
 
     def take_actions(self) -> LaneActions:
         """Return the actions that have accumulated since the last call; at least once after each step's decisions."""

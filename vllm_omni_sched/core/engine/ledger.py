@@ -53,6 +53,8 @@ class AheadLedger:
     2. At most ``max_embeds`` embeddings are being encoded or held ready, and at most ``max_encoding``
        contents are being encoded; others queue. If none is being encoded, one is submitted whatever its size,
        because all ready contents may be waiting for it.
+       With ``max_active_embeds``, whatever else, those that are encoded at a time have no more embeddings. That are
+       all contents that are being encoded, except for the smallest one where there are ``max_encoding``, which waits.
        Contents that were asked for since the last orders go first, in that order; then the ones queued longest.
     3. When a request ends, contents that only it needed are dropped.
     4. An encoding leaves this ledger when it is loaded into the encoder cache.
@@ -66,8 +68,9 @@ class AheadLedger:
     def __init__(self, max_embeds: int, max_encoding: int = 2) -> None:
         self.max_embeds = max_embeds
         self.max_encoding = max_encoding
+        self.max_active_embeds: int | None = None
         self.num_embeds = 0  # being encoded, or ready
-        self._num_encoding = 0
+        self._encoding: dict[str, int] = {}  # embeddings of what is being encoded
         self._encodes: dict[str, _Encode] = {}
         self._wants: dict[str, set[str]] = {}  # request id -> mm_hashes
         self._queue: OrderedDict[str, None] = OrderedDict()
@@ -82,7 +85,7 @@ class AheadLedger:
     @property
     def num_pending(self) -> int:
         """The number of contents that are not ready."""
-        return len(self._queue) + self._num_encoding
+        return len(self._queue) + len(self._encoding)
 
     def contents(self) -> Collection[str]:
         """Return all contents in this ledger."""
@@ -116,7 +119,7 @@ class AheadLedger:
         if encode is None or encode.ticket != ticket:
             return set()
         encode.state = EncodeState.READY
-        self._num_encoding -= 1
+        del self._encoding[mm_hash]
         return encode.wanted_by
 
     def attempt_again(self) -> tuple[tuple[str, int], ...]:
@@ -159,7 +162,7 @@ class AheadLedger:
     def _drop(self, mm_hash: str) -> None:
         encode = self._encodes.pop(mm_hash)
         self._queue.pop(mm_hash, None)
-        self._num_encoding -= encode.state is EncodeState.ENCODING
+        self._encoding.pop(mm_hash, None)
         if encode.state is not EncodeState.QUEUED:
             self.num_embeds -= encode.num_embeds
         for request_id in encode.wanted_by:
@@ -172,13 +175,16 @@ class AheadLedger:
     def take_orders(self) -> Orders:
         """Return the orders that have accumulated since the last call."""
         submit = []
-        for mm_hash in self._next() if self._num_encoding < self.max_encoding else ():
+        for mm_hash in self._next() if len(self._encoding) < self.max_encoding else ():
             encode = self._encodes[mm_hash]
             full = self.num_embeds + encode.num_embeds > self.max_embeds
-            if self._num_encoding and (full or self._num_encoding >= self.max_encoding):
+            if self._encoding and (full or len(self._encoding) >= self.max_encoding):
+                break
+            bound = self.max_active_embeds
+            if bound is not None and self.active_embeds(encode.num_embeds) > bound:
                 break
             del self._queue[mm_hash]
-            self._num_encoding += 1
+            self._encoding[mm_hash] = encode.num_embeds
             self._tickets += 1
             encode.state, encode.ticket = EncodeState.ENCODING, self._tickets
             self.num_embeds += encode.num_embeds
@@ -190,6 +196,20 @@ class AheadLedger:
         orders = Orders(tuple(submit), tuple(self._forget), tuple(self._load))
         self._forget, self._load = [], []
         return orders
+
+    def active_embeds(self, *more: int) -> int:
+        """Return the embeddings that are encoded at a time, with further contents of these sizes."""
+        sizes = sorted([*self._encoding.values(), *more])
+        return sum(sizes[-max(self.max_encoding - 1, 1) :])
+
+    def queued(self) -> Iterator[tuple[str, int]]:
+        """Yield the contents that no worker was sent yet, with their embeddings, in the order of rule 2."""
+        for mm_hash in self._wanted:
+            if mm_hash in self._queue:
+                yield mm_hash, self._encodes[mm_hash].num_embeds
+        for mm_hash in self._queue:
+            if mm_hash not in self._wanted:
+                yield mm_hash, self._encodes[mm_hash].num_embeds
 
     def _next(self) -> Iterator[str]:
         """Yield the contents to submit, in the order of rule 2; each must leave the queue before the next is taken."""
@@ -207,8 +227,8 @@ class AheadLedger:
         """
         held = sum(e.num_embeds for e in self._encodes.values() if e.state is not EncodeState.QUEUED)
         assert held == self.num_embeds, f"{self.num_embeds} embeddings counted, {held} held"
-        encoding = sum(e.state is EncodeState.ENCODING for e in self._encodes.values())
-        assert encoding == self._num_encoding, f"{self._num_encoding} contents counted, {encoding} being encoded"
+        encoding = {h: e.num_embeds for h, e in self._encodes.items() if e.state is EncodeState.ENCODING}
+        assert encoding == self._encoding, f"{self._encoding} counted, {encoding} being encoded"
         assert set(self._queue) == {h for h, e in self._encodes.items() if e.state is EncodeState.QUEUED}
         wants: dict[str, set[str]] = {}
         for mm_hash, encode in self._encodes.items():

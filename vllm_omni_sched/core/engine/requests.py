@@ -9,6 +9,21 @@ from vllm_omni_sched.graph.order import SlaClass
 
 
 @dataclass(frozen=True, slots=True)
+class LendingFacts:
+    """Memory of an engine that `kv_lending` is about.
+
+    ``total_blocks``: of the KV cache; ``block_tokens``: tokens of each. ``reserve_embeds``: embeddings that can be
+    encoded at a time in the memory that is set aside. ``embeds_per_block``: embeddings whose activations fit into the
+    memory of a block.
+    """
+
+    total_blocks: int
+    block_tokens: int
+    reserve_embeds: int
+    embeds_per_block: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFacts:
     """Sizes and properties of an engine that do not change while it runs.
 
@@ -17,7 +32,7 @@ class EngineFacts:
     needs processors that decode steps leave to it, as on a CPU. ``splits_prompts``: whether a prompt may be computed
     in chunks that end before an item. ``read_ahead``: tokens behind a chunk whose embeddings a step needs, too, as with
     a drafter that predicts the token after next. ``graph_embeds``: size of the largest item that the step encodes by a
-    CUDA graph; 0 without such graphs.
+    CUDA graph; 0 without such graphs. ``lending``: None where KV blocks cannot be lent.
     """
 
     max_num_seqs: int
@@ -29,6 +44,7 @@ class EngineFacts:
     splits_prompts: bool = True
     read_ahead: int = 0
     graph_embeds: int = 0
+    lending: LendingFacts | None = None
 
 
 class PromptItem(NamedTuple):
@@ -84,6 +100,19 @@ class Decodes(NamedTuple):
     itl_seconds: float
 
 
+class KvBlocks(NamedTuple):
+    """Blocks of the KV cache now: those that are neither used nor lent, and what running requests still need.
+
+    ``prompt_blocks``: for the rest of running prompts. ``decodes``: decoding requests. ``blocked``: whether the first
+    waiting request has no room for its prompt.
+    """
+
+    free_blocks: int
+    prompt_blocks: int
+    decodes: int
+    blocked: bool
+
+
 class EngineView(Protocol):
     """The present state of an engine, as a driver shows it.
 
@@ -115,6 +144,13 @@ class EngineView(Protocol):
 
     def has_encoding(self, content: str) -> bool:
         """Return whether an encoding is in the encoder cache, or in a tier from which it is restored."""
+
+
+class LendingView(EngineView, Protocol):
+    """The present state of an engine whose KV blocks may be lent."""
+
+    def kv_blocks(self) -> KvBlocks:
+        """Return the blocks of the KV cache."""
 
 
 class RequestBook:

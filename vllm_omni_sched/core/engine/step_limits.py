@@ -26,7 +26,8 @@ class StepLimits:
     4. ``encoder_split`` bounds the embeddings encoded in a step: while requests decode, and once encodes were timed,
        to those that fit into ``itl_target_ms``, at least one item. Modalities get max-min fair parts of that budget.
 
-    ``parts``: embeddings that are left to each modality in this step; empty without a split.
+    ``encoder_embeds``: the engine's own limit of embeddings in a step. ``parts``: embeddings that are left to each
+    modality in this step; empty without a split.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class StepLimits:
     ) -> None:
         self._costs, self._metrics = costs, metrics
         self._itl_target = config.itl_target_ms / 1e3
+        self.encoder_embeds = facts.encoder_budget_embeds
         slots, tokens = facts.max_num_seqs, facts.max_num_batched_tokens
         self.batch = make_control(config.batch_control, config, config.batch_min, min(config.batch_max, slots))
         self.prefill = make_control(config.prefill_control, config, config.prefill_min_tokens, tokens)

@@ -72,17 +72,24 @@ def engine_limits(stage: EngineStage, encodes: bool, kv_tokens: int) -> EngineLi
     """
     tokens = stage.max_num_batched_tokens
     embeds = max(tokens, largest_item(stage, stage.kv_tokens or kv_tokens))
+    budget, reserve, each = stage.encoder_budget_embeds or embeds, stage.encoder_reserve_embeds, 0.0
+    if stage.encode_bytes_per_embed is not None and stage.model is not None:
+        of_token = model(stage.model).llm.kv_bytes_per_token(stage.devices)
+        each = of_token / stage.encode_bytes_per_embed
+        kv_tokens -= math.ceil((budget if reserve is None else reserve) / each)
     return EngineLimits(
         stage.kv_tokens or kv_tokens,
         stage.max_num_seqs,
         tokens,
-        stage.encoder_budget_embeds or embeds,
+        budget,
         stage.encoder_cache_embeds or embeds,
         encodes,
         lane_items=stage.lane_items,
         paced=stage.lane_on != "device",
         lane_beside=stage.lane_on == "beside",
         prefix_caching=stage.enable_prefix_caching,
+        reserve_embeds=reserve,
+        embeds_per_token=each,
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from vllm_omni_sched.core.engine.core import EngineCore
-from vllm_omni_sched.core.engine.requests import EngineView
+from vllm_omni_sched.core.engine.requests import LendingView
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.engine.lane import SimLane
 from vllm_omni_sched.sim.engine.limits import EngineLimits
@@ -33,7 +33,7 @@ class Ahead:
         self._sim, self._costs, self._limits = sim, costs, limits
         self._core, self.decisions, self._back = core, core.ahead, back
         self.paced = limits.paced
-        self.view: EngineView | None = None
+        self.view: LendingView | None = None
         self.lane = SimLane(sim, self._seconds, self._encoded, limits.lane_items)
         self.held: dict[str, Sequence] = {}
         self._encoded_seconds = 0.0  # encode time at full width of what the lane has encoded
@@ -55,6 +55,8 @@ class Ahead:
 
     def send(self) -> None:
         """Submit the items that were decided for the lane, and drop those that no request needs any more."""
+        if self._core.lending is not None and self.view is not None:
+            self._core.lending.plan(self.view, self._sim.now)
         actions = self.decisions.take_actions()
         for content in actions.forget:
             self.lane.forget(content)

@@ -27,6 +27,7 @@ class FrontEnd(ABC):
         "_jobs",
         "_kv_tokens",
         "_on_first_output",
+        "_request_tokens",
         "_sim",
         "in_flight",
     )
@@ -36,6 +37,7 @@ class FrontEnd(ABC):
     ) -> None:
         self._sim, self._costs, self._done, self._on_first_output = sim, costs, done, on_first_output
         self._kv_tokens, self._item_embeds = limits.kv_tokens, limits.item_embeds
+        self._request_tokens = limits.kv_tokens  # of one request
         self._jobs: dict[int, tuple[Job, Sequence | None]] = {}  # with its sequence, while it is in the engine
         self._front_until = 0.0
         self._epoch = 0
@@ -56,10 +58,13 @@ class FrontEnd(ABC):
                 "processor can make, or send smaller items"
             )
         needs = request.prompt_tokens + request.output_tokens
-        if needs > self._kv_tokens:
+        if needs > self._request_tokens:
+            never = (
+                "" if self._request_tokens == self._kv_tokens else f" of which {self._request_tokens} are never lent"
+            )
             raise ConfigError(
-                f"request {request.number} needs {needs} tokens of KV cache, but a replica has {self._kv_tokens}; "
-                "give it more devices, more of their memory, or shorter requests"
+                f"request {request.number} needs {needs} tokens of KV cache, but a replica has {self._kv_tokens}"
+                f"{never}; give it more devices, more of their memory, or shorter requests"
             )
         self.in_flight += 1
         self._jobs[request.number] = (job, None)

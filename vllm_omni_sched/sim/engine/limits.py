@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
-from vllm_omni_sched.core.engine.requests import EngineFacts
+from vllm_omni_sched.core.engine.requests import EngineFacts, LendingFacts
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class EngineLimits:
     is refused. ``encodes``: whether it has the encoder; else items come encoded. ``lane_items``: items that the lane
     encodes at a time. ``paced``: whether the lane needs processors that decode steps leave it, as on a CPU;
     ``lane_beside``: whether it also has some of its own. ``prefix_caching``: prompts use the blocks of others, where
-    requests name them.
+    requests name them. ``reserve_embeds``: embeddings whose activations fit into the memory set aside, None for the
+    encoder budget; ``embeds_per_token``: those that fit into the KV memory of a token.
 
     Raises:
         ConfigError: a number is below 1.
@@ -32,6 +33,8 @@ class EngineLimits:
     paced: bool = False
     lane_beside: bool = True
     prefix_caching: bool = True
+    reserve_embeds: int | None = None
+    embeds_per_token: float = 0.0
 
     def __post_init__(self) -> None:
         for name in (
@@ -50,6 +53,14 @@ class EngineLimits:
         """Return the embeddings of the largest item that the engine accepts."""
         return min(self.encoder_budget_embeds, self.encoder_cache_embeds)
 
+    @property
+    def lending(self) -> LendingFacts | None:
+        """Return the memory that may be lent, in blocks of one token; None if its size is not known."""
+        if not self.embeds_per_token:
+            return None
+        reserve = self.encoder_budget_embeds if self.reserve_embeds is None else self.reserve_embeds
+        return LendingFacts(self.kv_tokens, 1, reserve, self.embeds_per_token)
+
 
 def make_core(config: OmniSchedConfig, limits: EngineLimits, history: int = 0) -> EngineCore:
     """Return the core of an engine with these options and sizes; ``history``: transitions that it keeps."""
@@ -60,6 +71,7 @@ def make_core(config: OmniSchedConfig, limits: EngineLimits, history: int = 0) -
         limits.encoder_cache_embeds,
         limits.encodes,
         limits.paced,
+        lending=limits.lending,
     )
     core = EngineCore(config, facts, history=history)
     if core.ahead is not None:

@@ -30,7 +30,7 @@ class PrefixCache:
         """Return the tokens of a prompt that need not be computed; the sequence holds their blocks until `release`.
 
         Args:
-            used_tokens: in the KV cache, of running requests.
+            used_tokens: in the KV cache, of running requests or lent to encodes.
         """
         blocks, each = sequence.blocks, sequence.block_tokens
         number, most = 0, (sequence.prompt - 1) // each
@@ -71,7 +71,7 @@ class PrefixCache:
         self.shrink(used_tokens)
 
     def shrink(self, used_tokens: int) -> None:
-        """Evict blocks that do not fit beside the tokens of running requests."""
+        """Evict blocks that do not fit beside the tokens of running requests and those lent."""
         room = self._kv_tokens - used_tokens
         while self._idle and self._idle_tokens > room:
             self._idle_tokens -= self._idle.popitem(last=False)[1]

@@ -53,6 +53,17 @@ class Prompts:
         """Return the tokens in the KV cache, of all requests."""
         return self._decodes.context + self.computed
 
+    @property
+    def kv_room(self) -> int:
+        """Return the tokens of KV cache that are not lent to encodes."""
+        lending = self._core.lending
+        return self._limits.kv_tokens - (lending.lent_blocks if lending is not None else 0)
+
+    @property
+    def _not_free(self) -> int:
+        """Return the tokens of KV cache that running requests have or that are lent, which evict unused blocks."""
+        return self.kv_tokens + self._limits.kv_tokens - self.kv_room
+
     def room(self) -> bool:
         """Return whether one more request may run."""
         running = self._decodes.number + len(self.running)
@@ -76,7 +87,7 @@ class Prompts:
         aside: list[Sequence] = []
         while budget > 0 and decoding + len(self.running) < plan.max_requests:
             waiting = self._waiting.peek(now)
-            if waiting is None or not self._fits(waiting):
+            if waiting is None or not self.fits(waiting):
                 break
             if waiting.request_id in plan.aside:
                 aside.append(self._waiting.pop(now))
@@ -109,18 +120,19 @@ class Prompts:
         """Begin a prompt behind what the prefix cache has of it, and return those tokens."""
         if self.cache is None or not sequence.blocks or sequence.computed:
             return 0
-        found = self.cache.lookup(sequence, self.kv_tokens)
+        found = self.cache.lookup(sequence, self._not_free)
         return sequence.begin_at(found) if found else 0
 
     def release(self, sequence: Sequence) -> None:
         """Release the blocks of a sequence that has ended or waits again."""
         if sequence.held_blocks:
             assert self.cache is not None
-            self.cache.release(sequence, self.kv_tokens)
+            self.cache.release(sequence, self._not_free)
 
-    def _fits(self, sequence: Sequence) -> bool:
+    def fits(self, sequence: Sequence) -> bool:
+        """Return whether the KV cache has room for one more prompt."""
         left = sum([one.left for one in self.running])
-        return self.kv_tokens + left + sequence.prompt <= self._limits.kv_tokens
+        return self.kv_tokens + left + sequence.prompt <= self.kv_room
 
     def _compute(self, sequence: Sequence, most: int, view: EngineView, now: float) -> int:
         """Add tokens of the prompt to this step, and return how many."""

@@ -55,6 +55,7 @@ class Steps(FrontEnd):
         "_last_end",
         "_leap",
         "_leaps",
+        "_lending",
         "_llm_seconds",
         "_made",
         "_may_be_plain",
@@ -122,8 +123,13 @@ class Steps(FrontEnd):
         self._prompt_pairs = 0.0
         self._measures = core.decides
         self._may_be_plain = watcher is None and not self._lane_shares
+        if core.lending is not None and self.ahead is not None:  # the end of an encode may lend what steps count on
+            self._may_be_plain = False
         self._leaps = self._may_be_plain and not isinstance(costs, UnsteadyCosts)  # these draw a factor for each step
         self._leap: Leap | None = None
+        self._lending = core.lending
+        if core.lending is not None:
+            self._request_tokens -= core.lending.most_blocks
         self._plain = False  # no request can enter, and no prompt is computed: the next step is like this one
         # cached, since each step uses them
         self._step_seconds, self._decode_line, self._gap = costs.step_seconds, costs.decode_line, itl.add
@@ -195,6 +201,10 @@ class Steps(FrontEnd):
     def _begin(self) -> None:
         decodes, prompts, sim = self.decodes, self.prompts, self._sim
         decoding = decodes.number
+        lending = self._lending
+        if lending is not None:
+            lending.plan(self._view, sim.now)
+            self._kv_tokens = prompts.kv_room
         if decodes.context + prompts.computed + decoding > self._kv_tokens:
             decoding = self._make_room()
         encode = 0.0
@@ -204,11 +214,17 @@ class Steps(FrontEnd):
                 encode += self._costs.encode_seconds(modality, embeds, items)
             if self.ahead is not None:
                 self.ahead.send()
+            if lending is not None:
+                self._kv_tokens = prompts.kv_room
+                if self.encoding.step:
+                    lending.step_began(sum([embeds for _, embeds in self.encoding.step.values()]))
         elif prompts.chunks:
             prompts.clear()
             self.encoding.begin()
         tokens = prompts.tokens
         self._plain = self._may_be_plain and not (prompts.running or prompts.chunks or self._may_enter())
+        if lending is not None and lending.lent_blocks:  # it is taken back between steps
+            self._plain = False
         self._rest = self._step_owed = 0.0
         if self._plain and self._plain_step():
             return

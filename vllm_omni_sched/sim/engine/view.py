@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Many
 
 from vllm_omni_sched.core.engine.core import EngineCore
-from vllm_omni_sched.core.engine.requests import Decodes
+from vllm_omni_sched.core.engine.requests import Decodes, KvBlocks
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.engine.ahead import Ahead
 from vllm_omni_sched.sim.engine.decoding import DecodingSequences
@@ -101,6 +101,16 @@ class StepView:
     def waiting(self, count: int) -> Many[Sequence]:
         """Return the first waiting requests, at most ``count``."""
         return self._waiting.first(count, self._sim.now)
+
+    def kv_blocks(self) -> KvBlocks:
+        """Return the KV cache in blocks of one token."""
+        decodes, prompts, left = self._decodes, self._prompts, 0
+        for one in prompts.running:
+            left += one.left
+        free = prompts.kv_room - prompts.kv_tokens
+        first = self._waiting.peek(self._sim.now) if prompts.room() else None
+        blocked = first is not None and not prompts.fits(first)
+        return KvBlocks(max(free, 0), left, decodes.number, blocked)
 
     # -- the lane ------------------------------------------------------------
 

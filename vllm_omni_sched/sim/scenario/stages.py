@@ -176,6 +176,19 @@ class EngineStage(DeviceStage):
     enable_prefix_caching: bool = Field(
         True, description="Prompts use computed blocks of others, as in vLLM, where the workload names equal blocks."
     )
+    encoder_reserve_embeds: int | None = Field(
+        None,
+        ge=1,
+        description="Embeddings that can be encoded at a time in the memory that the engine sets aside for them; with "
+        "`policy.kv_lending` more can, in lent KV blocks. Default: `encoder_budget_embeds`.",
+    )
+    encode_bytes_per_embed: float | None = Field(
+        None,
+        gt=0,
+        description="Memory of activations for each embedding that is encoded at a time. The memory for "
+        "`encoder_reserve_embeds` is then not available to the KV cache, unless `kv_tokens` is given; default: they "
+        "are within the efficiency's `activation_bytes`. Needs `model`.",
+    )
     lane_items: int = Field(1, ge=1, description="Items that the encode-ahead lane encodes at a time.")
     lane_on: Literal["device", "beside", "shared"] = Field(
         "device",

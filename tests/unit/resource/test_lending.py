@@ -1,0 +1,139 @@
+"""The rules of `MemoryLending`, one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.resource.engine.lending import (
+    EncodeDemand,
+    LendingPlan,
+    LendingReason,
+    LendingSnapshot,
+    MemoryLending,
+    refuse_lending,
+)
+
+
+def policy(most: float = 0.5) -> MemoryLending:
+    return MemoryLending(most, hold_seconds=1.0, patience_seconds=2.0)
+
+
+def snapshot(*loans: int | tuple[int, int], free: int = 100, **more: Any) -> LendingSnapshot:
+    demands = tuple(EncodeDemand(one) if isinstance(one, int) else EncodeDemand(*one) for one in loans)
+    return LendingSnapshot(100, free, demands=demands, **more)
+
+
+def test_what_fits_into_the_memory_set_aside_needs_no_loan():
+    assert policy().plan(snapshot(0, 0), 0.0) == LendingPlan(0, LendingReason.NOT_NEEDED)
+
+
+def test_the_loan_is_for_as_many_waiting_encodes_as_fit():
+    assert policy().plan(snapshot(10, 30, 60), 0.0) == LendingPlan(30, LendingReason.LENT)
+
+
+def test_encodes_that_need_no_loan_run_together_in_one_while_no_request_waits():
+    assert policy().plan(snapshot(0, 20, 40), 0.0) == LendingPlan(40, LendingReason.LENT)
+    assert policy().plan(snapshot(0, 20, blocked=True), 9.0) == LendingPlan(0, LendingReason.NOT_NEEDED)
+    assert policy().plan(snapshot(0, 20, free=10), 9.0) == LendingPlan(0, LendingReason.NOT_NEEDED)
+
+
+def test_what_running_requests_will_need_is_not_lent():
+    lender = policy()
+    assert lender.plan(snapshot(30, free=40, needed_blocks=10), 0.0).blocks == 30
+    assert lender.plan(snapshot(31, free=40, needed_blocks=10), 0.0) == LendingPlan(0, LendingReason.NEEDED_BY_REQUESTS)
+
+
+def test_the_requests_of_the_encodes_keep_room_for_themselves():
+    assert policy().plan(snapshot((10, 20), (20, 60), free=60), 0.0).blocks == 10
+
+
+def test_more_than_the_bound_is_refused():
+    assert policy(0.2).plan(snapshot(21), 0.0) == LendingPlan(0, LendingReason.TOO_LARGE)
+
+
+def test_a_request_that_waits_for_blocks_goes_first_but_not_for_ever():
+    lender, waits = policy(), snapshot(10, blocked=True)
+    assert lender.plan(waits, 0.0) == LendingPlan(0, LendingReason.REQUESTS_FIRST)
+    assert lender.plan(waits, 1.9).reason is LendingReason.REQUESTS_FIRST
+    assert lender.plan(waits, 2.0) == LendingPlan(10, LendingReason.LENT)
+    made = snapshot(10, free=90, lent_blocks=10, blocked=True)
+    assert lender.plan(made, 2.1).blocks == 10, "it stays until the encode has begun"
+    lender.plan(snapshot(free=90, lent_blocks=10, used_blocks=10, blocked=True), 2.2)
+    next_one = snapshot(10, free=90, lent_blocks=10, blocked=True)
+    assert lender.plan(next_one, 3.0) == LendingPlan(0, LendingReason.REQUESTS_FIRST)
+
+
+def test_an_encode_that_has_waited_for_long_saves_blocks_while_no_request_is_admitted():
+    lender = policy()
+    assert lender.plan(snapshot(40, free=20, needed_blocks=5), 0.0).admits
+    assert lender.plan(snapshot(40, free=20, needed_blocks=5), 2.0) == LendingPlan(15, LendingReason.SAVING, False)
+    more = snapshot(40, free=20, lent_blocks=15, needed_blocks=5)
+    assert lender.plan(more, 3.0) == LendingPlan(30, LendingReason.SAVING, False)
+    assert lender.plan(snapshot(40, free=20, lent_blocks=30, needed_blocks=5), 4.0) == LendingPlan(
+        40, LendingReason.LENT
+    )
+
+
+def test_while_it_saves_it_gives_back_what_running_requests_need():
+    lender = policy()
+    lender.plan(snapshot(40, free=20), 0.0)
+    assert lender.plan(snapshot(40, free=2, lent_blocks=20, needed_blocks=8), 2.0).blocks == 14
+
+
+def test_an_idle_loan_is_kept_for_a_while():
+    lender, idle = policy(), snapshot(free=90, lent_blocks=10)
+    assert lender.plan(idle, 0.0) == LendingPlan(10, LendingReason.HELD)
+    assert lender.plan(idle, 0.9).reason is LendingReason.HELD
+    assert lender.plan(idle, 1.0) == LendingPlan(0, LendingReason.RETURNED)
+
+
+def test_a_use_in_between_lets_the_while_begin_anew():
+    lender, idle = policy(), snapshot(free=90, lent_blocks=10)
+    lender.plan(idle, 0.0)
+    assert lender.plan(snapshot(free=90, lent_blocks=10, used_blocks=10), 0.8) == LendingPlan(10, LendingReason.IN_USE)
+    assert lender.plan(idle, 1.5).reason is LendingReason.HELD
+
+
+def test_an_idle_loan_is_recalled_when_requests_need_it():
+    idle = snapshot(free=3, lent_blocks=10, needed_blocks=5)
+    assert policy().plan(idle, 0.0) == LendingPlan(8, LendingReason.RECALLED)
+    assert policy().plan(snapshot(free=90, lent_blocks=10, blocked=True), 0.0) == LendingPlan(0, LendingReason.RECALLED)
+
+
+def test_what_is_used_is_not_taken_back():
+    used = snapshot(free=0, lent_blocks=10, used_blocks=6, needed_blocks=50, blocked=True)
+    assert policy().plan(used, 0.0).blocks == 6
+    waits = snapshot(20, free=0, lent_blocks=10, used_blocks=6, needed_blocks=50)
+    assert policy().plan(waits, 0.0) == LendingPlan(6, LendingReason.NEEDED_BY_REQUESTS)
+
+
+def test_a_smaller_demand_does_not_shrink_the_loan_while_nobody_needs_it():
+    assert policy().plan(snapshot(5, free=80, lent_blocks=20), 0.0) == LendingPlan(20, LendingReason.LENT)
+
+
+@pytest.mark.parametrize("most", [-0.1, 1.0])
+def test_the_bound_is_checked(most: float):
+    with pytest.raises(ConfigError, match="kv_lending"):
+        MemoryLending(most)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((100, -1), "free_blocks"),
+        ((100, 50, 5, 6), "are used of 5"),
+        ((100, 96, 5), "more than 100"),
+    ],
+)
+def test_snapshots_are_checked(numbers: tuple[int, ...], message: str):
+    with pytest.raises(ValueError, match=message):
+        LendingSnapshot(*numbers)
+
+
+def test_an_engine_refuses_to_lend():
+    refuse_lending(0.0)
+    with pytest.raises(ConfigError, match="'kv_lending' works in the simulator only, because vLLM makes the KV cache"):
+        refuse_lending(0.1)

@@ -1,0 +1,116 @@
+"""KV blocks lent to encodes in the simulated engine: 1,000 tokens of KV cache, of which each holds 1 embedding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.sim_engine import PlainCosts, Run
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.resource.engine.lending import LendingReason
+from vllm_omni_sched.sim.work import Item, Request
+
+COSTS = PlainCosts(base=0.01, prefill=1e-5, embed=0.001)
+LIMITS = {
+    "kv_tokens": 1000,
+    "max_num_batched_tokens": 4000,
+    "encoder_budget_embeds": 400,
+    "encoder_cache_embeds": 400,
+    "reserve_embeds": 100,
+    "embeds_per_token": 1.0,
+}
+LANE = {"encode_ahead": True}
+
+
+def request(number: int, arrival: float, embeds: int = 0, text: int = 10, output: int = 20) -> Request:
+    items = (Item("image", embeds, number),) if embeds else ()
+    return Request(number, arrival, text, output, items)
+
+
+def run(*requests: Request, limits: dict[str, Any] | None = None, **options: Any) -> Run:
+    made = Run(COSTS, {**LIMITS, **(limits or {})}, **{"kv_lending": 0.4, **options})
+    watched = made.engine._watcher
+    made.most = 0  # type: ignore[attr-defined]
+
+    def step(name: str, start: float, seconds: float, **facts: float) -> None:
+        lending, prompts = made.core.lending, made.engine.prompts
+        if lending is not None:
+            made.most = max(made.most, lending.lent_blocks)  # type: ignore[attr-defined]
+            assert prompts.kv_tokens <= prompts.kv_room
+        assert watched is not None
+        watched(name, start, seconds, **facts)
+
+    made.engine._watcher = step
+    return made.serve(requests)
+
+
+@pytest.mark.parametrize("options", [{}, LANE])
+def test_an_item_larger_than_what_is_set_aside_is_encoded_in_lent_blocks(options: dict[str, Any]):
+    found = run(request(0, 0.0), request(1, 0.1, embeds=300), **options)
+    assert len(found.ended) == 2
+    assert found.most == 200  # type: ignore[attr-defined]
+    assert found.core.lending.reasons[LendingReason.LENT] > 0
+
+
+@pytest.mark.parametrize("options", [{}, LANE])
+def test_items_that_fit_need_no_loan(options: dict[str, Any]):
+    found = run(*(request(i, 0.1 * i, embeds=100) for i in range(5)), **options)
+    assert len(found.ended) == 5
+    assert found.most == 0  # type: ignore[attr-defined]
+
+
+def test_a_step_encodes_no_more_than_its_memory_holds():
+    found = run(*(request(i, 0.0, embeds=90) for i in range(8)))
+    # the first step has what is set aside and the bound of 400, the encoder's budget is 400
+    assert max(facts["encode_seconds"] for _, _, facts in found.steps) == pytest.approx(0.36)
+    assert len(found.ended) == 8
+
+
+@pytest.mark.parametrize("options", [{}, LANE])
+def test_requests_that_run_are_never_preempted_by_a_loan(options: dict[str, Any]):
+    busy = [request(i, 0.0, text=60, output=40) for i in range(5)]
+    found = run(*busy, request(9, 0.2, embeds=380), **options)
+    assert len(found.ended) == 6
+    assert found.engine.preempted == 0
+
+
+@pytest.mark.parametrize("options", [{}, LANE])
+def test_a_large_item_is_not_passed_for_ever(options: dict[str, Any]):
+    """Text comes for 30 seconds and would keep the cache full; the large item of the first second is encoded long
+    before."""
+    text = [request(i, 0.02 * i, text=60, output=100) for i in range(1500)]
+    found = run(*text, request(5000, 0.5, embeds=400), **options)
+    assert len(found.ended) == 1501
+    assert found.jobs[5000].first < 8.0
+
+
+def test_everything_returns():
+    found = run(request(0, 0.0, embeds=300, output=250), **LANE)
+    lending = found.core.lending
+    assert lending is not None
+    assert lending.reasons[LendingReason.RETURNED] == 1
+    assert lending.lent_blocks == 0
+
+
+def test_an_engine_that_dies_forgets_its_loan():
+    made = run(request(0, 0.0, embeds=300, output=250))
+    made.core.lending.lent_blocks = 5  # type: ignore[union-attr]
+    made.engine.kill()
+    assert made.core.lending.lent_blocks == 0  # type: ignore[union-attr]
+
+
+def test_an_item_that_would_never_fit_is_refused_at_the_start():
+    with pytest.raises(ConfigError, match="needs 300 beside the 100 embeddings that are set aside"):
+        run(kv_lending=0.2)
+
+
+def test_a_request_that_does_not_fit_beside_the_largest_loan_is_refused():
+    with pytest.raises(ConfigError, match="has 1000 of which 600 are never lent"):
+        run(request(0, 0.0, text=590, output=20))
+
+
+def test_without_the_option_nothing_is_lent():
+    found = run(request(0, 0.0, embeds=300), kv_lending=0.0)
+    assert found.core.lending is None
+    assert len(found.ended) == 1

@@ -1,0 +1,192 @@
+"""Decide how much of the KV cache an engine lends to encodes, and when it is taken back."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from vllm_omni_sched.config.errors import ConfigError
+
+
+class LendingReason(str, Enum):
+    """Reason for the size of a loan; the simulator counts each as ``kv_loans_REASON``."""
+
+    NOT_NEEDED = "not_needed"  # nothing is lent: all encodes fit into the memory that is set aside for them
+    LENT = "lent"  # for waiting encodes
+    IN_USE = "in_use"  # kept: encodes under way use it
+    HELD = "held"  # kept: the next large encode may come soon
+    RETURNED = "returned"  # taken back: no encode has used it for long
+    RECALLED = "recalled"  # taken back: requests need the blocks
+    NEEDED_BY_REQUESTS = "needed_by_requests"  # not lent: running requests will need the blocks
+    REQUESTS_FIRST = "requests_first"  # not lent for now: a request waits for blocks
+    SAVING = "saving"  # lent in parts: the encode has waited for long, so no new request is admitted meanwhile
+    TOO_LARGE = "too_large"  # not lent: the encode needs more than may be lent
+
+
+WHY_NOT = (
+    "vLLM makes the KV cache of each layer in one allocation, so that the memory behind single blocks cannot be given "
+    "to activations"
+)
+"""Why an engine cannot lend, for all devices and all supported versions of vLLM."""
+
+
+def refuse_lending(most: float) -> None:
+    """Refuse ``kv_lending`` for a real engine.
+
+    Raises:
+        ConfigError: something is to be lent.
+    """
+    if most:
+        raise ConfigError(f"option 'kv_lending' works in the simulator only, because {WHY_NOT}: set it to 0")
+
+
+class EncodeDemand(NamedTuple):
+    """A waiting encode, in the order in which they run.
+
+    ``loan_blocks``: the loan with which it, those before it and those under way can run together.
+    ``request_blocks``: KV blocks that requests which are not admitted yet need up to and including its own.
+    """
+
+    loan_blocks: int
+    request_blocks: int = 0
+
+
+@dataclass(frozen=True)
+class LendingSnapshot:
+    """Blocks of an engine's KV cache, and the encodes that wait for memory.
+
+    ``total_blocks``: of the cache. ``free_blocks``: neither used by a request nor lent. ``lent_blocks``: of the present
+    loan. ``used_blocks``: of it, those that encodes under way need. ``needed_blocks``: that running requests will need
+    until the encodes have ended. ``blocked``: whether a request waits for blocks.
+
+    Raises:
+        ValueError: a number is negative, more is used than lent, or the parts exceed the total.
+    """
+
+    total_blocks: int
+    free_blocks: int
+    lent_blocks: int = 0
+    used_blocks: int = 0
+    needed_blocks: int = 0
+    demands: Sequence[EncodeDemand] = ()
+    blocked: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("total_blocks", "free_blocks", "lent_blocks", "used_blocks", "needed_blocks"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if self.used_blocks > self.lent_blocks:
+            raise ValueError(f"{self.used_blocks} blocks are used of {self.lent_blocks} that are lent")
+        if self.free_blocks + self.lent_blocks > self.total_blocks:
+            raise ValueError(
+                f"{self.free_blocks} free and {self.lent_blocks} lent blocks are more than {self.total_blocks} in all"
+            )
+
+    @property
+    def room(self) -> int:
+        """Return the most blocks that may be lent without those that running requests need; may be below 0."""
+        return self.free_blocks + self.lent_blocks - self.needed_blocks
+
+
+class LendingPlan(NamedTuple):
+    """The loan from now on. ``admits``: whether new requests may be admitted."""
+
+    blocks: int
+    reason: LendingReason
+    admits: bool = True
+
+
+class MemoryLending:
+    """Lends blocks of the KV cache that requests do not need now to encodes that need more than is set aside for them.
+
+    1. No request is preempted: only free blocks are lent, and of these none that running requests will need until the
+       encodes have ended.
+    2. Blocks that an encode under way uses are not taken back before it has ended.
+    3. At most ``most`` of all blocks are lent.
+    4. The loan is for as many waiting encodes as fit, in their order, beside the blocks that the requests of these
+       encodes need themselves.
+    5. While a request waits for blocks, no loan is made, and an idle one is taken back, until an encode has waited for
+       ``patience_seconds`` that cannot run without a loan. The next such encode waits as long again, so that requests
+       and encodes take turns. A loan that was made stays until the encode has begun.
+    6. An encode that has waited for so long gets its loan in parts, as running requests end, and no new request is
+       admitted meanwhile. What running requests need is given back even then.
+    7. Encodes that could run one after another without a loan run together in one only while no request waits.
+    8. An idle loan is kept for ``hold_seconds``, as large encodes often come together, unless requests need the blocks.
+
+    Raises:
+        ConfigError: ``most`` is not in [0, 1), or a time is negative.
+    """
+
+    def __init__(self, most: float, hold_seconds: float = 1.0, patience_seconds: float = 2.0) -> None:
+        if not 0 <= most < 1:
+            raise ConfigError(f"kv_lending must be at least 0 and below 1, got {most:g}")
+        if not (0 <= hold_seconds < math.inf and 0 <= patience_seconds < math.inf):
+            raise ConfigError(
+                f"hold_seconds and patience_seconds must be finite and 0 or more, got {hold_seconds:g} and "
+                f"{patience_seconds:g}"
+            )
+        self.most, self.hold_seconds, self.patience_seconds = most, hold_seconds, patience_seconds
+        self._idle_since: float | None = None
+        self._waits_since: float | None = None
+        self._granted = False  # a loan that no encode has used yet
+
+    def bound(self, total_blocks: int) -> int:
+        """Return the most blocks that may be lent, of so many."""
+        return int(self.most * total_blocks)
+
+    def plan(self, snapshot: LendingSnapshot, now: float) -> LendingPlan:
+        """Return the loan from ``now`` on; its blocks beyond the present loan are among the free ones."""
+        used, demands = snapshot.used_blocks, snapshot.demands
+        self._granted = self._granted and not used
+        if not demands or demands[0].loan_blocks <= used:
+            self._waits_since, self._granted = None, False
+            most = 0 if snapshot.blocked else self._most(snapshot)
+            return self._idle(snapshot, now) if most <= used else LendingPlan(most, LendingReason.LENT)
+        self._idle_since = None
+        first = demands[0].loan_blocks
+        if first > self.bound(snapshot.total_blocks):
+            return LendingPlan(used, LendingReason.TOO_LARGE)
+        if self._waits_since is None:
+            self._waits_since = now
+        late = now - self._waits_since >= self.patience_seconds
+        if snapshot.blocked and not (late or self._granted):
+            return LendingPlan(used, LendingReason.REQUESTS_FIRST)
+        most = self._most(snapshot)
+        if most:
+            self._waits_since, self._granted = None, True
+            return LendingPlan(most, LendingReason.LENT)
+        self._granted = False
+        if not late:
+            return LendingPlan(used, LendingReason.NEEDED_BY_REQUESTS)
+        saved = min(first, snapshot.room - demands[0].request_blocks)
+        return LendingPlan(max(saved, used), LendingReason.SAVING, admits=False)
+
+    def _most(self, snapshot: LendingSnapshot) -> int:
+        """Return the loan for as many of the waiting encodes as fit, 0 if not even the first one does."""
+        bound, most = self.bound(snapshot.total_blocks), 0
+        for one in snapshot.demands:
+            limit = min(bound, snapshot.room - one.request_blocks)
+            if one.loan_blocks > limit:
+                break
+            if one.loan_blocks:
+                most = max(one.loan_blocks, min(snapshot.lent_blocks, limit))
+        return most
+
+    def _idle(self, snapshot: LendingSnapshot, now: float) -> LendingPlan:
+        """Return the loan while no encode waits for one: by rules 2, 5 and 8."""
+        lent, used = snapshot.lent_blocks, snapshot.used_blocks
+        if lent == used:
+            self._idle_since = None
+            return LendingPlan(used, LendingReason.IN_USE if used else LendingReason.NOT_NEEDED)
+        if snapshot.blocked:
+            return LendingPlan(used, LendingReason.RECALLED)
+        missing = snapshot.needed_blocks - snapshot.free_blocks
+        if missing > 0:
+            return LendingPlan(max(used, lent - missing), LendingReason.RECALLED)
+        if self._idle_since is None:
+            self._idle_since = now
+        if now - self._idle_since < self.hold_seconds:
+            return LendingPlan(lent, LendingReason.HELD)
+        self._idle_since = None
+        return LendingPlan(used, LendingReason.RETURNED)
