@@ -1,1 +1,1 @@
-"""Questions that need a GPU, and no vLLM: torch is enough."""
+"""What would ten minutes on this GPU change in the defaults? Each part needs torch alone, but for vLLM's own."""

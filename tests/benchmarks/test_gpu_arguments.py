@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu import __main__ as all_parts
 from benchmarks.gpu import device
+from benchmarks.gpu.copies import __main__ as copies
 from benchmarks.gpu.ipc import __main__ as ipc
 from benchmarks.gpu.lanes import __main__ as lanes
 from benchmarks.gpu.nvdec import __main__ as nvdec
@@ -21,6 +23,7 @@ from benchmarks.gpu.nvdec import __main__ as nvdec
         (lanes, ["--shares", "1,0"], "a share must be in"),
         (lanes, ["--sms", "16,0"], "must be at least 1"),
         (lanes, ["--batch", "-1"], "must be at least 1"),
+        (copies, ["--embeds", "256,0"], "must be at least 1"),
         (nvdec, ["--codecs", "h264,vc1"], "unknown codec 'vc1'"),
         (nvdec, ["--rounds", "0"], "must be at least 1"),
     ],
@@ -31,7 +34,7 @@ def test_arguments_out_of_range_are_refused(capsys: Any, program: Any, arguments
     assert complaint in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("program", [ipc, lanes, nvdec])
+@pytest.mark.parametrize("program", [all_parts, copies, ipc, lanes, nvdec])
 def test_without_a_gpu_it_says_so_in_one_line(capsys: Any, monkeypatch: pytest.MonkeyPatch, program: Any) -> None:
     monkeypatch.setattr(device, "has_gpu", lambda: False)
     with pytest.raises(SystemExit) as left:

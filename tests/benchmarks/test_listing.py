@@ -18,6 +18,8 @@ def test_every_benchmark_is_listed_and_explained():
         "encoder_cache",
         "failover",
         "forecast",
+        "gpu",
+        "gpu.copies",
         "gpu.ipc",
         "gpu.lanes",
         "gpu.nvdec",
