@@ -126,6 +126,7 @@ def launch(device: torch.device, tensors: list[torch.Tensor], compute: Callable[
         error = runtime().cuda_double_launch(stream, _run, ctypes.c_long(ticket), len(places), addresses, sizes)
     if error:
         del _launched[ticket]
+        runtime().cudaGetLastError()  # the check behind a real launch takes it away from this thread, too
         torch.cuda.check_error(error)
 
 

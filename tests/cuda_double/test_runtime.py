@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.cuda_double.control import counts, hold, holding, holding_all, let_go, set_memory_bound
+from tests.cuda_double.control import counts, hold, holding, holding_all, let_go, runtime, set_memory_bound
 from tests.cuda_double.kernels import errors, launch
 
 SIZE = 4096
@@ -127,6 +127,52 @@ def test_an_illegal_access_stays_the_error_of_its_device() -> None:
         torch.cuda.synchronize()
     with pytest.raises(RuntimeError, match="illegal memory access"):
         torch.zeros(4, device="cuda:0")
+
+
+def break_device(device: int) -> None:
+    """Let a kernel touch memory of a device that has been freed, and see the error."""
+    big = torch.empty(64 << 20, dtype=torch.uint8, device=f"cuda:{device}")
+    with torch.cuda.device(device):
+        view = torch.as_tensor(_Stale(big.data_ptr(), big.numel()), device=f"cuda:{device}")
+    del big
+    torch.cuda.empty_cache()
+    view.fill_(1)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        torch.cuda.synchronize(device)
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+@pytest.mark.parametrize("current", [0, 1])
+def test_an_error_of_one_device_is_not_seen_on_the_other(broken: int, current: int) -> None:
+    """Whichever device is current, and although this thread was refused by the broken one in between."""
+    other = 1 - broken
+    kept = torch.full((SIZE,), 3.0, device=f"cuda:{other}")
+    before = torch.zeros(4, device=f"cuda:{broken}")
+    stream, event = torch.cuda.Stream(other), torch.cuda.Event()
+    torch.cuda.synchronize(other)
+    break_device(broken)
+    with torch.cuda.device(current):
+        for refused in (
+            lambda: before.fill_(1.0),
+            lambda: torch.zeros(4, device=f"cuda:{broken}"),
+            lambda: torch.cuda.Stream(broken).synchronize(),
+        ):
+            with pytest.raises(RuntimeError, match="illegal memory access"):
+                refused()
+            with torch.cuda.device(other):
+                assert runtime().cudaPeekAtLastError() == 0  # what the next check of a launch would find
+            doubled = kept + kept
+            stream.wait_stream(torch.cuda.current_stream(other))
+            with torch.cuda.stream(stream):
+                copied = torch.empty_like(doubled).copy_(doubled)
+                event.record(stream)
+            event.synchronize()
+            assert event.query()
+            assert bool((copied.cpu() == 6.0).all())
+            assert bool((torch.ones(8).to(f"cuda:{other}").cpu() == 1.0).all())
+            torch.cuda.synchronize(other)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        torch.cuda.synchronize(broken)
 
 
 class _Stale:
