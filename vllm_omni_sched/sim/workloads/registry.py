@@ -19,6 +19,7 @@ from vllm_omni_sched.sim.workloads.production import (
     ServeGenText,
 )
 from vllm_omni_sched.sim.workloads.replay import Replay, TraceOptions
+from vllm_omni_sched.sim.workloads.statistics import DerivedLoad, StatisticsOptions, read_statistics
 from vllm_omni_sched.sim.workloads.synthetic import (
     ClipsOptions,
     MixedLoad,
@@ -45,6 +46,7 @@ KINDS: dict[str, type[BaseModel]] = {kind: options for kind, (options, _) in _MA
     "mix": MixOptions,
     "day-night": DayNightOptions,
     "trace": TraceOptions,
+    "statistics": StatisticsOptions,
 }
 """The options of each kind."""
 
@@ -55,7 +57,7 @@ def build(table: Mapping[str, Any], where: str = "[workload]", folder: Path | No
     Args:
         table: as read from TOML.
         where: source of the table, for messages.
-        folder: folder to which the file of a trace is relative; default: the working directory.
+        folder: folder to which the file of a trace or of statistics is relative; default: the working directory.
 
     Raises:
         ConfigError: an option is unknown, missing, of the wrong type or out of range, or a trace cannot be used. The
@@ -74,6 +76,8 @@ def build(table: Mapping[str, Any], where: str = "[workload]", folder: Path | No
         return _day_night(options, where, folder)
     if kind == "trace":
         return Replay(read_trace((folder or Path()) / options.file), options)
+    if kind == "statistics":
+        return DerivedLoad(read_statistics((folder or Path()) / options.file), options)
     return _MADE[kind][1](options)
 
 
