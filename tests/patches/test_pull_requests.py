@@ -1,6 +1,6 @@
 """The texts of the pull requests: their snippets run on the release, and show there what the texts say.
 
-The snippets print CPU times. Here their clock counts how often an item of the request is looked at instead.
+The snippets print times. Here their clock counts how often an item of the request is looked at instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ PAGES = sorted((ROOT / "docs" / "upstream").glob("*.md"))
 SIZES = (1024, 8192, 32768)
 
 COUNTING_CLOCK = """
-import time
+import functools
+import timeit
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 visits = 0
@@ -32,7 +33,8 @@ def count(item, name):
     return object.__getattribute__(item, name)
 
 MultiModalFeatureSpec.__getattribute__ = count
-time.thread_time = lambda: visits / 1e3
+timeit.repeat = functools.partial(timeit.repeat, timer=lambda: visits / 1e3)
+timeit.timeit = functools.partial(timeit.timeit, timer=lambda: visits / 1e3)
 """
 
 
@@ -47,6 +49,7 @@ def trees() -> dict[str, Path]:
 def visits(page: Path, tree: Path) -> list[int]:
     """Run the snippet of a page on a tree, and return how often it looks at an item, by size."""
     (snippet,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(snippet.splitlines()) == 10
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "VLLM_PLUGINS": ""}
     command = [python_for(VERSION), "-W", "ignore", "-c", COUNTING_CLOCK + snippet]
     result = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
@@ -72,3 +75,20 @@ def test_page_names_a_patch_and_tests_that_exist(page: Path, trees: dict[str, Pa
     assert tests
     assert [path for path in patches if not (ROOT / path).is_file()] == []
     assert [path for path in tests if not (trees["after"] / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_tests_of_the_patch_are_in_files_of_vllm_and_shorter_than_the_change(
+    page: Path, trees: dict[str, Path]
+) -> None:
+    (name,) = set(re.findall(rf"patches/({VERSION}/[\w-]+\.patch)", page.read_text()))
+    added: dict[str, int] = {}
+    for line in (ROOT / "patches" / name).read_text().splitlines():
+        if line.startswith("+++ "):
+            path = line.removeprefix("+++ b/")
+            assert (trees["before"] / path).is_file()
+        elif line.startswith("+"):
+            where = path.split("/")[0]
+            added[where] = added.get(where, 0) + 1
+    assert set(added) == {"tests", "vllm"}
+    assert added["tests"] < added["vllm"]
