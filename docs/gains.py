@@ -5,12 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import result_tables
-from result_tables import Result
+from result_tables import TOGETHER, VLLM_CLIENT, Result
 
 from vllm_omni_sched.config.profiles import PROFILES, Profile
 
 NOT_MEASURED = "not measured yet"
-TOGETHER = ", all rounds together"
 MIXED = {
     "session P50": "update of a session P50",
     "session P99": "P99",
@@ -76,11 +75,12 @@ def _ratios(records: Iterable[Mapping[str, Any]]) -> str:
 def _of_chat(results: Mapping[str, Sequence[Result]]) -> str:
     """State the ratios of `_of_mixed`, and those that vLLM's own client measured, on the newest vLLM."""
     said = [_of_mixed("ours", results)]
-    if served := results.get("serve", ()):
+    served = [result for result in results.get("serve", ()) if result_tables.client_of(result) == VLLM_CLIENT]
+    if served:
         own = [r for r in max(served, key=_version)["results"] if r["variant"] == "ours" and "ratio" in r]
         for workload in dict.fromkeys(record["workload"] for record in own):
             ratios = _ratios(record for record in own if record["workload"] == workload)
-            said.append(f"`vllm bench serve`, {workload}: {ratios}")
+            said.append(f"`{VLLM_CLIENT}`, {workload}: {ratios}")
     return "; ".join(said)
 
 

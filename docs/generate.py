@@ -273,7 +273,7 @@ def sim_scale(results: Iterable[result_tables.Result]) -> str:
 PICTURES = {
     "mixed": "Requests within their SLO, inter-token latency and TTFT of image requests against load, stock and ours",
     "realtime": "Milliseconds per 80 ms audio frame as a realtime session grows, stock vLLM and OmniScheduler",
-    "serve": "ITL, TTFT, requests within their SLO and tokens a second that vllm bench serve measures, stock and ours",
+    "serve": "ITL, TTFT, requests within their SLO and tokens a second that a client measures, stock and ours",
     "step_cost": "CPU time of one scheduler step against the items a session holds, by vLLM version",
 }
 
@@ -326,6 +326,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "mixed-picture": lambda: pictures("mixed", "results"),
     "serve": lambda: result_tables.serve(result_tables.load(RESULTS, "serve")),
     "serve-picture": lambda: pictures("serve", "results"),
+    "serve-summary": lambda: result_tables.serve_summary(result_tables.load(RESULTS, "serve")),
+    "readme-serve-picture": lambda: pictures("serve", "benchmarks/results"),
     "warm-up": lambda: result_tables.warm_up(result_tables.load(RESULTS, "warm_up")),
     "video": lambda: result_tables.video(result_tables.load(RESULTS, "video")),
     "video-server": lambda: result_tables.video_server(result_tables.load(RESULTS, "video_server")),

@@ -256,28 +256,84 @@ def mixed(results: Sequence[Result]) -> str:
     return "".join(parts) or NOTHING
 
 
+VLLM_CLIENT = "vllm bench serve"
+TOGETHER = ", all rounds together"
+SERVED = {
+    "ITL beside images P99": "text tokens while an image waits: ITL P99, ms",
+    "image TTFT P50": "requests with images: TTFT P50, ms",
+    "image TTFT P99": "requests with images: TTFT P99, ms",
+    "text TTFT P99": "requests without images: TTFT P99, ms",
+    "within SLO %": "requests within their SLO, %",
+    "tokens / s": "output tokens a second",
+}
+"""Measures of `benchmarks.serve` -> what the table of the README calls them."""
+
+
+def client_of(result: Result) -> str:
+    """Return the client that has sent the requests of a result of `serve`."""
+    return str(result["provenance"]["workload"].get("client", VLLM_CLIENT))
+
+
 def serve(results: Sequence[Result]) -> str:
-    """Show what vLLM's own client measures: a table per workload, over all rounds, with ratios to stock."""
-    together = ", all rounds together"
+    """Show what the clients measure: a table per client and workload, over all rounds, with ratios to stock."""
     parts = []
-    for result in results:
+    for result in _by_client(results):
         workload = result["provenance"]["workload"]
         variants = list(dict.fromkeys(record["variant"] for record in result["results"]))
         for name in dict.fromkeys(record["workload"] for record in result["results"]):
             lines: dict[str, dict[str, str]] = {}
             for record in result["results"]:
                 if record["workload"] == name and (
-                    record["measure"].endswith(together) or "the tokens of" in record["measure"]
+                    record["measure"].endswith(TOGETHER) or "the tokens of" in record["measure"]
                 ):
                     cell = f"{record['median']:,.4g}"
                     if "ratio" in record:
                         low, high = record["ratio_interval"]
                         cell += f" ({record['ratio']:.2f} [{low:.2f}, {high:.2f}])"
-                    lines.setdefault(record["measure"].removesuffix(together), {})[record["variant"]] = cell
+                    lines.setdefault(record["measure"].removesuffix(TOGETHER), {})[record["variant"]] = cell
             rows = [(measure, *(line.get(variant, "") for variant in variants)) for measure, line in lines.items()]
-            parts.append(f"\n**{name}**\n\n" + table(("ms unless said", *variants), rows))
+            parts.append(f"\n**`{client_of(result)}`, {name}**\n\n" + table(("ms unless said", *variants), rows))
         parts.append(f"\n*{workload['rounds']} rounds of {workload['seconds']:g} s of arrivals.*\n" + source(result))
     return "".join(parts) or NOTHING
+
+
+def serve_summary(results: Sequence[Result]) -> str:
+    """Show what the clients measure on the newest vLLM, over all rounds, with a row per workload and measure."""
+    newest = max((_numbers(_served_by(result)) for result in results), default=())
+    parts = []
+    for result in _by_client(results):
+        if _numbers(_served_by(result)) != newest:
+            continue
+        variants = list(dict.fromkeys(record["variant"] for record in result["results"]))
+        rows = []
+        for workload in dict.fromkeys(record["workload"] for record in result["results"]):
+            for measure, words in SERVED.items():
+                line = {
+                    record["variant"]: record
+                    for record in result["results"]
+                    if (record["workload"], record["measure"]) == (workload, measure + TOGETHER)
+                }
+                if line:
+                    rows.append((f"{workload}; {words}", *(_of_stock(line.get(variant)) for variant in variants)))
+        header = (f"`{client_of(result)}`, vLLM {_served_by(result)}", *variants)
+        parts.append("\n" + table(header, rows) + source(result))
+    return "".join(parts) or NOTHING
+
+
+def _by_client(results: Sequence[Result]) -> list[Result]:
+    """Return the results in the order of vLLM's versions, vLLM's own client first."""
+    return sorted(results, key=lambda one: (_numbers(_served_by(one)), client_of(one) != VLLM_CLIENT))
+
+
+def _served_by(result: Result) -> str:
+    """Return the version of vLLM whose servers were measured."""
+    return str(result["provenance"]["versions"].get("vllm", "0")).split("+")[0]
+
+
+def _of_stock(record: Mapping[str, Any] | None) -> str:
+    if record is None:
+        return ""
+    return f"{record['median']:,.3g}" + (f" ({record['ratio']:.2f}x)" if "ratio" in record else "")
 
 
 def _of_first(line: Mapping[str, float], variant: str, first: str) -> str:

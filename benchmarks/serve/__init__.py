@@ -1,4 +1,4 @@
-"""Serve what `vllm bench serve` sends: a real server, vLLM's own client, stock and ours in one run."""
+"""Serve what the clients of others send, vLLM's own or AIPerf: real servers, stock and ours in one run."""
 
 from __future__ import annotations
 

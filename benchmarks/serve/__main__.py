@@ -18,10 +18,12 @@ from benchmarks.harness.server import Server
 from benchmarks.mixed.__main__ import slow_model
 from benchmarks.mixed.report import Answers, record, table
 from benchmarks.serve import VARIANTS
+from benchmarks.serve.aiperf import AiperfClient, program
 from benchmarks.serve.client import BenchClients, RoundFailed
 from benchmarks.serve.plot import draw
 from benchmarks.serve.workloads import RANDOM_MM, WORKLOADS
 
+VLLM_CLIENT, AIPERF = "vllm", "aiperf"
 SERVER = [
     *("--max-model-len", "20480", "--max-num-seqs", "64", "--max-num-batched-tokens", "2048"),
     *("--limit-mm-per-prompt", '{"image": 9}', "--no-enable-prefix-caching", "--mm-processor-cache-gb", "0"),
@@ -32,6 +34,8 @@ SERVER = [
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
+    if options.client == AIPERF:
+        program()  # before any server is started
     model = Path(options.model) if options.model else slow_model()
     order = random.Random(options.seed)
     answers: Answers = {}
@@ -54,8 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             console.print(f"{variant}: server up", highlight=False)
         version = next(iter(servers.values())).version()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        number = max(len(WORKLOADS[workload]) for workload in options.workloads)
-        clients = BenchClients(stack, options.python, model, folder, number)
+        clients = make_clients(stack, options, model, folder)
         for server in servers.values():  # warm up
             clients.send(server, [RANDOM_MM], load=1.0, seconds=8.0, seed=options.seed + 1_000)
         for workload in options.workloads:
@@ -77,20 +80,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
         {"workload": entry.pop("load"), **entry}
         for entry in record(dict(sorted(answers.items(), key=lambda item: options.variants.index(item[0][0]))))
     ]
-    path = options.out / f"serve-{version}{options.name}.json"
+    name = "" if options.client == VLLM_CLIENT else f"-{options.client}"
+    path = options.out / f"serve-{version}{name}{options.name}.json"
     asked = {
+        "client": clients.title,
         "worker polls": options.polling,
         "load": options.load,
         "seconds": options.seconds,
         "rounds": options.rounds,
     }
     console.print(str(write_result(path, "serve", records, seed=options.seed, python=options.python, workload=asked)))
-    if picture := draw(path.with_suffix(".png"), records):
+    if picture := draw(path.with_suffix(".png"), records, clients.title):
         console.print(str(picture))
+
+
+def make_clients(
+    stack: ExitStack, options: argparse.Namespace, model: Path, folder: Path
+) -> BenchClients | AiperfClient:
+    """Return what sends the requests of a round."""
+    if options.client == AIPERF:
+        return AiperfClient(model, folder)
+    number = max(len(WORKLOADS[workload]) for workload in options.workloads)
+    return BenchClients(stack, options.python, model, folder, number)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description=__doc__)
+    parser.add_argument(
+        "--client", choices=[VLLM_CLIENT, AIPERF], default=VLLM_CLIENT, help="aiperf: in an environment of its own"
+    )
     parser.add_argument("--workloads", type=some_of(WORKLOADS, "workload"), default=list(WORKLOADS))
     parser.add_argument(
         "--variants",

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.harness.child import Child, ChildFailed
 from benchmarks.harness.server import MODEL_NAME, Server
-from benchmarks.serve.workloads import Client
+from benchmarks.serve.workloads import Client, bench_arguments
 
 
 class RoundFailed(RuntimeError):
@@ -25,6 +25,8 @@ class BenchClients:
         python: interpreter whose vLLM is the client.
         number: how many clients may send at the same time.
     """
+
+    title = "vllm bench serve"
 
     def __init__(self, stack: ExitStack, python: str, model: Path, folder: Path, number: int) -> None:
         self._model = model
@@ -56,7 +58,7 @@ class BenchClients:
             words += ["--request-rate", str(client.rate * load), "--burstiness", str(client.burstiness)]
             words += ["--num-prompts", str(requests), "--seed", str(seed), "--disable-tqdm"]
             words += ["--save-result", "--save-detailed", "--result-dir", str(self._folder)]
-            words += ["--result-filename", file.name, *client.arguments(self._folder, requests, seed)]
+            words += ["--result-filename", file.name, *bench_arguments(client, self._folder, requests, seed)]
             sent.append((child, words, file, client.kinds(requests, seed)))
         for child, words, *_ in sent:
             child.tell(arguments=words)
@@ -89,13 +91,27 @@ def round_of(results: Sequence[tuple[Mapping[str, Any], Sequence[str]]]) -> dict
     for number, (kind, at, ttft, gaps, tokens, text, error) in enumerate(columns):
         if error:
             failed.append({"kind": kind, "number": number, "error": error.strip()})
-            continue
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        found.append(
-            {"kind": kind, "number": number, "at": at, "ttft": ttft, "gaps": gaps, "tokens": tokens, "digest": digest}
-        )
+        else:
+            found.append(answer_of(kind, number, at, ttft, gaps, tokens, text))
+    return round_from(found, failed)
+
+
+def answer_of(
+    kind: str, number: int, at: float, ttft: float, gaps: Sequence[float], tokens: int, text: str
+) -> dict[str, Any]:
+    """Return an answered request as a round has it; ``number``: its place among all that were sent."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return {"kind": kind, "number": number, "at": at, "ttft": ttft, "gaps": gaps, "tokens": tokens, "digest": digest}
+
+
+def round_from(found: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a round of answered and of failed requests.
+
+    Raises:
+        RoundFailed: no request was answered.
+    """
     if not found:
-        raise RoundFailed(f"all {len(failed)} requests failed: {failed[0]['error']}")
+        raise RoundFailed(f"all {len(failed)} requests failed: {failed[0]['error'] if failed else 'none was sent'}")
     began = min(request["at"] for request in found)
     end = max(request["at"] + request["ttft"] + sum(request["gaps"]) for request in found)
-    return {"requests": found, "failed": failed, "seconds": end - began}
+    return {"requests": list(found), "failed": list(failed), "seconds": end - began}

@@ -1,4 +1,4 @@
-"""The picture: what vLLM's own client measures, by workload and variant."""
+"""The picture: what a client measures, by workload and variant."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ COLOURS = {"stock": style.STOCK, "ours": style.OURS}
 OTHER = "#c9a18f"
 
 
-def draw(path: Path, records: Sequence[dict[str, Any]]) -> Path | None:
+def draw(path: Path, records: Sequence[dict[str, Any]], client: str = "vllm bench serve") -> Path | None:
     """Draw a panel for each measure; return None, without a file, if there is one variant only."""
     variants = list(dict.fromkeys(record["variant"] for record in records))
     if len(variants) < 2:
         return None
-    figure, axes = style.new_figure(14.5, 4.2, ncols=len(PANELS))
+    workloads = list(dict.fromkeys(r["workload"] for r in records))
+    figure, axes = style.new_figure(14.5, 2.6 + 0.8 * len(workloads), ncols=len(PANELS))
     for axis, (measure, (title, logarithmic)) in zip(axes, PANELS.items(), strict=True):
         found = {(r["workload"], r["variant"]): r["median"] for r in records if r["measure"] == measure}
-        workloads = list(dict.fromkeys(r["workload"] for r in records if r["measure"] == measure))
         axis.set_title(title, loc="left", fontsize=10, color=style.INK, pad=8)
         if logarithmic:
             axis.set_xscale("log")
@@ -39,15 +39,15 @@ def draw(path: Path, records: Sequence[dict[str, Any]]) -> Path | None:
             values = [found[workloads[at], variant] for at in known]
             bars = axis.barh(places, values, height * 0.92, color=COLOURS.get(variant, OTHER), label=variant)
             axis.bar_label(bars, [f"{value:,.3g}" for value in values], padding=3, fontsize=8, color=style.MUTED)
-        names = [name.replace(" beside ", "\nbeside ") if axis is axes[0] else "" for name in workloads]
-        axis.set_yticks(range(len(workloads)), names)
-        axis.invert_yaxis()
+        names = [name.replace(" beside ", "\nbeside ") for name in workloads] if axis is axes[0] else []
+        axis.set_yticks(range(len(workloads)), names or [""] * len(workloads))
+        axis.set_ylim(len(workloads) - 0.5, -0.5)
         axis.margins(x=0.18)
     axes[0].legend(loc="upper left", bbox_to_anchor=(0.0, -0.1), ncols=len(variants), frameon=False, fontsize=9)
     style.headline(
         figure,
-        "vLLM's own client, stock and ours",
-        "`vllm bench serve` against one CPU server; all rounds together",
+        f"{client}, stock and ours",
+        "servers on two cores of a CPU, one workload after the other; all rounds together",
     )
-    figure.subplots_adjust(left=0.115, right=0.985, top=0.78, bottom=0.16, wspace=0.16)
+    figure.subplots_adjust(left=0.115, right=0.985, top=0.78, bottom=0.16, wspace=0.12)
     return style.save(figure, path)
