@@ -278,10 +278,9 @@ def _build_double(env: Environment) -> None:
 def _check_client(env: Environment) -> None:
     _step(env, 8, f"checking that {env.client} runs")
     said = _call(env, [env.folder / "bin" / env.client, "--version"], f"{env.client} does not run in {env.name}")
-    if env.pins()[env.client] not in said.split():
-        raise BootstrapError(
-            f"{env.name} has {env.client} {said.strip() or 'of no version'}, not {env.pins()[env.client]}"
-        )
+    wanted = env.pins()[env.client]
+    if wanted not in said.split():
+        raise BootstrapError(f"{env.client} {wanted} in {env.name} calls itself {said.strip() or 'nothing'}")
 
 
 def _check(env: Environment) -> None:

@@ -333,7 +333,9 @@ def _served_by(result: Result) -> str:
 def _of_stock(record: Mapping[str, Any] | None) -> str:
     if record is None:
         return ""
-    return f"{record['median']:,.3g}" + (f" ({record['ratio']:.2f}x)" if "ratio" in record else "")
+    value = record["median"]
+    shown = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return shown + (f" ({record['ratio']:.2f}x)" if "ratio" in record else "")
 
 
 def _of_first(line: Mapping[str, float], variant: str, first: str) -> str:

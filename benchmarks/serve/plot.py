@@ -10,7 +10,7 @@ from benchmarks.harness import style
 
 TOGETHER = ", all rounds together"
 PANELS = {
-    f"ITL beside images P99{TOGETHER}": ("text tokens while an image waits: ITL P99, ms", True),
+    f"ITL beside images P99{TOGETHER}": ("text while an image waits: ITL P99, ms", True),
     f"image TTFT P50{TOGETHER}": ("requests with images: TTFT P50, ms", False),
     f"within SLO %{TOGETHER}": ("requests within their SLO, %", False),
     f"tokens / s{TOGETHER}": ("output tokens a second", False),

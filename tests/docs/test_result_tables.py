@@ -345,3 +345,56 @@ def test_what_the_encoder_spends_on_items_seen_before() -> None:
         line for line in gains.gains({"encoder_cache": [{"results": records}]}).splitlines() if '"batch"' in line
     )
     assert "0.90x to 1.01x of stock; 0.25x to 0.30x with" in line
+
+
+def served(client: str | None, version: str, *records: dict[str, Any]) -> dict[str, Any]:
+    """Return a result of `serve`; ``client`` None: of a file from before clients were named."""
+    workload = {"rounds": 5, "seconds": 12.0, **({"client": client} if client else {})}
+    told = {**PROVENANCE, "workload": workload, "versions": {"vllm": f"{version}+cpu"}}
+    return {"benchmark": "serve", "provenance": told, "results": list(records)}
+
+
+def both_variants(measure: str, stock: float, ours: float, workload: str = "custom") -> list[dict[str, Any]]:
+    of_all = {"workload": workload, "measure": f"{measure}, all rounds together"}
+    return [
+        {**of_all, "variant": "stock", "median": stock},
+        {**of_all, "variant": "ours", "median": ours, "ratio": ours / stock, "ratio_interval": [0.1, 0.2]},
+    ]
+
+
+def test_what_clients_measure_is_summed_up_for_the_newest_version_by_client():
+    text = result_tables.serve_summary(
+        [
+            served("aiperf 0.13.0", "0.33.0", *both_variants("tokens / s", 100.0, 110.0)),
+            served(
+                None, "0.33.0", *both_variants("image TTFT P50", 1500.4, 300.0), *both_variants("text ITL P50", 1, 2)
+            ),
+            served(None, "0.32.0", *both_variants("image TTFT P50", 77.0, 78.0)),
+        ]
+    )
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert lines == [
+        "| `vllm bench serve`, vLLM 0.33.0 | stock | ours |",
+        "| --- | ---: | ---: |",
+        "| custom; requests with images: TTFT P50, ms | 1,500 | 300 (0.20x) |",
+        "| `aiperf 0.13.0`, vLLM 0.33.0 | stock | ours |",
+        "| --- | ---: | ---: |",
+        "| custom; output tokens a second | 100 | 110 (1.10x) |",
+    ]
+    assert result_tables.serve_summary([]) == result_tables.NOTHING
+
+
+def test_all_results_of_clients_are_shown_with_their_intervals():
+    text = result_tables.serve([served("aiperf 0.13.0", "0.33.0", *both_variants("tokens / s", 100.0, 110.0))])
+    assert "**`aiperf 0.13.0`, custom**" in text
+    assert "| tokens / s | 100 | 110 (1.10 [0.10, 0.20]) |" in text
+
+
+def test_gains_are_those_that_vllms_own_client_measured():
+    results = [
+        served("aiperf 0.13.0", "0.33.0", *both_variants("tokens / s", 100.0, 110.0)),
+        served("vllm bench serve", "0.33.0", *both_variants("tokens / s", 100.0, 120.0)),
+    ]
+    text = gains.gains({"serve": results})
+    assert "`vllm bench serve`, custom: tokens/s 1.2x" in text
+    assert "aiperf" not in text
