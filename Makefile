@@ -53,7 +53,7 @@ bench: ## Run the benchmarks on the newest vLLM here: half an hour on a quiet ma
 	.venv-latest/bin/python -m benchmarks.realtime
 	.venv-latest/bin/python -m benchmarks.overhead
 
-bench-aiperf: ## Let AIPerf send requests to stock and ours, on the newest vLLM here (environment of its own; 25 minutes)
+bench-aiperf: ## Let AIPerf send requests to stock and ours, on the newest vLLM here (environment of its own; 40 minutes)
 	@$(PYTHON) dev/bootstrap.py .venv-latest .venv-aiperf
 	.venv-latest/bin/python -m benchmarks.serve --client aiperf
 

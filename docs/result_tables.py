@@ -278,7 +278,6 @@ def serve(results: Sequence[Result]) -> str:
     """Show what the clients measure: a table per client and workload, over all rounds, with ratios to stock."""
     parts = []
     for result in _by_client(results):
-        workload = result["provenance"]["workload"]
         variants = list(dict.fromkeys(record["variant"] for record in result["results"]))
         for name in dict.fromkeys(record["workload"] for record in result["results"]):
             lines: dict[str, dict[str, str]] = {}
@@ -293,7 +292,7 @@ def serve(results: Sequence[Result]) -> str:
                     lines.setdefault(record["measure"].removesuffix(TOGETHER), {})[record["variant"]] = cell
             rows = [(measure, *(line.get(variant, "") for variant in variants)) for measure, line in lines.items()]
             parts.append(f"\n**`{client_of(result)}`, {name}**\n\n" + table(("ms unless said", *variants), rows))
-        parts.append(f"\n*{workload['rounds']} rounds of {workload['seconds']:g} s of arrivals.*\n" + source(result))
+        parts.append(_rounds(result) + source(result))
     return "".join(parts) or NOTHING
 
 
@@ -316,8 +315,18 @@ def serve_summary(results: Sequence[Result]) -> str:
                 if line:
                     rows.append((f"{workload}; {words}", *(_of_stock(line.get(variant)) for variant in variants)))
         header = (f"`{client_of(result)}`, vLLM {_served_by(result)}", *variants)
-        parts.append("\n" + table(header, rows) + source(result))
+        parts.append("\n" + table(header, rows) + _rounds(result) + source(result))
     return "".join(parts) or NOTHING
+
+
+def _rounds(result: Result) -> str:
+    """Say how many rounds each workload had: fewer than were asked for if some were left out, or the run was ended."""
+    had = {r["workload"]: r["samples"] for r in result["results"] if r["measure"] == "tokens / s"}
+    seconds = f"{result['provenance']['workload']['seconds']:g} s of arrivals"
+    if len(set(had.values())) == 1:
+        return f"\n*{max(had.values())} rounds of {seconds}.*\n"
+    each = ", ".join(f"{number} of {name}" for name, number in had.items())
+    return f"\n*Rounds of {seconds}: {each}.*\n"
 
 
 def _by_client(results: Sequence[Result]) -> list[Result]:

@@ -32,6 +32,7 @@ def draw(path: Path, records: Sequence[dict[str, Any]], client: str = "vllm benc
         if logarithmic:
             axis.set_xscale("log")
             axis.xaxis.set_major_formatter("{x:,.0f}")
+            axis.xaxis.set_minor_formatter("")
         height = 0.8 / len(variants)
         for number, variant in enumerate(variants):
             known = [at for at, workload in enumerate(workloads) if (workload, variant) in found]
@@ -40,7 +41,7 @@ def draw(path: Path, records: Sequence[dict[str, Any]], client: str = "vllm benc
             bars = axis.barh(places, values, height * 0.92, color=COLOURS.get(variant, OTHER), label=variant)
             axis.bar_label(bars, [f"{value:,.3g}" for value in values], padding=3, fontsize=8, color=style.MUTED)
         names = [name.replace(" beside ", "\nbeside ") for name in workloads] if axis is axes[0] else []
-        axis.set_yticks(range(len(workloads)), names or [""] * len(workloads))
+        axis.set_yticks(range(len(workloads)), names or [""] * len(workloads), fontsize=9)
         axis.set_ylim(len(workloads) - 0.5, -0.5)
         axis.margins(x=0.18)
     axes[0].legend(loc="upper left", bbox_to_anchor=(0.0, -0.1), ncols=len(variants), frameon=False, fontsize=9)
@@ -49,5 +50,5 @@ def draw(path: Path, records: Sequence[dict[str, Any]], client: str = "vllm benc
         f"{client}, stock and ours",
         "servers on two cores of a CPU, one workload after the other; all rounds together",
     )
-    figure.subplots_adjust(left=0.115, right=0.985, top=0.78, bottom=0.16, wspace=0.12)
+    figure.subplots_adjust(left=0.135, right=0.985, top=0.78, bottom=0.16, wspace=0.12)
     return style.save(figure, path)

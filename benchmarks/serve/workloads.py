@@ -105,15 +105,20 @@ def bench_arguments(client: Client, folder: Path, number: int, seed: int) -> Seq
 def schedule(clients: Sequence[Client], load: float, seconds: float, seed: int) -> list[tuple[float, Prompt]]:
     """Return the requests of all clients with their times in seconds, by time.
 
-    Those of a client that makes its own requests are made here, and so are times that no trace gives.
+    Those of a client that makes its own requests are made here, and so are times that no trace gives: as those of
+    `vllm bench serve`, they are stretched or shortened so that the last request arrives at the end of these seconds.
     """
     found = []
     for place, client in enumerate(clients):
         rate = client.rate * load
         number = max(1, round(rate * seconds))
         prompts = _made(client, number, seed) if client.prompts is None else client.prompts(number, seed)
-        drawn = gamma_times(np.random.default_rng((seed, 4, place)), rate, client.burstiness**-0.5)
-        times = [next(drawn) if prompt.at is None else prompt.at / rate for prompt in prompts]
+        gamma = gamma_times(np.random.default_rng((seed, 4, place)), rate, client.burstiness**-0.5)
+        drawn = [*islice(gamma, number)]
+        times = [
+            at * number / rate / drawn[-1] if prompt.at is None else prompt.at / rate
+            for at, prompt in zip(drawn, prompts, strict=True)
+        ]
         found += [*zip(times, prompts, strict=True)]
     return sorted(found, key=lambda one: one[0])
 

@@ -118,6 +118,7 @@ def test_a_schedule_has_the_requests_of_all_clients_at_their_rates() -> None:
     found = schedule([RANDOM, RANDOM_MM, MOONCAKE], 2.0, 30.0, seed=4)
     assert [at for at, _ in found] == sorted(at for at, _ in found)
     assert len(found) == 120 + 18 + 90
+    assert max(at for at, prompt in found if prompt.pictures) == pytest.approx(30.0)
     with_pictures = [prompt for _, prompt in found if prompt.pictures]
     assert len(with_pictures) == 18
     assert {len(prompt.pictures) for prompt in with_pictures} == {1, 2, 3}

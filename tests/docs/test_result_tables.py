@@ -357,6 +357,7 @@ def served(client: str | None, version: str, *records: dict[str, Any]) -> dict[s
 def both_variants(measure: str, stock: float, ours: float, workload: str = "custom") -> list[dict[str, Any]]:
     of_all = {"workload": workload, "measure": f"{measure}, all rounds together"}
     return [
+        {"workload": workload, "measure": "tokens / s", "variant": "stock", "median": 1.0, "samples": 5},
         {**of_all, "variant": "stock", "median": stock},
         {**of_all, "variant": "ours", "median": ours, "ratio": ours / stock, "ratio_interval": [0.1, 0.2]},
     ]
@@ -382,6 +383,14 @@ def test_what_clients_measure_is_summed_up_for_the_newest_version_by_client():
         "| custom; output tokens a second | 100 | 110 (1.10x) |",
     ]
     assert result_tables.serve_summary([]) == result_tables.NOTHING
+
+
+def test_workloads_with_fewer_rounds_than_others_are_named():
+    both = [*both_variants("tokens / s", 1.0, 1.0, "custom"), *both_variants("tokens / s", 1.0, 1.0, "random")]
+    assert "*5 rounds of 12 s of arrivals.*" in result_tables.serve([served(None, "0.33.0", *both)])
+    both[0]["samples"] = 4
+    text = result_tables.serve([served(None, "0.33.0", *both)])
+    assert "*Rounds of 12 s of arrivals: 4 of custom, 5 of random.*" in text
 
 
 def test_all_results_of_clients_are_shown_with_their_intervals():
