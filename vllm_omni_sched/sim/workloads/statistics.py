@@ -238,8 +238,9 @@ def _servegen_sizes(path: Path, rates: Sequence[tuple[float, float, float]]) -> 
                 total = found.setdefault(_FIELDS.get(field, field), {})
                 for value, share in shares.items():
                     total[value] = total.get(value, 0.0) + weight * share
-    if found and not {"text_tokens", "output_tokens"} <= found.keys():
-        raise ConfigError(f"{path}: text_tokens or output_tokens is missing: is it a dataset of ServeGen?")
+    wanted = {"text_tokens", "output_tokens"} | ({"image_tokens"} if any(found.get("image_count", ())) else set())
+    if found and (missing := sorted(wanted - found.keys())):
+        raise ConfigError(f"{path}: {missing[0]} is missing: is it a dataset of ServeGen?")
     return found
 
 

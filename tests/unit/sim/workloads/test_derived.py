@@ -167,7 +167,12 @@ def test_what_is_wrong_in_a_file_is_named(change: dict[str, Any], says: str, tmp
         ("chunk-7-trace.csv", "0,many,1,Gamma,1,1\n", "chunk-7-trace.csv, line 1: must be a time, a rate, a cv"),
         ("chunk-7-dataset.json", "[]", "is it a dataset of ServeGen?"),
         ("chunk-7-dataset.json", '{"0": {"text_tokens": "open(1)"}}', "0, text_tokens: must be a table of values"),
-        ("chunk-7-dataset.json", '{"0": {"text_tokens": "{1: 1.0}"}}', "text_tokens or output_tokens is missing"),
+        ("chunk-7-dataset.json", '{"0": {"text_tokens": "{1: 1.0}"}}', "output_tokens is missing"),
+        (
+            "chunk-7-dataset.json",
+            '{"0": {"text_tokens": "{1: 1.0}", "output_tokens": "{1: 1.0}", "image_count": "{1: 1.0}"}}',
+            "image_tokens is missing",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_folder_is_named(name: str, text: str, says: str, servegen: Path) -> None:
