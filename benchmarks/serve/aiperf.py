@@ -131,12 +131,12 @@ def read_export(folder: Path, kinds: Sequence[str]) -> dict[str, Any]:
         raise RoundFailed(f"AIPerf has not exported all of its results: {error}") from None
     numbers = {session["session_id"]: number for number, session in enumerate(inputs)}
     texts = {output["x_request_id"]: output["response_text"] or "" for output in outputs}
+    records = [record for record in map(json.loads, lines) if record["metadata"]["benchmark_phase"] == "profiling"]
+    if sorted(numbers[record["metadata"]["conversation_id"]] for record in records) != list(range(len(kinds))):
+        raise RoundFailed(f"AIPerf has records of {len(records)} requests, and was to send {len(kinds)}, each once")
     found, failed = [], []
-    for line in lines:
-        record = json.loads(line)
+    for record in records:
         about, measured = record["metadata"], record["metrics"]
-        if about["benchmark_phase"] != "profiling":
-            continue
         number = numbers[about["conversation_id"]]
         if record.get("error"):
             error = record["error"]
@@ -153,9 +153,6 @@ def read_export(folder: Path, kinds: Sequence[str]) -> dict[str, Any]:
                 texts.get(about["x_request_id"], ""),
             )
         )
-    answered = [request["number"] for request in (*found, *failed)]
-    if sorted(answered) != list(range(len(kinds))):
-        raise RoundFailed(f"AIPerf has records of {len(answered)} requests, and was to send {len(kinds)}, each once")
     return round_from(sorted(found, key=lambda request: int(request["number"])), failed)
 
 
