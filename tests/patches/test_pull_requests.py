@@ -49,7 +49,7 @@ def trees() -> dict[str, Path]:
 def visits(page: Path, tree: Path) -> list[int]:
     """Run the snippet of a page on a tree, and return how often it looks at an item, by size."""
     (snippet,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(snippet.splitlines()) == 10
+    assert len([line for line in snippet.splitlines() if line]) <= 10
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "VLLM_PLUGINS": ""}
     command = [python_for(VERSION), "-W", "ignore", "-c", COUNTING_CLOCK + snippet]
     result = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
