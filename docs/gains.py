@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import result_tables
-from result_tables import TOGETHER, VLLM_CLIENT, Result
+from result_tables import TOGETHER, Result
 
 from vllm_omni_sched.config.profiles import PROFILES, Profile
 
@@ -72,18 +72,6 @@ def _ratios(records: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(f"{name} {ratios[measure]:.2g}x" for measure, name in MIXED.items() if measure in ratios)
 
 
-def _of_chat(results: Mapping[str, Sequence[Result]]) -> str:
-    """State the ratios of `_of_mixed`, and those that vLLM's own client measured, on the newest vLLM."""
-    said = [_of_mixed("ours", results)]
-    served = [result for result in results.get("serve", ()) if result_tables.client_of(result) == VLLM_CLIENT]
-    if served:
-        own = [r for r in max(served, key=_version)["results"] if r["variant"] == "ours" and "ratio" in r]
-        for workload in dict.fromkeys(record["workload"] for record in own):
-            ratios = _ratios(record for record in own if record["workload"] == workload)
-            said.append(f"`{VLLM_CLIENT}`, {workload}: {ratios}")
-    return "; ".join(said)
-
-
 def _of_video(results: Mapping[str, Sequence[Result]]) -> str:
     """State the time to first token of requests with videos that come at once, with the loader alone."""
     for result in results.get("video_server", ()):
@@ -123,7 +111,7 @@ def _version(result: Result) -> tuple[int, ...]:
 
 _GAINS = {
     Profile.EXACT: _of_exact,
-    Profile.CHAT: _of_chat,
+    Profile.CHAT: lambda results: _of_mixed("ours", results),
     Profile.REALTIME: lambda results: _of_mixed("realtime", results),
     Profile.VIDEO: _of_video,
     Profile.BATCH: _of_batch,

@@ -397,13 +397,3 @@ def test_all_results_of_clients_are_shown_with_their_intervals():
     text = result_tables.serve([served("aiperf 0.13.0", "0.33.0", *both_variants("tokens / s", 100.0, 110.0))])
     assert "**`aiperf 0.13.0`, custom**" in text
     assert "| tokens / s | 100 | 110 (1.10 [0.10, 0.20]) |" in text
-
-
-def test_gains_are_those_that_vllms_own_client_measured():
-    results = [
-        served("aiperf 0.13.0", "0.33.0", *both_variants("tokens / s", 100.0, 110.0)),
-        served("vllm bench serve", "0.33.0", *both_variants("tokens / s", 100.0, 120.0)),
-    ]
-    text = gains.gains({"serve": results})
-    assert "`vllm bench serve`, custom: tokens/s 1.2x" in text
-    assert "aiperf" not in text

@@ -63,8 +63,8 @@ DEVICES = {
             _published("NVIDIA H200 data sheet, SXM; the chip is the H100's"), 1979e12,
         ),
         DeviceKind(
-            "b200-180gb", 180 * 10**9, 8000e9, 2250e12, 148, 0, NvdecGeneration.ADA, 0.0, 900e9, 64e9,
-            _published("NVIDIA HGX B200 data sheet; tensor peaks are half of those with sparsity"), 4500e12,
+            "b200-180gb", 180 * 10**9, 7700e9, 2250e12, 148, 0, NvdecGeneration.ADA, 0.0, 900e9, 64e9,
+            _published("NVIDIA Blackwell data sheet; peaks are half of those with sparsity; SMs assumed"), 4500e12,
         ),
         DeviceKind(
             "l40s", 48 * 10**9, 864e9, 362.05e12, 142, 3, NvdecGeneration.ADA, 2160e6, 0.0, 32e9,
@@ -118,7 +118,7 @@ LINKS = {
     for link in (
         Link("nvlink-3", 300e9, 10e-6, _published("NVIDIA A100 data sheet: 600 GB/s, both directions"), _PEER),
         Link("nvlink-4", 450e9, 10e-6, _published("NVIDIA H100 data sheet: 900 GB/s, both directions"), _PEER),
-        Link("nvlink-5", 900e9, 10e-6, _published("NVIDIA HGX B200 data sheet: 1,800 GB/s, both directions"), _PEER),
+        Link("nvlink-5", 900e9, 10e-6, _published("NVIDIA Blackwell data sheet: 1,800 GB/s, both directions"), _PEER),
         Link("pcie-4", 32e9, 20e-6, _published("PCI Express 4.0 x16: 64 GB/s, both directions"), _HOST),
         Link("pcie-5", 64e9, 20e-6, _published("PCI Express 5.0 x16: 128 GB/s, both directions"), _HOST),
         Link("ethernet-100g", 12.5e9, 30e-6, _published("IEEE 802.3, 100 Gbit/s"), _NETWORK),
