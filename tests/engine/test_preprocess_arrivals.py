@@ -64,47 +64,47 @@ async def all_asked(application: Application, *asked: Any, step: float = 0.001) 
 
 def test_requests_with_media_begin_one_after_the_other_and_others_at_once() -> None:
     application = Application()
-    asked = [f"image_url {at}" for at in range(4)] + ["text 0", "text 1"]
+    asked = [f'"image_url" {at}' for at in range(4)] + ["text 0", "a text on an image"]
     asyncio.run(all_asked(application, *map(application.ask, asked)))
-    assert application.begun == [asked[0], "text 0", "text 1", *asked[1:4]]
-    pictures = [at for name, at in zip(application.begun, application.began_at, strict=True) if "image" in name]
+    assert application.begun == [asked[0], *asked[4:], *asked[1:4]]
+    pictures = [at for name, at in zip(application.begun, application.began_at, strict=True) if "image_url" in name]
     assert all(later - at >= 0.005 - 1e-9 for at, later in itertools.pairwise(pictures))
 
 
 def test_none_waits_long_however_late_the_loop_is() -> None:
     application = Application()
-    asyncio.run(all_asked(application, *(application.ask(f"video {at}") for at in range(4)), step=0.05))
-    assert application.begun == [f"video {at}" for at in range(4)]
+    asyncio.run(all_asked(application, *(application.ask(f'"video" {at}') for at in range(4)), step=0.05))
+    assert application.begun == [f'"video" {at}' for at in range(4)]
     assert application.began_at[1] >= 0.2
 
 
 def test_a_request_gets_its_whole_body_and_what_follows() -> None:
     application = Application()
-    got = asyncio.run(application.ask("one image, ", "two"))
-    assert application.begun == ["one image, two"]
+    got = asyncio.run(application.ask('one "image", ', "two"))
+    assert application.begun == ['one "image", two']
     assert got == [{"type": "http.disconnect"}]
 
 
 @pytest.mark.parametrize("scope", [OTHER, {"type": "websocket", "headers": JSON["headers"]}])
 def test_other_requests_do_not_wait(scope: Any) -> None:
     application = Application()
-    asked = [application.ask(f"image {at}", scope=scope) for at in range(4)]
+    asked = [application.ask(f'"image" {at}', scope=scope) for at in range(4)]
     asyncio.run(all_asked(application, *asked, step=0.0))
-    assert application.begun == [f"image {at}" for at in range(4)]
+    assert application.begun == [f'"image" {at}' for at in range(4)]
 
 
 def test_a_request_that_is_cancelled_holds_nobody_up() -> None:
     application = Application()
 
     async def main() -> None:
-        tasks = [asyncio.create_task(application.ask(f"image {at}")) for at in range(3)]
+        tasks = [asyncio.create_task(application.ask(f'"image" {at}')) for at in range(3)]
         await asyncio.sleep(0)
         tasks[1].cancel()
-        await all_asked(application, application.ask("a later image"))
+        await all_asked(application, application.ask('a later "image"'))
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(main())
-    assert application.begun == ["image 0", "image 2", "a later image"]
+    assert application.begun == ['"image" 0', '"image" 2', 'a later "image"']
     assert not application.middleware._waiting
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -17,7 +18,9 @@ from vllm_omni_sched.preprocess.arrivals import MediaTurns
 
 _PACE_SECONDS, _LATE_SECONDS, _MAX_WAIT_SECONDS = 0.005, 0.002, 0.2
 _LOOK_SECONDS = 0.001  # between two looks at how late the loop is
-_MEDIA = (b"image", b"audio", b"video")  # as in image_url, input_audio and multi_modal_data
+_MEDIA = (b"image", b"audio", b"video")
+_MEDIA_NAME = re.compile(rb'"(?:[a-z]+_)*(?:image|audio|video)s?(?:_[a-z]+)*"')
+"""A whole string of JSON, such as "image_url" or "input_audio": a text may speak of images."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -41,7 +44,7 @@ class OneByOne:
         if scope["type"] == "http" and _is_json(scope):
             messages = await _body(receive)
             receive = _replayed(messages, receive)
-            if any(kind in message.get("body", b"") for message in messages for kind in _MEDIA):
+            if any(_names_media(message.get("body", b"")) for message in messages):
                 await self._wait()
         await self._app(scope, receive, send)
 
@@ -73,6 +76,11 @@ class OneByOne:
 
 def _is_json(scope: Message) -> bool:
     return any(name == b"content-type" and b"json" in value for name, value in scope["headers"])
+
+
+def _names_media(body: bytes) -> bool:
+    # the names are looked for only where a cheap search finds one of the words: bodies have megabytes
+    return any(kind in body for kind in _MEDIA) and _MEDIA_NAME.search(body) is not None
 
 
 async def _body(receive: Receive) -> deque[Message]:
