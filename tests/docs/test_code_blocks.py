@@ -40,6 +40,8 @@ from tests.support.warm import WarmPopen
 from tests.unit.cli.test_faults import ENTRIES
 from tests.unit.core.engine.test_explanation import LANE
 from tests.unit.monitor.test_server_page import metrics
+from tests.unit.sim.costs.test_config_json import LLAMA_8B
+from tests.unit.sim.workloads.test_derived import write_servegen
 from tests.unit.sim.workloads.test_importers import FILES
 from vllm_omni_sched.core.engine.history_lines import HistoryLine
 from vllm_omni_sched.core.engine.history_lines import line_of as history_line
@@ -51,6 +53,8 @@ BLOCKS = [block for block in all_blocks() if block.language != "text"]
 SHARE_EXECUTED = 0.95
 BENCHMARKS = "benchmarks/README.md"
 NAME = re.compile(r"[\w./-]+\.yaml")
+OF_OTHERS = ("Llama-3.1-8B", "Mooncake", "ServeGen")
+"""Folders that a reader has downloaded."""
 NEVER = {Way.LEFT: 6, Way.PARSED: 4}
 """How many blocks outside of the page of benchmarks may have a command that is not run: a new one needs a reason."""
 PRINTS = {"curl": render(metrics(1)).decode()}
@@ -96,7 +100,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "deploy.yaml").write_text(deploy_yaml())
     shutil.copy(ROOT / "docs" / "examples" / "stages.yaml", folder / "stages.yaml")
     (folder / "scenario.toml").write_text((folder / "pictures.toml").read_text())
-    (folder / "conversation_trace.jsonl").write_text(FILES[TraceFormat.MOONCAKE])
+    traces = folder / "Mooncake" / "FAST25-release" / "traces"
+    traces.mkdir(parents=True)
+    (traces / "conversation_trace.jsonl").write_text(conversations())
+    (folder / "conversation_trace.jsonl").write_text(conversations())
+    write_servegen(folder / "ServeGen" / "data" / "multimodal" / "mm-image")
+    (folder / "Llama-3.1-8B").mkdir()
+    (folder / "Llama-3.1-8B" / "config.json").write_text(json.dumps(LLAMA_8B))
     azure = FILES[TraceFormat.AZURE].splitlines()
     (folder / "AzureLMMInferenceTrace_multimodal.csv").write_text(
         "\n".join(f"{line},{more}" for line, more in zip(azure, ("NumImages", 1, 0), strict=True)) + "\n"
@@ -127,6 +137,13 @@ def deploy_yaml() -> str:
     assert spec is not None
     (folder,) = spec.submodule_search_locations or ()
     return (Path(folder) / "deploy" / "qwen3_omni_moe.yaml").read_text() + "\nomni_sched: {}\n"
+
+
+def conversations() -> str:
+    """Return a trace of some requests in Mooncake's format, which share the first of their two blocks."""
+    one = {"input_length": 655, "output_length": 52}
+    lines = ({"timestamp": 500 * at, **one, "hash_ids": [0, at + 1]} for at in range(24))
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def trace() -> str:
@@ -193,7 +210,7 @@ def place_of(block: Block, shared: Path, server: str, factory: pytest.TempPathFa
     """Make the folder in which a block runs."""
     folder = factory.mktemp("block")
     for file in shared.iterdir():
-        if file.is_file():
+        if file.is_file() or file.name in OF_OTHERS:
             (folder / file.name).symlink_to(file)
     for other in blocks_of((ROOT / block.page).read_text(), block.page):
         if (name := named(other)) is not None and other.language == "yaml":

@@ -147,6 +147,7 @@ def ours(call: Call, place: Place) -> Step:
 REAL_OMNI = ("Qwen/Qwen3-Omni-30B-A3B-Instruct",)
 SHORTER = {
     "top": ("--once",),
+    "plan": ("--trials", "4"),
     "record": ("--seconds", "0.2", "--interval", "0.1"),
     "tune": ("--trials", "2", "--seeds", "1", "--held-out", "2"),
     "simulate": ("--set", "duration_seconds=20", "--set", "warm_up_seconds=5", "--quiet"),

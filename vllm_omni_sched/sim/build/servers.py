@@ -7,7 +7,7 @@ from random import Random  # noqa: TID251 (the type of an argument)
 from vllm_omni_sched.sim.costs.base import DecoderCosts, EngineCosts, Source, SourceKind
 from vllm_omni_sched.sim.costs.choice import decoder_costs
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
-from vllm_omni_sched.sim.costs.models import model
+from vllm_omni_sched.sim.costs.models import BF16_BYTES, model
 from vllm_omni_sched.sim.device import DeviceShare
 from vllm_omni_sched.sim.engine.hosted import HostedEngine
 from vllm_omni_sched.sim.engine.limits import EngineLimits, make_core
@@ -74,7 +74,7 @@ def engine_limits(stage: EngineStage, encodes: bool, kv_tokens: int) -> EngineLi
     embeds = max(tokens, largest_item(stage, stage.kv_tokens or kv_tokens))
     budget, reserve, each = stage.encoder_budget_embeds or embeds, stage.encoder_reserve_embeds, 0.0
     if stage.encode_bytes_per_embed is not None and stage.model is not None:
-        of_token = model(stage.model).llm.kv_bytes_per_token(stage.devices)
+        of_token = BF16_BYTES * model(stage.model).llm.kv_numbers_per_token(stage.devices)
         each = of_token / stage.encode_bytes_per_embed
         kv_tokens -= math.ceil((budget if reserve is None else reserve) / each)
     return EngineLimits(

@@ -37,11 +37,9 @@ def period(text: str, images: str = "{1: 1.0}") -> dict[str, str]:
     }
 
 
-@pytest.fixture
-def servegen(tmp_path: Path) -> Path:
-    """A folder of two clients: the first with requests in three of four windows, the second in one."""
-    folder = tmp_path / "mm-image"
-    folder.mkdir()
+def write_servegen(folder: Path) -> Path:
+    """Write a folder of two clients: the first with requests in three of four windows, the second in one."""
+    folder.mkdir(parents=True)
     (folder / "chunk-0-trace.csv").write_text(
         "0,1.0,0.5,Gamma,4.0,0.25\n600,1.0,0.5,Gamma,4.0,0.25\n1200,2.0,1.5,Weibull,0.7,0.4\n1800,0,0,,0,0\n"
     )
@@ -51,6 +49,11 @@ def servegen(tmp_path: Path) -> Path:
     (folder / "chunk-7-trace.csv").write_text("0,8.0,2.0,Gamma,0.25,0.5\n")
     (folder / "chunk-7-dataset.json").write_text(json.dumps({"0": period("{50: 1.0}", "{0: 1.0}")}))
     return folder
+
+
+@pytest.fixture
+def servegen(tmp_path: Path) -> Path:
+    return write_servegen(tmp_path / "mm-image")
 
 
 def test_clients_of_servegen_are_weighted_by_their_requests(servegen: Path) -> None:
