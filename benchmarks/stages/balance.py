@@ -26,7 +26,7 @@ LOADS: dict[str, Callable[[int, Random], list[Request]]] = {
     "heavy clients": partial(heavy_clients, steps=11.0, most=MOST_STEPS),
 }
 
-ORDERS = ("arrival", "longest")
+ORDERS = ("balanced", "longest")
 """The first is the default. The second is for a load that is there at once: who comes last cannot be long then."""
 CLASS = "batch"  # nobody waits for these requests: what counts is when all are done
 
@@ -62,8 +62,7 @@ def record(load: str, order: str, rounds: Sequence[Round]) -> list[dict[str, Any
     stock, ours = spans
     found = [entry(TASK, "makespan", ours, stock, bar=Bar(0.85))]
     found[0]["of_stock_in_total"] = round(sum(ours) / sum(stock), 4)
-    in_order = first_free if order == "arrival" else longest_first
-    by_steps = [[one([r.says for r in requests]) for requests, _ in rounds] for one in (in_order, in_turns)]
+    by_steps = [[one([r.says for r in requests]) for requests, _ in rounds] for one in (IN_ORDER[order], in_turns)]
     found.append(entry(TASK, "makespan by the steps alone", *by_steps, unit="steps"))
     found[-1]["of_stock_in_total"] = round(sum(by_steps[0]) / sum(by_steps[1]), 4)
     for which, place in (("busiest", -1), ("other", 0)):
@@ -82,7 +81,7 @@ def record(load: str, order: str, rounds: Sequence[Round]) -> list[dict[str, Any
     found.append(entry(TASK, "answers other than stock's", others, unit="answers"))
     skews = [skew(requests) for requests, _ in rounds]
     found.append(entry(TASK, "costliest by the median request", skews, unit="times"))
-    return [one | {"measure": f"{load}, {order} first: {one['measure']}"} for one in found]
+    return [one | {"measure": f"{load}, {balance_simulated.TITLES[order]}: {one['measure']}"} for one in found]
 
 
 def replica_seconds(wave: dict[str, Any]) -> list[float]:
@@ -96,6 +95,14 @@ def first_free(costs: Sequence[float]) -> float:
 
 def longest_first(costs: Sequence[float]) -> float:
     return first_free(sorted(costs, reverse=True))
+
+
+def balanced(costs: Sequence[float]) -> float:
+    return balance_simulated.balanced(costs, REPLICAS)
+
+
+IN_ORDER = {"arrival": first_free, "balanced": balanced, "longest": longest_first}
+"""Makespans by the costs alone, for each order."""
 
 
 def in_turns(costs: Sequence[float]) -> float:

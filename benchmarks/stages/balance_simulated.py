@@ -7,6 +7,7 @@ simulator computes as tokens of its prompt: their number is known when it comes,
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,9 @@ from typing import Any
 
 from benchmarks.stages.load import Request
 from benchmarks.stages.record import Bar, entry
+from vllm_omni_sched.graph.order import BATCH, Undated, WaitingOrder, WaitingRequest
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
+from vllm_omni_sched.resource.pipeline.stage_gate import GateRequest, StageGate
 from vllm_omni_sched.sim.costs.calibration import write_calibration
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario.loader import build, installed
@@ -41,14 +45,19 @@ EACH = 12  # requests for each replica
 
 STOCK, LEAST_QUEUE = "round robin", "least queue"
 KNOWN_ARRIVAL, KNOWN_LONGEST = "known costs, by arrival", "known costs, longest first"
+KNOWN_BALANCED = "known costs, balanced"
 """Names of list scheduling, in which each request takes the replica that is free first and all costs are known."""
 POLICIES: dict[str, dict[str, Any]] = {
     STOCK: {"balance": "round_robin"},  # vLLM-Omni on one host
     LEAST_QUEUE: {"balance": "least_queue"},  # its best choice, which it has with a coordinator of several hosts
     "arrival": {},
+    "balanced": {},
     "longest": {},
 }
-"""Options of the stage; the last two are ours, by order."""
+"""Options of the stage; the last three are ours, by order."""
+
+TITLES = {"arrival": "arrival first", "balanced": "balanced", "longest": "longest first"}
+"""Names of the orders in results."""
 
 
 def makespan(
@@ -93,11 +102,12 @@ def makespan(
 
 
 def makespans(before: Sequence[Request], requests: Sequence[Request], replicas: int, seqs: int) -> dict[str, float]:
-    """Return the makespan with each of `POLICIES`, and of both orders if all costs were known."""
+    """Return the makespan with each of `POLICIES`, and of each order if all costs were known."""
     steps = [one.says for one in requests]
     with tempfile.TemporaryDirectory(prefix="balance-") as folder:
         found = {policy: makespan(before, requests, policy, replicas, seqs, Path(folder)) for policy in POLICIES}
     found[KNOWN_ARRIVAL] = STEP_SECONDS * first_free(steps, replicas)
+    found[KNOWN_BALANCED] = STEP_SECONDS * balanced(steps, replicas)
     found[KNOWN_LONGEST] = STEP_SECONDS * first_free(sorted(steps, reverse=True), replicas)
     return found
 
@@ -110,13 +120,27 @@ def first_free(costs: Sequence[float], replicas: int) -> float:
     return max(loads)
 
 
+def balanced(costs: Sequence[float], replicas: int) -> float:
+    """Return the makespan if the gate of a stage starts the requests in the order ``balanced``."""
+    gate, rng = StageGate(max_hold_seconds=0.0, order=WaitingOrder(math.inf, Undated.BALANCED)), Random(0)
+    for number, cost in enumerate(costs):
+        gate.put(GateRequest(WaitingRequest(str(number), number, BATCH, cost)), 0.0)
+    ends = [0.0] * replicas
+    while gate:
+        now = min(ends)
+        states = [ReplicaState(one, end - now, int(end > now), limit=1) for one, end in enumerate(ends)]
+        for release in gate.release(now, states, rng).releases:
+            ends[release.replica_id] = now + costs[int(release.request_id)]
+    return max(ends)
+
+
 def record(load: str, rounds: Sequence[dict[str, float]], replicas: int = 2) -> list[dict[str, Any]]:
     """Return ours beside each baseline, for each order; marked as simulated."""
     found = []
-    for order, known in (("arrival", KNOWN_ARRIVAL), ("longest", KNOWN_LONGEST)):
+    for order, known in (("arrival", KNOWN_ARRIVAL), ("balanced", KNOWN_BALANCED), ("longest", KNOWN_LONGEST)):
         ours = [one[order] for one in rounds]
         for baseline, bar in ((STOCK, Bar(0.85)), (LEAST_QUEUE, None), (known, Bar(1.05))):
-            label = f"simulated: {load}, {order} first, {replicas} replicas: makespan beside {baseline}"
+            label = f"simulated: {load}, {TITLES[order]}, {replicas} replicas: makespan beside {baseline}"
             theirs = [one[baseline] for one in rounds]
             one = entry("balance", label, ours, theirs, bar=bar)
             found.append(one | {"of_stock_in_total": round(sum(ours) / sum(theirs), 4), "simulated": True})

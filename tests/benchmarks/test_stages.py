@@ -122,12 +122,15 @@ def test_the_steps_alone_tell_what_balance_can_gain() -> None:
     assert balance.first_free([4, 1, 4, 1]) == 5
     assert balance.first_free([1, 1, 4]) == 5
     assert balance.longest_first([1, 1, 4]) == 4
+    assert balance.balanced([1, 1, 4]) == 4
+    assert balance.balanced([1, 1, 1, 1]) == 2
     requests = balance.LOADS["images"](6, Random(0))
     rounds = [(requests, {OURS: wave([3.0] * 6), STOCK: wave([4.0] * 6)})]
-    found = by_measure(balance.record("images", "arrival", rounds))
-    assert found["images, arrival first: makespan"]["of_stock"] == 0.75
-    assert found["images, arrival first: makespan"]["met"]
-    assert found["images, arrival first: CPU time of the busiest replica, of the makespan"]["stock"]["median"] == 0.5
+    found = by_measure(balance.record("images", "balanced", rounds))
+    assert found["images, balanced: makespan"]["of_stock"] == 0.75
+    assert found["images, balanced: makespan"]["met"]
+    assert found["images, balanced: CPU time of the busiest replica, of the makespan"]["stock"]["median"] == 0.5
+    assert "images, longest first: makespan" in by_measure(balance.record("images", "longest", rounds))
 
 
 @pytest.mark.parametrize("load", balance.LOADS)
@@ -142,14 +145,20 @@ def test_simulated_replicas_are_balanced_as_the_steps_tell(load: str) -> None:
     assert found[balance_simulated.LEAST_QUEUE] == pytest.approx(in_turns)  # all come at once: as many in each queue
     assert found["longest"] == pytest.approx(balance.longest_first(steps), rel=0.05)
     assert found["longest"] < in_turns
+    assert found["balanced"] == pytest.approx(balance.balanced(steps), rel=0.05)
+    assert found["balanced"] < found["arrival"]
 
 
 def test_simulated_results_are_marked() -> None:
-    known = {balance_simulated.KNOWN_ARRIVAL: 1.6, balance_simulated.KNOWN_LONGEST: 1.0}
-    one = {"round robin": 2.0, "least queue": 1.6, "arrival": 1.6, "longest": 1.2, **known}
+    known = {
+        balance_simulated.KNOWN_ARRIVAL: 1.6,
+        balance_simulated.KNOWN_BALANCED: 1.4,
+        balance_simulated.KNOWN_LONGEST: 1.0,
+    }
+    one = {"round robin": 2.0, "least queue": 1.6, "arrival": 1.6, "balanced": 1.4, "longest": 1.2, **known}
     records = balance_simulated.record("images", [one, one])
-    assert [record["of_stock"] for record in records] == [0.8, 1.0, 1.0, 0.6, 0.75, 1.2]
-    assert [record.get("met") for record in records] == [True, None, True, True, None, False]
+    assert [record["of_stock"] for record in records] == [0.8, 1.0, 1.0, 0.7, 0.875, 1.0, 0.6, 0.75, 1.2]
+    assert [record.get("met") for record in records] == [True, None, True] * 2 + [True, None, False]
     assert all(record["simulated"] and record["measure"].startswith("simulated: ") for record in records)
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.plain_gate import PlainGate
-from vllm_omni_sched.graph.order import DEFAULT_CLASSES, Undated, WaitingOrder, WaitingRequest
+from vllm_omni_sched.graph.order import BATCH, DEFAULT_CLASSES, Undated, WaitingOrder, WaitingRequest
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
 from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_gate import GateRequest, GateTerms, StageGate
@@ -41,8 +41,13 @@ class Terms(GateTerms):
         return self.near.get(request_id, {}) if request_id.endswith(("0", "2")) else None
 
 
-def drawn_request(rng, name, now, long):
+def drawn_request(rng, name, now, long, undated=False):
+    """A request; if ``undated``, most have no deadline."""
     sla = rng.choice(DEFAULT_CLASSES)
+    if undated and rng.random() < 0.8:
+        cost, priority = rng.choice([0.0, 0.1, 1.0, 4.0, 9.0]), rng.choice([0, 0, 0, 0, 1])
+        waiting = WaitingRequest(name, now - rng.choice([0.0, 0.5]), BATCH, cost_seconds=cost, priority=priority)
+        return GateRequest(waiting, rng.random() < 0.5, rng.choice([0, 0, 50, 1000]) if long else 0, rng.choice("abc"))
     waiting = WaitingRequest(
         name,
         now - rng.choice([0.0, 0.0, 0.5, 3.0]),
@@ -68,6 +73,7 @@ def drawn_request(rng, name, now, long):
 @example(1554, 0.0, 0.0, 5, Undated.ARRIVAL, True, True)  # a key changed while another question was answered
 def test_it_decides_as_one_that_looks_at_all(seed, hold, min_share, max_passed, undated, long, scarce):
     rng, now = random.Random(seed), 10.0
+    balanced = undated is Undated.BALANCED
     order = WaitingOrder(max_wait_seconds=2.0, undated=undated)
     gate = StageGate(None, hold, min_share, max_passed, order)
     plain = PlainGate(order, hold, min_share, max_passed)
@@ -75,14 +81,14 @@ def test_it_decides_as_one_that_looks_at_all(seed, hold, min_share, max_passed, 
     for step in range(40):
         now += rng.choice([0.0, 0.001, 0.03, 0.4])
         for number in range(rng.choice([0, 1, 4]) if step < 30 else 0):
-            one = drawn_request(rng, f"{step}.{number}", now, long)
+            one = drawn_request(rng, f"{step}.{number}", now, long, balanced)
             waiting[one.request_id] = one
             for each in (gate, plain):
                 each.put(one, now)
         for name in rng.sample(sorted(waiting), min(len(waiting), rng.choice([0, 0, 1, 3]))):
             changed = rng.random() < 0.5
             if changed:
-                waiting[name] = replace(drawn_request(rng, name, now, long), needs=rng.choice("abc"))
+                waiting[name] = replace(drawn_request(rng, name, now, long, balanced), needs=rng.choice("abc"))
             else:
                 del waiting[name]
             for each in (gate, plain):
@@ -96,6 +102,7 @@ def test_it_decides_as_one_that_looks_at_all(seed, hold, min_share, max_passed, 
                 rng.choice([0.0, 1.0, 2.5]),
                 in_flight=(running := rng.choice([0, 0, 1, 2, 3])),
                 limit=rng.randint(1, 4),
+                speed=rng.choice([0.5, 1.0, 1.0]) if balanced else 1.0,
                 healthy=rng.random() < 0.9,
                 units=rng.choice([0, 10, 100, 1000]) if running else 0,
                 units_limit=rng.choice([None, 64, 2000]),

@@ -29,9 +29,10 @@ class PlaceReason(str, Enum):
 
 
 class Undated(str, Enum):
-    """Order within a class that has no deadline; `SHORTEST` and `LONGEST` use the estimated cost."""
+    """Order within a class that has no deadline; all but `ARRIVAL` use the estimated cost."""
 
     ARRIVAL = "arrival"
+    BALANCED = "balanced"  # as `ARRIVAL`; where replicas are known, the longest goes before it would end last
     SHORTEST = "shortest"  # least mean wait (SPT: Smith, "Various Optimizers for Single-Stage Production", 1956)
     LONGEST = "longest"  # least makespan on several replicas (LPT: Graham, "Bounds on Multiprocessing ...", 1969)
 
@@ -142,7 +143,8 @@ class WaitingOrder:
     2. A request that has waited ``max_wait_seconds`` goes first; of several, the one that arrived first.
        Otherwise classes go by rank: realtime, interactive, batch.
     3. Within a class, by user priority, then least slack first: deadline (arrival + TTFT target) - now - cost; or by
-       ``due``, if that is earlier. A class without a target is ordered by ``undated``, bounded by rule 2.
+       ``due``, if that is earlier. A class without a target is ordered by ``undated``, bounded by rule 2. What
+       `Undated.BALANCED` adds to the order of arrival depends on the replicas, so the gate of a stage does it.
     4. A request that can no longer meet its deadline goes behind the requests of its class that can.
     5. Requests of one class that share an affinity key stand together, if by the estimated costs no
        request in between misses its deadline because of it, or starts after it is due. No request moves
@@ -156,7 +158,7 @@ class WaitingOrder:
         ConfigError: ``max_wait_seconds`` is not above 0.
     """
 
-    _COUNTS: ClassVar = {Undated.ARRIVAL: 0.0, Undated.SHORTEST: 1.0, Undated.LONGEST: -1.0}
+    _COUNTS: ClassVar = {Undated.ARRIVAL: 0.0, Undated.BALANCED: 0.0, Undated.SHORTEST: 1.0, Undated.LONGEST: -1.0}
 
     def __init__(self, max_wait_seconds: float = 30.0, undated: Undated = Undated.ARRIVAL) -> None:
         if not max_wait_seconds > 0:

@@ -46,6 +46,24 @@ def test_user_priority_decides_within_a_class() -> None:
     assert line.tick() == ["sooner@0"]
 
 
+@pytest.mark.parametrize(
+    ("order", "running_tokens", "expected"),
+    [("balanced", 10_000, "long@0"), ("balanced", 1_000_000, "a@0"), ("arrival", 10_000, "a@0")],
+)
+def test_the_longest_goes_ahead_if_the_work_of_all_replicas_would_end_before_it(
+    order: str, running_tokens: int, expected: str
+) -> None:
+    line = Line(AR, replicas=2, graph={"priority": {"without_deadline": order}})
+    tokens = {"first": 10_000, "running": running_tokens, "a": 10_000, "b": 10_000, "long": 100_000}
+    for name, count in tokens.items():
+        line.features = Features(prompt_tokens=count)
+        request = line.arrive(name)
+        request.sla = line.core.context.classes.by_name["batch"]
+        line.submit(request)
+    line.finish("first")
+    assert line.tick() == [expected]
+
+
 def test_identical_work_is_done_once_and_goes_on_when_its_request_leaves() -> None:
     line = Line(GENERATION)
     assert line.come("a", key="same") == ["a@0"]

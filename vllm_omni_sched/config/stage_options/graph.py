@@ -68,10 +68,11 @@ class PriorityOptions(Options):
         description="Classes that a request may name in `omni_class`; one that names another is refused with HTTP 400. "
         "Default: `default_class` and the classes that do not go before it.",
     )
-    without_deadline: Literal["arrival", "shortest", "longest"] = Field(
-        "arrival",
-        description="Order of requests of a class without a target: 'shortest' minimises mean wait, 'longest' the time "
-        "until all are done.",
+    without_deadline: Literal["arrival", "balanced", "shortest", "longest"] = Field(
+        "balanced",
+        description="Order of requests of a class without a target: 'arrival' as they came; 'balanced' the same, but "
+        "where the longest one would end last if it waited longer, it goes first; 'shortest' minimises mean wait, "
+        "'longest' the time until all are done.",
     )
     min_low_share: float = Field(
         0.1, ge=0, lt=1, description="Fraction of starts reserved for requests below the best class that waits."

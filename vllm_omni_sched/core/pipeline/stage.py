@@ -470,12 +470,9 @@ class StageScheduler:
                 return self._state(replica_id, now) if replica_id in self._index else None
 
             return self._queue.release(now, drawn(self._index, described, self._context.rng), described, prepared)
-        states = []
-        for replica_id, one in self.replicas.items():
-            if one.serves:
-                state = self._state(replica_id, now, draws)
-                if state.in_flight < state.limit:
-                    states.append(state)
+        states = [self._state(replica_id, now, draws) for replica_id, one in self.replicas.items() if one.serves]
+        if not any(state.room for state in states):
+            states = []
         return self._queue.release(now, states, None, prepared)
 
     def woken(self, at: float) -> bool:

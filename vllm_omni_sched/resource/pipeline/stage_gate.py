@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush, nlargest
 from typing import NamedTuple
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.graph.order import Key, Placed, WaitingOrder, WaitingRequest
+from vllm_omni_sched.graph.order import Key, Placed, Undated, WaitingOrder, WaitingRequest
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
 from vllm_omni_sched.resource.pipeline.balance import (
     CHOICES,
@@ -19,7 +19,13 @@ from vllm_omni_sched.resource.pipeline.balance import (
     CostBalancer,
     RandomSource,
 )
+from vllm_omni_sched.resource.pipeline.longest_waiting import LongestWaiting, Peers, Sized, peers_by_key
 from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
+
+MOST_AHEAD = 4
+"""Most later arrivals that pass a request because they are long (rule 7 of `StageGate`). More gained nothing."""
+
+_ROUNDING = 1 - 1e-9  # rounding errors of sums decide nothing
 
 
 class ReleaseReason(str, Enum):
@@ -30,6 +36,7 @@ class ReleaseReason(str, Enum):
     WINDOW_OVER = "window_over"  # the batching window of one is over, and the batch goes as it is
     LOW_SHARE = "low_share"  # the share of the low class
     OVERDUE = "overdue"  # passed over as often as allowed
+    LONGEST = "longest"  # it would end last if it waited longer
 
 
 @dataclass(frozen=True)
@@ -258,6 +265,7 @@ class Lane:
     def __init__(self, traits: Traits, order: WaitingOrder) -> None:
         self.traits = traits
         self._queue = WaitingQueue(order)
+        self._by_cost = LongestWaiting() if order.undated is Undated.BALANCED else None
         self._entries: dict[str, Entry] = {}
         self._ages: list[tuple[int, str]] = []  # by arrival; entries of removed requests are skipped
         self._next: Placed | None = None
@@ -272,6 +280,8 @@ class Lane:
     def push(self, entry: Entry, now: float) -> None:
         name = entry.request.request_id
         self._queue.push(entry.request.waiting, now)
+        if self._by_cost is not None:
+            self._by_cost.push(entry.request.waiting, entry.number)
         self._entries[name] = entry
         self._first = None
         heappush(self._ages, (entry.number, name))
@@ -281,7 +291,7 @@ class Lane:
 
     def remove(self, request_id: str) -> None:
         self._queue.remove(request_id)
-        del self._entries[request_id]
+        self._drop(request_id)
         self._first = None
 
     def take(self, request_id: str) -> None:
@@ -291,7 +301,12 @@ class Lane:
         else:
             self._queue.remove(request_id)
         self._next = self._first = None
+        self._drop(request_id)
+
+    def _drop(self, request_id: str) -> None:
         del self._entries[request_id]
+        if self._by_cost is not None:
+            self._by_cost.remove(request_id)
 
     def first(self, now: float, units: float) -> First | None:
         """Return the first request that fits in so many units, None if none does."""
@@ -313,6 +328,20 @@ class Lane:
         self._next = self._queue.peek(now)
         assert self._next is not None  # ``first`` is in here
         return self._next.request.request_id
+
+    def longest(self, peers: Peers, now: float, units: float) -> Sized | None:
+        """Return the longest of these requests that fits in so many units, None if none does; none may have aged."""
+        if self._least > units or self._by_cost is None:
+            return None
+        if self._most <= units:
+            return self._by_cost.first(peers)
+        fitting = [self._entries[one.request_id] for one in self._fitting(now, units)]
+        sized = [
+            Sized(-one.request.waiting.cost_seconds, one.number, one.request.request_id)
+            for one in fitting
+            if peers_by_key(self._queue.key(one.request.request_id)) == peers
+        ]
+        return min(sized, default=None)
 
     def count(self, now: float, units: float, enough: int) -> int:
         """Return how many requests fit in so many units, counting no further than ``enough``."""
@@ -344,16 +373,23 @@ class StageGate:
     """Releases requests into a stage while its replicas have room, in the order of ``order``.
 
     1. A replica is given no more than its limit. Of those with room, the balancer picks by cost.
-    2. Requests go in order, except by rules 3 and 4. A request without credits lets those behind it go ahead.
+    2. Requests go in order, except by rules 3, 4 and 7. A request without credits lets those behind it go ahead.
     3. While others wait too, the low class gets ``min_share`` of the releases.
     4. Later arrivals pass a request at most ``max_passed`` times: then it is first, and while it
        has no credits no request is released. Of several such requests, the earliest arrival is first.
     5. Where every replica with room is busy, a request is held up to ``max_hold_seconds`` from its arrival, until
        there are enough to fill the batch; never while a replica with room is idle, as that would only cost time.
-       Releases by rules 3 and 4 are not held.
+       Releases by rules 3, 4 and 7 are not held.
     6. A long request (``units``) goes where no other long one runs, or where they stay within the limit of units. While
        there is no such replica, others go ahead of it; once rule 4 applies to it, only short ones do, so the long ones
        that run end, and then it goes.
+    7. With `Undated.BALANCED`, if the first request has no deadline and has not aged, the longest one of its class and
+       priority goes ahead of it when it would end last if it waited longer: when all healthy replicas together need
+       no longer for everything else that waits or runs. So the makespan is about that of longest first, while nearly
+       all requests go as they came. At most `MOST_AHEAD` later arrivals pass a request for this reason. So where costs
+       are known and only this rule changes the order, a request waits at most for the work that was there when it
+       came and for these, divided over the replicas. The rule needs the states of all replicas, and at least two
+       healthy ones.
 
     The gate is told of each arrival, change and departure, so a decision looks only at the first request of each lane
     and at the replicas: O(log n) for each release, and no waiting request is examined where there is no room.
@@ -392,6 +428,8 @@ class StageGate:
         self._number = 0
         self._low = 0  # waiting requests of the low class
         self._released: list[int] = []  # sorted numbers of released requests that came after the oldest waiting one
+        self._ahead: list[int] = []  # those of them that were released by rule 7
+        self._waiting_seconds = 0.0  # cost of all that wait
         self._owed = 0.0  # releases due to the low class
         self._now = -math.inf
 
@@ -411,6 +449,7 @@ class StageGate:
         else:
             self._out_of_lane(entry.request)
             self._low -= entry.request.low
+            self._waiting_seconds -= entry.request.waiting.cost_seconds
             entry.request = request
         traits = traits_of(request)
         if traits not in self._lanes:
@@ -418,6 +457,7 @@ class StageGate:
         self._now = max(self._now, now)
         self._lanes[traits].push(entry, self._now)
         self._low += request.low
+        self._waiting_seconds += request.waiting.cost_seconds
 
     def remove(self, request_id: str) -> None:
         """Remove a request that was not released; unknown requests are ignored."""
@@ -437,12 +477,15 @@ class StageGate:
 
         Args:
             now: current time; an earlier one than the latest counts as the latest.
+            replicas: the replicas that may get a request. Full ones get none, and count for rule 7.
             terms: answers the gate's questions about requests.
             most: most releases. For a stage with many replicas, of which some are drawn, it is one, so
-                that others are drawn for each release.
+                that others are drawn for each release. Then rule 7 does not apply.
         """
         self._now = max(self._now, now)
         decision = _Decision(GateRoom(replicas), terms or GateTerms())
+        if self.order.undated is Undated.BALANCED and most == math.inf and decision.room.has_room():
+            decision.ends_last = ends_last_seconds(self._waiting_seconds, replicas)
         releases: list[Release] = []
         while self._entries and decision.room.has_room() and len(releases) < most:
             chosen = self._next(decision)
@@ -465,7 +508,7 @@ class StageGate:
                 saved_seconds=decision.terms.saved_seconds(name) if warm else None,
             )
             releases.append(Release(name, replica_id, reason))
-            self._count(request)
+            self._count(request, reason)
         return GatePlan(tuple(releases), self._wake_at(decision))
 
     def _next(self, decision: "_Decision") -> tuple[str, ReleaseReason] | None:
@@ -481,6 +524,9 @@ class StageGate:
             low = next((one for one in able if one.lane.traits.low), None)
             if low is not None:
                 return self._of(low, room.units), ReleaseReason.LOW_SHARE
+        longest = self._longest(first, lanes, decision)
+        if longest is not None:
+            return longest, ReleaseReason.LONGEST
         starts = able if room.idle_units == room.units else self._firsts(lanes, room.idle_units)
         if starts:
             return self._of(starts[0], room.idle_units), ReleaseReason.IDLE
@@ -515,6 +561,20 @@ class StageGate:
         found = [first for lane in lanes if (first := lane.first(self._now, units)) is not None]
         return sorted(found)  # the keys are unique
 
+    def _longest(self, first: First, lanes: Sequence[Lane], decision: "_Decision") -> str | None:
+        """Return the request that has to go ahead of the first one (rule 7), if any."""
+        if decision.ends_last == math.inf or len(self._ahead) >= MOST_AHEAD:
+            return None
+        peers = peers_by_key(first.key)
+        if peers is None:
+            return None
+        units = decision.room.units
+        found = [one for lane in lanes if (one := lane.longest(peers, self._now, units)) is not None]
+        cost = -min(found).minus_cost  # the first one is among them
+        if cost < decision.ends_last or cost <= self._entries[first.request_id].request.waiting.cost_seconds:
+            return None
+        return min(found).request_id
+
     def _of(self, first: First, units: float) -> str:
         return first.lane.next(first, self._now, units)
 
@@ -533,7 +593,7 @@ class StageGate:
             return None
         return self._window_end(self._lanes_now(decision, self._overdue()), decision.room.units)
 
-    def _count(self, released: GateRequest) -> None:
+    def _count(self, released: GateRequest, reason: ReleaseReason) -> None:
         name = released.request_id
         number, traits = self._entries[name].number, traits_of(released)
         lane = self._lanes[traits]
@@ -541,6 +601,8 @@ class StageGate:
         if not lane:
             del self._lanes[traits]
         insort(self._released, number)
+        if reason is ReleaseReason.LONGEST:
+            insort(self._ahead, number)
         self._forget(name)
         if released.low:
             self._owed = max(self._owed - (1 - self.min_share), 0.0)
@@ -555,12 +617,33 @@ class StageGate:
             del self._lanes[traits]
 
     def _forget(self, request_id: str) -> None:
-        self._low -= self._entries.pop(request_id).request.low
+        gone = self._entries.pop(request_id).request
+        self._low -= gone.low
+        self._waiting_seconds -= gone.waiting.cost_seconds
         oldest = next(iter(self._entries.values()), None)
         if oldest is None:
             self._released.clear()
+            self._ahead.clear()
+            self._waiting_seconds = 0.0  # exactly
         else:
             del self._released[: bisect_right(self._released, oldest.number)]
+            del self._ahead[: bisect_right(self._ahead, oldest.number)]
+
+
+def ends_last_seconds(waiting_seconds: float, replicas: Sequence[ReplicaState]) -> float:
+    """Return the least cost of a request that ends last if it waits longer; ``inf`` if no order could change that.
+
+    It is c where one replica needs as long for c as all of them for the rest of the work: of m replicas, the whole
+    work / (m + 1). All count as equally fast, because the speeds that are learnt vary from one request to the next.
+
+    Args:
+        waiting_seconds: the cost of all waiting requests.
+        replicas: all replicas, of which the healthy ones count.
+    """
+    running = [one.remaining_seconds for one in replicas if one.healthy]
+    if len(running) < 2:
+        return math.inf
+    return (waiting_seconds + sum(running)) / (len(running) + 1) * _ROUNDING
 
 
 @dataclass
@@ -571,6 +654,7 @@ class _Decision:
     terms: GateTerms
     closed: set[Hashable] = field(default_factory=set)  # needs of requests whose credits could not be taken after all
     window_over: bool = False  # if so, the whole batch goes
+    ends_last: float = math.inf  # least cost of a request that goes ahead by rule 7
 
     def has_credits(self, needs: Hashable) -> bool:
         return needs not in self.closed and self.terms.has_credits(needs)
