@@ -58,8 +58,15 @@ def test_frames_of_two_devices_are_put_together_on_one(codec: FlashCodec) -> Non
         assert np.array_equal(found.frames.cpu().numpy(), [shown[number] for number in WANTED])
 
 
-def test_a_video_that_no_device_decodes_comes_to_the_host_with_a_reason(codec: FlashCodec) -> None:
-    data = encoded(pixels="yuv444p", options=BFRAMES)
+@pytest.mark.parametrize(
+    ("pixels", "options"),
+    [("yuv444p", ""), ("yuv420p", "x264-params=tff=1:log-level=none")],
+    ids=["yuv444p", "interlaced"],
+)
+def test_a_video_that_no_device_decodes_comes_to_the_host_with_a_reason(
+    codec: FlashCodec, pixels: str, options: str
+) -> None:
+    data = encoded(pixels=pixels, options=f"{BFRAMES} {options}")
     found = codec.load(data, lambda index: [0, 20])
     assert found.report.fallbacks == ("device_refused",)
     assert isinstance(found.frames, np.ndarray)
@@ -107,4 +114,19 @@ def test_the_frames_go_to_another_process_without_the_host(
     expected = sum(int(shown[number].sum(dtype=np.int64)) for number in WANTED)
     assert receiver.checksum("frames") == (1, expected)
     receiver.drop("frames")
+    receiver.reap()  # its device has copied the block
     path.close()
+    assert driver.exported == 0
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["dropped before", "dropped after"])
+def test_the_memory_goes_back_to_the_device_when_the_service_is_closed(codec: FlashCodec, held: bool) -> None:
+    before = torch.cuda.memory_allocated(1)
+    found = [codec.load(encoded(frames=192, options=BFRAMES), lambda index: WANTED).frames]
+    assert torch.cuda.memory_allocated(1) > before
+    if not held:
+        found.clear()
+    codec.close()
+    assert (torch.cuda.memory_allocated(1) > before) is held
+    found.clear()
+    assert torch.cuda.memory_allocated(1) == before

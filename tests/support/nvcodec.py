@@ -196,7 +196,16 @@ def video(
 def plain(data: bytes) -> dict[int, np.ndarray]:
     """Return every frame by its pts, decoded in sequence."""
     with av.open(io.BytesIO(data)) as file:
-        return {frame.pts: frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)}
+        return {frame.pts: _whole(frame).to_ndarray(format="rgb24") for frame in file.decode(video=0)}
+
+
+def _whole(frame: av.VideoFrame) -> av.VideoFrame:
+    """Return a frame without the flag `interlaced`, with which PyAV converts its two fields apart; we do not."""
+    if not frame.interlaced_frame:
+        return frame
+    whole = av.VideoFrame.from_ndarray(frame.to_ndarray(), format=frame.format.name)
+    whole.colorspace, whole.color_range = frame.colorspace, frame.color_range
+    return whole
 
 
 def indexed(data: bytes, **changes: Any) -> tuple[VideoIndex, memoryview]:

@@ -127,8 +127,9 @@ class DeviceFrames(FrameRooms):
             self._extents.free(self._returned.popleft())
 
     def _release(self) -> None:
-        self._block = None
+        # in this order: torch would keep a block that is freed while it is exported, until its next housekeeping
         self._driver.unexport(self._exported)
+        self._block = None
 
 
 class DeviceFramesView:

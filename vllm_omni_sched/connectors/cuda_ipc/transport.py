@@ -27,7 +27,11 @@ NO_DEVICE = "no CUDA device in this process: all tensors go through host memory"
 MakeShare = Callable[[Callable[[], str], Callable[[str], bool]], CudaShare]
 
 _outlived: list[Any] = []
-"""Blocks that receivers still have when their transport closes, and those of the parent of a fork."""
+"""Blocks that receivers still have when their transport closes, and those of the parent of a fork.
+
+torch warns of the former when this process exits ("Producer process has been terminated before all shared CUDA tensors
+released"). It is right: a receiver that still reads them loses them.
+"""
 
 
 def _has_changed(blocks: BlockSender, released: int) -> bool:

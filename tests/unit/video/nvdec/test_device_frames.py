@@ -29,6 +29,7 @@ from vllm_omni_sched.video.sandbox.seccomp import Profile
 from vllm_omni_sched.video.service import FlashCodec
 
 BFRAMES = "bf=2 g=16 keyint_min=16 sc_threshold=0"
+INTERLACED = "x264-params=tff=1:log-level=none"
 WANTED = [0, 7, 16, 31, 47]
 FRAME_BYTES = 64 * 48 * 3
 
@@ -170,6 +171,23 @@ def test_memory_that_cannot_be_shared_is_refused() -> None:
         DeviceFrames(0, BLOCK, lambda: None, driver)
 
 
+class _Ordered(HostDriver):
+    """Notes whether the block was still there when its export was ended."""
+
+    def unexport(self, exported: Any) -> None:
+        super().unexport(exported)
+        self.calls.append(f"unexported, blocks: {len(self.files)}")
+
+
+def test_the_export_ends_before_the_block_is_freed() -> None:
+    driver = _Ordered()
+    memory = DeviceFrames(0, BLOCK, lambda: None, driver)
+    memory.close()
+    memory.close()
+    assert driver.calls == ["export", "unexported, blocks: 1"]
+    assert driver.files == {}
+
+
 class _OneProcess(HostDriver):
     """Maps memory of this process itself."""
 
@@ -209,6 +227,15 @@ def test_frames_stay_on_the_device_and_are_those_of_a_plain_decode(start: Start)
     assert isinstance(refused.frames, np.ndarray)
     assert np.array_equal(refused.frames, frames_of(other))
     assert refused.report.fallbacks == ("device_refused",)
+
+
+@pytest.mark.slow  # processes that import torch
+def test_an_interlaced_video_is_decoded_on_the_cpu_and_goes_to_the_host(start: Start) -> None:
+    data = video(options=f"{BFRAMES} {INTERLACED}")
+    found = start().load(data, lambda index: WANTED)
+    assert found.report.fallbacks == ("device_refused",)
+    assert isinstance(found.frames, np.ndarray)
+    assert np.array_equal(found.frames, frames_of(data))
 
 
 @pytest.mark.slow  # processes that import torch
