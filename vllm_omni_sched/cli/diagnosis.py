@@ -6,7 +6,7 @@ import dataclasses
 import os
 import platform
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -28,12 +28,14 @@ from vllm_omni_sched.connectors.named_routes import EdgeConnector, Route, resolv
 from vllm_omni_sched.engine.metrics.nvml import NvmlDevices
 from vllm_omni_sched.graph.partition import StageReason
 from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
+from vllm_omni_sched.preprocess.options import PreprocessOptions
 from vllm_omni_sched.resource.engine.lending import refuse_lending
 from vllm_omni_sched.resource.pipeline.stage_limits import window_of
 from vllm_omni_sched.sim import compiled
 from vllm_omni_sched.video import sandbox
+from vllm_omni_sched.video.on_device import PROCESSORS, FramesReason, Server, of_server
 from vllm_omni_sched.video.options import VideoOptions
-from vllm_omni_sched.video.pool.kinds import DecoderKind, decoder_kinds
+from vllm_omni_sched.video.pool.kinds import NVDEC, DecoderKind, decoder_kinds
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.placement.initial_placement import Suggestion
@@ -42,6 +44,12 @@ if TYPE_CHECKING:
 _WITHOUT = {
     sandbox.Part.SECCOMP: "decoder processes could reach the network",
     sandbox.Part.LANDLOCK: "decoder processes could read files that this user can",
+}
+
+_WHY_ON_HOST = {
+    FramesReason.OFF: "'video.device_bytes' is 0: frames are copied to the host",
+    FramesReason.NO_ENGINES: "no GPU decodes videos here: PyNvVideoCodec and a driver with video support are needed",
+    FramesReason.PROCESSOR_ON_HOST: "'preprocess.processes' is not 0: the pool reads frames on the host",
 }
 
 
@@ -54,10 +62,18 @@ def diagnose_video(config: OmniSchedConfig) -> tuple[list[Status], list[str]]:
     except OmniSchedError as error:
         problems.append(str(error))
         options = VideoOptions()
+    kinds: Sequence[DecoderKind] = ()
     try:
-        parts += [_decoders(kind, pyav) for kind in decoder_kinds(options)]
+        kinds = decoder_kinds(options)
     except OmniSchedError as error:
         problems.append(str(error))
+    parts += [_decoders(kind, pyav) for kind in kinds]
+    try:
+        pool = read_options(PreprocessOptions, config.preprocess, group="preprocess")
+    except OmniSchedError as error:
+        problems.append(str(error))
+        pool = PreprocessOptions()
+    parts.append(_frames(options, pool, kinds, pyav))
     missing = sandbox.missing()
     for part in sandbox.Part:
         gone = part in missing
@@ -95,6 +111,23 @@ def _decoders(kind: DecoderKind, pyav: Status) -> Status:
     if not pyav.active:
         return Status(f"decoders, {kind.name}", False, "they need PyAV")
     return Status(f"decoders, {kind.name}", bool(kind.devices), f"{len(kind.devices)} processes")
+
+
+def _frames(options: VideoOptions, pool: PreprocessOptions, kinds: Sequence[DecoderKind], pyav: Status) -> Status:
+    """Return whether frames stay on a GPU, as far as the options and this machine tell.
+
+    The model and the arguments of vLLM are not known here: what they must be is part of the reason.
+    """
+    name = "frames on a GPU"
+    engines = sum(len(kind.devices) for kind in kinds if kind.name == NVDEC)
+    device = None if pool.processes else "cuda"
+    reason = of_server(Server(options.device_bytes, engines, min(PROCESSORS), device, "torch_shm"))
+    if reason in _WHY_ON_HOST:
+        return Status(name, False, _WHY_ON_HOST[reason])
+    if not pyav.active:
+        return Status(name, False, "they need PyAV")
+    needs = "an encode-only instance with --mm-processor-device cuda and --mm-tensor-ipc torch_shm"
+    return Status(name, True, f"{options.device_bytes:,} bytes for them, in {needs}")
 
 
 DEPLOY_KEYS = frozenset(

@@ -17,6 +17,8 @@ from vllm_omni_sched.config.load import written
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.metrics.nvml import NvmlDevices
 from vllm_omni_sched.video import sandbox
+from vllm_omni_sched.video.pool.kinds import NVDEC, DecoderKind, cpu_kind
+from vllm_omni_sched.video.sandbox.seccomp import Profile
 
 SYMBOL = "vllm.v1.core.sched.scheduler.Scheduler.schedule"
 
@@ -121,6 +123,29 @@ def test_the_parts_of_video_decoding_are_shown(healthy):
     assert "– landlock not on this system: decoder processes could read files that this user can" in said
 
 
+@pytest.mark.parametrize(
+    ("engines", "options", "says"),
+    [
+        ((), {}, "– frames on a GPU 'video.device_bytes' is 0"),
+        ((), {"device_bytes": 1 << 30}, "– frames on a GPU no GPU decodes videos here: PyNvVideoCodec"),
+        ((0, 0), {"device_bytes": 1 << 30}, "✓ frames on a GPU 1,073,741,824 bytes for them, in an encode-only"),
+    ],
+    ids=["off", "no engines", "on"],
+)
+def test_whether_frames_stay_on_a_gpu_is_shown(healthy, engines, options, says):
+    pytest.importorskip("av")
+    cards = DecoderKind(NVDEC, "", Profile.DEVICE, engines)
+    healthy.setattr(diagnosis, "decoder_kinds", lambda options: (cards, cpu_kind(options)) if engines else ())
+    config = {"video": {"nvdec": "auto", **options}}
+    status, said = run("--additional-config", json.dumps({"omni_sched": config}))
+    assert status == 0
+    assert says in said
+    config["preprocess"] = {"processes": 2}
+    status, said = run("--additional-config", json.dumps({"omni_sched": config}))
+    assert status == 0
+    assert ("– frames on a GPU 'preprocess.processes' is not 0" if engines else says) in said
+
+
 def test_devices_are_shown_or_why_their_metrics_are_absent(healthy):
     healthy.setattr(diagnosis, "NvmlDevices", lambda: NvmlDevices(FakeNvml, {"CUDA_VISIBLE_DEVICES": "1"}))
     status, said = run()
@@ -165,6 +190,19 @@ def test_without_pyav_nothing_that_needs_it_is_ticked(healthy, error, says):
     assert status == 0  # the scheduler works without
     assert says in said
     assert "– decoders, pyav they need PyAV" in said
+
+
+def test_without_pyav_no_frames_stay_on_a_gpu(healthy):
+    without(healthy, "av", ModuleNotFoundError("No module named 'av'", name="av"))
+    healthy.setattr(diagnosis, "decoder_kinds", lambda _: (DecoderKind(NVDEC, "", Profile.DEVICE, (0,)),))
+    config = {"video": {"nvdec": "on", "device_bytes": 1 << 30}}
+    assert "– frames on a GPU they need PyAV" in run("--additional-config", json.dumps({"omni_sched": config}))[1]
+
+
+def test_a_wrong_option_of_the_preprocessing_pool_is_a_problem(healthy):
+    status, said = run("--additional-config", '{"omni_sched": {"preprocess": {"processes": -1}}}')
+    assert status == 1
+    assert "preprocess.processes" in said
 
 
 def test_pyav_is_ticked_with_the_version_that_was_imported(healthy):
