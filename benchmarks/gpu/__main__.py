@@ -21,7 +21,7 @@ from benchmarks.gpu.verdicts import Advice, Finding, findings
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.screen import console
 
-NEEDED = ("PyNvVideoCodec", "vllm")
+NEEDED = ("PyNvVideoCodec", "av", "vllm")
 NAMES = [part.name for part in parts(Machine("", 0))]
 
 

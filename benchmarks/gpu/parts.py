@@ -81,7 +81,7 @@ def parts(machine: Machine, minutes: float = 10.0) -> list[Part]:
     """Return all parts, the most valuable first; their bounds add up to ``minutes``, and their work is cut to fit.
 
     1. How much decode is slowed down beside encodes decides whether encode-ahead is worth having on GPUs at all.
-    2. Device IPC, NVDEC and the host tier decide what their options default to.
+    2. Device IPC, NVDEC, frames that stay on the GPU and the host tier decide what their options default to.
     3. A whole vLLM comes last: it is slow to start, and its figures are the hardest to read.
     """
     share = minutes / 10.0
@@ -93,7 +93,7 @@ def parts(machine: Machine, minutes: float = 10.0) -> list[Part]:
             "What do tokens pay for an encoder beside them, by kind of lane and share of the multiprocessors?",
             "benchmarks.gpu.lanes",
             ("--rounds", "3", "--seconds", f"{2.0 * share:g}", "--layers", layers),
-            190 * share,
+            180 * share,
             "gpu-lanes",
             "" if machine.memory_bytes >= _LANES_BYTES else "it needs 8 GiB of GPU memory",
         ),
@@ -102,7 +102,7 @@ def parts(machine: Machine, minutes: float = 10.0) -> list[Part]:
             "Is a tensor passed between processes sooner by CUDA IPC than through host memory?",
             "benchmarks.gpu.ipc",
             ("--rounds", "2", "--sizes", "64 KB,1 MB,16 MB,256 MB" if large else "64 KB,1 MB,16 MB"),
-            90 * share,
+            80 * share,
             "gpu-ipc",
         ),
         Part(
@@ -110,16 +110,25 @@ def parts(machine: Machine, minutes: float = 10.0) -> list[Part]:
             "What do 1 to all decoding engines make of one video, and is every pixel right?",
             "benchmarks.gpu.nvdec",
             ("--rounds", "2", "--seconds", "10", "--codecs", "h264,hevc,av1"),
-            120 * share,
+            100 * share,
             "gpu-nvdec",
-            "" if "PyNvVideoCodec" in machine.installed else "PyNvVideoCodec is not installed",
+            _missing(machine, "PyNvVideoCodec"),
+        ),
+        Part(
+            "frames",
+            "Are frames that NVDEC decodes on the GPU sooner if they stay there than through host memory?",
+            "benchmarks.gpu.frames",
+            ("--rounds", "5", "--seconds", "5"),
+            50 * share,
+            "gpu-frames",
+            _missing(machine, "PyNvVideoCodec", "av"),
         ),
         Part(
             "copies",
             "Are encodings restored from host memory sooner than encoded, and frames put together on the device?",
             "benchmarks.gpu.copies",
             ("--rounds", "20"),
-            50 * share,
+            40 * share,
             "gpu-copies",
         ),
         Part(
@@ -133,3 +142,7 @@ def parts(machine: Machine, minutes: float = 10.0) -> list[Part]:
         ),
     ]
     return found
+
+
+def _missing(machine: Machine, *names: str) -> str:
+    return next((f"{name} is not installed" for name in names if name not in machine.installed), "")

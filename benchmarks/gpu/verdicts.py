@@ -40,6 +40,7 @@ def findings(rows: Mapping[str, Rows]) -> list[Finding]:
         "lanes": of_lanes,
         "ipc": of_ipc,
         "nvdec": of_nvdec,
+        "frames": of_frames,
         "copies": of_copies,
     }
     return [one for part, rule in rules.items() if rows.get(part) for one in rule(rows[part])]
@@ -158,6 +159,27 @@ def of_nvdec(rows: Rows) -> list[Finding]:
         found.append(Finding("video.nvdec_engines", "auto", "auto" if worth else "1",
                              Advice.KEEP if worth else Advice.CHANGE, why))  # fmt: skip
     return found
+
+
+def of_frames(rows: Rows) -> list[Finding]:
+    """Return what frames that stay on the GPU say about `video.device_bytes`.
+
+    1. A frame that differs forbids it.
+    2. It is worth having if frames through host memory take at least `GAIN` times as long, for every video and number
+       of frames; its default stays 0 all the same, because the memory of the GPU is the operator's.
+    3. Videos whose frames went to the host say nothing.
+    """
+    option, wrong = "video.device_bytes", sum(row.get("wrong", 0) for row in rows)
+    if wrong:
+        return [Finding(option, "0", "0", Advice.FIX, f"{wrong} frames differ from those through host memory")]
+    ratios = {f"{row['frames']} frames, {row['clip']}": row["host_of_stay"] for row in rows if "host_of_stay" in row}
+    if not ratios:
+        return []
+    least = min(ratios, key=lambda name: ratios[name])
+    worth = ratios[least] >= GAIN
+    why = f"through host memory it takes {ratios[least]:.3g} times as long for {least}, the least"
+    said = "0; recommend it with nvdec" if worth else "0"
+    return [Finding(option, "0", said, Advice.CHANGE if worth else Advice.KEEP, why)]
 
 
 def of_copies(rows: Rows) -> list[Finding]:

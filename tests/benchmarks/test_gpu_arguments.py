@@ -9,6 +9,7 @@ import pytest
 from benchmarks.gpu import __main__ as all_parts
 from benchmarks.gpu import device
 from benchmarks.gpu.copies import __main__ as copies
+from benchmarks.gpu.frames import __main__ as frames
 from benchmarks.gpu.ipc import __main__ as ipc
 from benchmarks.gpu.lanes import __main__ as lanes
 from benchmarks.gpu.nvdec import __main__ as nvdec
@@ -26,6 +27,8 @@ from benchmarks.gpu.nvdec import __main__ as nvdec
         (copies, ["--embeds", "256,0"], "must be at least 1"),
         (nvdec, ["--codecs", "h264,vc1"], "unknown codec 'vc1'"),
         (nvdec, ["--rounds", "0"], "must be at least 1"),
+        (frames, ["--codecs", "h264,vc1"], "unknown codec 'vc1'"),
+        (frames, ["--device-mib", "0"], "must be at least 1"),
     ],
 )
 def test_arguments_out_of_range_are_refused(capsys: Any, program: Any, arguments: list[str], complaint: str) -> None:
@@ -34,7 +37,7 @@ def test_arguments_out_of_range_are_refused(capsys: Any, program: Any, arguments
     assert complaint in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("program", [all_parts, copies, ipc, lanes, nvdec])
+@pytest.mark.parametrize("program", [all_parts, copies, frames, ipc, lanes, nvdec])
 def test_without_a_gpu_it_says_so_in_one_line(capsys: Any, monkeypatch: pytest.MonkeyPatch, program: Any) -> None:
     monkeypatch.setattr(device, "has_gpu", lambda: False)
     with pytest.raises(SystemExit) as left:

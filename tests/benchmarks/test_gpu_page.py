@@ -19,9 +19,9 @@ from benchmarks.gpu import device, runner
 from benchmarks.gpu.copies import __main__ as copies
 from benchmarks.gpu.page import picture
 from benchmarks.gpu.parts import Ended, Machine, Outcome, Part, parts
-from benchmarks.gpu.verdicts import Advice, Finding, findings, of_copies, of_ipc, of_lanes, of_nvdec
+from benchmarks.gpu.verdicts import Advice, Finding, findings, of_copies, of_frames, of_ipc, of_lanes, of_nvdec
 
-ALL = Machine("a GPU", 80 << 30, frozenset({"PyNvVideoCodec", "vllm"}), 64 << 30)
+ALL = Machine("a GPU", 80 << 30, frozenset({"PyNvVideoCodec", "av", "vllm"}), 64 << 30)
 
 
 def lane(variant: str, itl: float, images: float) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def advised(found: list[Finding]) -> list[tuple[str, str, str]]:
 def test_all_parts_fit_into_their_minutes():
     for minutes in (2.0, 10.0):
         assert sum(part.seconds for part in parts(ALL, minutes)) <= 60 * minutes
-    assert [part.name for part in parts(ALL)] == ["lanes", "ipc", "nvdec", "copies", "vllm"]
+    assert [part.name for part in parts(ALL)] == ["lanes", "ipc", "nvdec", "frames", "copies", "vllm"]
 
 
 def test_a_part_says_what_it_lacks_here():
@@ -46,9 +46,12 @@ def test_a_part_says_what_it_lacks_here():
     assert lacking == {
         "lanes": "it needs 8 GiB of GPU memory",
         "nvdec": "PyNvVideoCodec is not installed",
+        "frames": "PyNvVideoCodec is not installed",
         "vllm": "vLLM is not installed",
     }
     assert not any(part.lacks for part in parts(ALL))
+    without_pyav = parts(Machine("a GPU", 80 << 30, frozenset({"PyNvVideoCodec", "vllm"})))
+    assert {part.name: part.lacks for part in without_pyav if part.lacks} == {"frames": "av is not installed"}
 
 
 def test_parts_shrink_with_the_machine():
@@ -57,7 +60,7 @@ def test_parts_shrink_with_the_machine():
     assert "256 MB" not in " ".join(ipc.arguments)
 
 
-@pytest.mark.parametrize("part", parts(ALL)[:4], ids=lambda part: part.name)
+@pytest.mark.parametrize("part", parts(ALL)[:5], ids=lambda part: part.name)
 def test_each_part_takes_its_arguments(part: Part, tmp_path: Path):
     import importlib
 
@@ -183,6 +186,19 @@ def test_a_frame_that_differs_forbids_nvdec():
     assert found.advice is Advice.FIX
 
 
+def frames(*ratios: float, wrong: int = 0) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [{"clip": "av1", "frames": 32, "refused": "device_refused"}]
+    return rows + [{"clip": "h264", "frames": n, "host_of_stay": r, "wrong": wrong} for n, r in enumerate(ratios)]
+
+
+def test_frames_stay_on_the_gpu_where_that_is_always_quicker():
+    assert advised(of_frames(frames(1.2, 2.0))) == [("video.device_bytes", "0; recommend it with nvdec", "change")]
+    assert advised(of_frames(frames(2.0, 1.1))) == [("video.device_bytes", "0", "keep")]
+    assert of_frames(frames(2.0, 1.1))[0].why.endswith("1.1 times as long for 1 frames, h264, the least")
+    assert advised(of_frames(frames(2.0, wrong=1))) == [("video.device_bytes", "0", "fix")]
+    assert of_frames(frames()) == []
+
+
 def tier(restore: float, device_seconds: float = 1.0, wrong: int = 0) -> list[dict[str, Any]]:
     return [
         {"task": "host tier", "embeds": 1000, "restore_seconds": {"median": restore}, "wrong": wrong},
@@ -235,7 +251,8 @@ def test_one_command_writes_figures_findings_and_a_page(a_gpu: None, tmp_path: P
     program.main(["--out", str(tmp_path)])
     told = json.loads((tmp_path / "gpu-some-gpu.json").read_text())
     assert told["provenance"]["gpu"]["name"] == "Some GPU"
-    assert [one["outcome"] for one in told["results"]["parts"]] == ["done", "done", "skipped", "done", "skipped"]
+    done = [one["part"] for one in told["results"]["parts"] if one["outcome"] == "done"]
+    assert done == ["lanes", "ipc", "copies"]
     assert [one["option"] for one in told["results"]["findings"]] == [
         "encode_ahead on one GPU",
         "expert.encode_lane_sms",
@@ -267,6 +284,6 @@ def test_arguments_out_of_range_are_refused(capsys: Any, arguments: list[str], c
 
 
 def test_no_part_but_vllm_needs_vllm():
-    modules = "benchmarks.gpu.__main__, benchmarks.gpu.copies.measure, benchmarks.gpu.copies.__main__"
-    words = f"import sys; sys.modules['vllm'] = None; import {modules}"
+    parts = [f"benchmarks.gpu.{part}.{name}" for part in ("copies", "frames") for name in ("measure", "__main__")]
+    words = f"import sys; sys.modules['vllm'] = None; import benchmarks.gpu.__main__, {', '.join(parts)}"
     assert subprocess.run([sys.executable, "-c", words], capture_output=True, text=True).stderr == ""

@@ -20,6 +20,7 @@ def test_every_benchmark_is_listed_and_explained():
         "forecast",
         "gpu",
         "gpu.copies",
+        "gpu.frames",
         "gpu.ipc",
         "gpu.lanes",
         "gpu.nvdec",

@@ -65,7 +65,18 @@ def embedded() -> Clip:
 
 
 def made(codec: str, seconds: int, width: int = 1280, height: int = 720, rate: int = 30, gop: int = 60) -> Clip:
-    """Encode a wandering texture behind a disc, about as hard to decode as a hand-held camera's video.
+    """Return a clip of `encoded`, in packets.
+
+    Raises:
+        ImportError: PyAV is missing.
+        ValueError: this PyAV has no encoder for the codec.
+    """
+    index, packets = read(encoded(codec, seconds, width, height, rate, gop))
+    return Clip(f"{codec} {width}x{height}, {seconds} s, GOP {gop}", index, packets)
+
+
+def encoded(codec: str, seconds: int, width: int = 1280, height: int = 720, rate: int = 30, gop: int = 60) -> bytes:
+    """Encode a wandering texture behind a disc, about as hard to decode as a hand-held camera's video; return a file.
 
     Raises:
         ImportError: PyAV is missing.
@@ -91,8 +102,7 @@ def made(codec: str, seconds: int, width: int = 1280, height: int = 720, rate: i
             frame[(x - centre[0]) ** 2 + (y - centre[1]) ** 2 < (height / 8) ** 2] = (255, 50, i % 256)
             out.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         out.mux(stream.encode())
-    index, packets = read(file.getvalue())
-    return Clip(f"{codec} {width}x{height}, {seconds} s, GOP {gop}", index, packets)
+    return file.getvalue()
 
 
 def read(data: bytes) -> tuple[VideoIndex, bytes]:

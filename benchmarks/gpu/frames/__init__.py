@@ -1,0 +1,1 @@
+"""Frames that NVDEC decodes: are they on the GPU sooner if they stay there than through host memory?"""
