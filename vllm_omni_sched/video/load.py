@@ -249,7 +249,7 @@ class VideoLoad:
             frame_bytes: size of a frame that is copied into the memory of a device; 0: frames go to the host.
         """
         if self.packets is not None:
-            self.copied += self.packets.prepare(pieces)
+            self.copied += self.packets.prepare(pieces, keeps_start=kind != CPU)
         pending = self._add(pieces, kind, frame_bytes)
         outcomes = []
         queued_at, waited = self.clock(), 0.0

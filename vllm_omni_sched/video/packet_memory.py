@@ -9,11 +9,12 @@ import ctypes
 import mmap
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vllm_omni_sched.video.facts import Piece, VideoIndex
+from vllm_omni_sched.video.facts import PacketFlag, Piece, VideoIndex
 
 _PUNCH = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -33,14 +34,17 @@ class PageUse:
         index: index of the video.
         nbytes: size of the packets' bytes.
         pieces: pieces that will be decoded.
+        keeps_start: whether the first start is needed to the end.
     """
 
-    def __init__(self, index: VideoIndex, nbytes: int, pieces: Sequence[Piece]) -> None:
+    def __init__(self, index: VideoIndex, nbytes: int, pieces: Sequence[Piece], keeps_start: bool = False) -> None:
         self._packets = index.packets
         self._pages = -(-nbytes // mmap.PAGESIZE)
         self._needs: Counts = np.zeros(self._pages, np.int32)
         for piece in pieces:
-            self._needs += self._pages_of(piece)
+            self._needs += self._pages_of(piece.feed)
+        if keeps_start:
+            self._needs += self._pages_of(np.flatnonzero(index.packets["flags"] & PacketFlag.START)[:1])
 
     def unneeded(self) -> list[tuple[int, int]]:
         """Return the runs of pages that no piece needs: offset and size in bytes."""
@@ -48,13 +52,13 @@ class PageUse:
 
     def release(self, piece: Piece) -> list[tuple[int, int]]:
         """Note that a piece is decoded; return the runs that no piece needs any more."""
-        pages = self._pages_of(piece)
+        pages = self._pages_of(piece.feed)
         self._needs -= pages
         return _runs((pages > 0) & (self._needs == 0))
 
-    def _pages_of(self, piece: Piece) -> Counts:
-        """Return, for each page, how many of a piece's packets overlap it."""
-        packets = self._packets[piece.feed]
+    def _pages_of(self, numbers: npt.NDArray[np.integer[Any]]) -> Counts:
+        """Return, for each page, how many of these packets overlap it."""
+        packets = self._packets[numbers]
         change = np.zeros(self._pages + 1, np.int32)
         there = packets["nbytes"] > 0
         first, last = packets["offset"][there], packets["offset"][there] + packets["nbytes"][there] - 1
@@ -76,13 +80,17 @@ class PacketMemory:
         self._fd, self._data, self._index = fd, memoryview(data).cast("B"), index
         self._use: PageUse | None = None
 
-    def prepare(self, pieces: Sequence[Piece]) -> int:
-        """Prepare the pages for exactly these pieces; return the number of bytes written again."""
+    def prepare(self, pieces: Sequence[Piece], keeps_start: bool = False) -> int:
+        """Prepare the pages for exactly these pieces; return the number of bytes written again.
+
+        Args:
+            keeps_start: whether decoders read the first start when they open the video, as those on devices do.
+        """
         written = 0
         if self._use is not None:  # some pages may have been freed
             while written < self._data.nbytes:
                 written += os.pwrite(self._fd, self._data[written:], written)
-        self._use = PageUse(self._index, self._data.nbytes, pieces)
+        self._use = PageUse(self._index, self._data.nbytes, pieces, keeps_start)
         for run in self._use.unneeded():
             free_memory(self._fd, *run)
         return written

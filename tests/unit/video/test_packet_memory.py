@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 
-from vllm_omni_sched.video.facts import PACKET, Order, Piece, VideoIndex
+from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, Piece, VideoIndex
 from vllm_omni_sched.video.packet_memory import PacketMemory, PageUse
 from vllm_omni_sched.video.pool.channel import closing_fd, memory_file
 
@@ -38,6 +38,16 @@ def test_pages_that_several_need_stay_until_the_last() -> None:
     assert use.release(piece(1)) == []
     assert use.release(piece(0, 3)) == [(0, PAGE)]
     assert use.release(piece(2)) == [(PAGE, PAGE)]
+
+
+def test_the_first_start_stays_if_decoders_open_the_video_by_it() -> None:
+    video = index(PAGE, PAGE, PAGE, PAGE)
+    video.packets["flags"][[1, 3]] = PacketFlag.START
+    use = PageUse(video, 4 * PAGE, [piece(1, 2), piece(3)], keeps_start=True)
+    assert use.unneeded() == [(0, PAGE)]
+    assert use.release(piece(1, 2)) == [(2 * PAGE, PAGE)]
+    assert PageUse(video, 4 * PAGE, [piece(3)], keeps_start=True).unneeded() == [(0, PAGE), (2 * PAGE, PAGE)]
+    assert PageUse(video, 4 * PAGE, [piece(3)]).unneeded() == [(0, 3 * PAGE)]
 
 
 def test_memory_goes_and_comes_again() -> None:

@@ -27,5 +27,9 @@ def test_a_card_decodes_what_it_can_and_processors_the_rest() -> None:
             assert decoded.indices == WANTED
             assert np.array_equal(decoded.frames, [whole[n] for n in WANTED])
             assert set(decoded.report.fallbacks) == reasons
+        late = video(frames=192, options="bf=2 sc_threshold=0")
+        decoded = codec.load(late, lambda index: [190])  # decoders open it by a start that no piece needs
+        assert np.array_equal(decoded.frames, [list(plain(late).values())[190]])
+        assert decoded.report.fallbacks == ()
     finally:
         codec.close()
