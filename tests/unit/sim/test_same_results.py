@@ -41,7 +41,7 @@ DIGESTS = {
     "short of KV memory": "a5960ae76df66330",
     "ours": "8992de8a80c87da2",
     "ours, short of KV memory": "d51388310d01671e",
-    "on shared processors": "9d60332c304d1582",
+    "on shared processors": "f4df13af60584d94",
     "all policies": "9ffc4d18abcdba23",
     "by cost": "db74420c8973d793",
     "deaths": "6bb90eb7f21ffe40",
