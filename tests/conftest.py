@@ -81,6 +81,8 @@ def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
     """Our records too: the logger `vllm`, under which ours are, passes none on to where pytest listens."""
     ours = logging.getLogger(LOGGER)
     propagated, level = ours.propagate, ours.level
+    # vLLM's server imports model_hosting_container_standards, which lets root handlers, pytest's too, take errors alone
+    caplog.handler.setLevel(logging.NOTSET)
     ours.addHandler(caplog.handler)
     ours.propagate = False  # else they come twice where vLLM has not set up its logger
     ours.setLevel(logging.INFO)  # vLLM's logger may have been made quieter by an import of its command line
