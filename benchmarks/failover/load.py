@@ -1,4 +1,4 @@
-"""What is asked in a round of faults, and what a round is."""
+"""Make the requests of a round of faults, and describe the round."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What would ten minutes on this GPU change in the defaults? Each part needs torch alone, but for vLLM's own."""
+"""Measure in ten minutes what this GPU would change in the defaults. All parts need torch alone, but for vLLM's."""

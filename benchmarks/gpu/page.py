@@ -1,4 +1,4 @@
-"""One page of pictures: a panel for each part, and what it would change."""
+"""Draw one page of pictures: a panel for each part, and the defaults that it would change."""
 
 from __future__ import annotations
 

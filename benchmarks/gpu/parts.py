@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Outcome(str, Enum):
-    """How a part ended."""
+    """Says how a part ended."""
 
     DONE = "done"
     WRONG = "wrong"  # it has figures, but what it checks was not so
@@ -20,7 +20,7 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine has.
+    """Describes this machine.
 
     ``memory_bytes``: of the first GPU. ``installed``: distributions that can be imported, of those that parts need.
     ``shared_memory_bytes``: free in /dev/shm.

@@ -1,4 +1,4 @@
-"""What figures of a GPU would change in the defaults. Pure: rows of results in, findings out."""
+"""Derive from figures of a GPU what they would change in the defaults. Pure: rows of results in, findings out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Advice(str, Enum):
-    """What is to be done with a default."""
+    """Says what to do with a default."""
 
     KEEP = "keep"
     CHANGE = "change"

@@ -1,4 +1,4 @@
-"""What `benchmarks.serve` sends, and how it reads what `vllm bench serve` and AIPerf write."""
+"""`benchmarks.serve` sends its workloads, and reads what `vllm bench serve` and AIPerf write."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from benchmarks.serve.workloads import (
 )
 
 EXPORT = Path(__file__).parent / "aiperf_export"
-"""What AIPerf 0.13 has exported of five requests of a fixed schedule; the last was answered with the status 500."""
+"""An export of AIPerf 0.13: five requests of a fixed schedule, of which the last was answered with the status 500."""
 
 
 def result(**columns: list[Any]) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def break_device(device: int) -> None:
 @pytest.mark.parametrize("broken", [0, 1])
 @pytest.mark.parametrize("current", [0, 1])
 def test_an_error_of_one_device_is_not_seen_on_the_other(broken: int, current: int) -> None:
-    """Whichever device is current, and although this thread was refused by the broken one in between."""
+    """A device works on whichever is current, and although the broken one refused this thread in between."""
     other = 1 - broken
     kept = torch.full((SIZE,), 3.0, device=f"cuda:{other}")
     before = torch.zeros(4, device=f"cuda:{broken}")

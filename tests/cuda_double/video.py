@@ -45,7 +45,7 @@ class _Parsed(ctypes.Structure):
 
 
 class Limits(ctypes.Structure):
-    """What a device says of a codec; ``engines`` 0: as many as the variable CUDA_DOUBLE_NVDEC_ENGINES says."""
+    """Answer of a device about a codec; ``engines`` 0: as many as the variable CUDA_DOUBLE_NVDEC_ENGINES says."""
 
     _fields_ = tuple(
         (name, ctypes.c_int)

@@ -56,7 +56,7 @@ NAME = re.compile(r"[\w./-]+\.yaml")
 OF_OTHERS = ("Llama-3.1-8B", "Mooncake", "ServeGen")
 """Folders that a reader has downloaded."""
 NEVER = {Way.LEFT: 6, Way.PARSED: 4}
-"""How many blocks outside of the page of benchmarks may have a command that is not run: a new one needs a reason."""
+"""Most blocks outside of the page of benchmarks that may have a command that is not run: a new one needs a reason."""
 PRINTS = {"curl": render(metrics(1)).decode()}
 each_block = pytest.mark.parametrize("block", BLOCKS, ids=str)
 

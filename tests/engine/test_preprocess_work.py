@@ -1,4 +1,4 @@
-"""What a process of the preprocessing pool does to pictures: fewer copies, on more threads, and the same pixels."""
+"""Processes of the preprocessing pool copy pictures less, on more threads, and give the same pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order `balanced`: how long anybody waits for it, and what it gains."""
+"""The order `balanced` bounds how long anybody waits for others, and shortens the makespan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ costs = st.integers(1, 60).map(float) | st.sampled_from([1.0, 1.0, 100.0, 1000.0
 
 @dataclass
 class Seen:
-    """What happened to one request. ``ahead``: seconds of work that were there when it came."""
+    """Holds what happened to one request. ``ahead``: seconds of work that were there when it came."""
 
     came: float
     ahead: float
@@ -82,7 +82,7 @@ def test_one_long_request_is_not_left_to_the_end(others, longer, place, replicas
 
 
 def test_no_stream_of_long_requests_starves_a_short_one():
-    """Whenever a place is free, another long one has just come."""
+    """A long request that comes whenever a place is free does not starve the others."""
     arrivals = [(0.0, 100.0), (50.0, 100.0), (60.0, 1.0), *((100.0 + 50 * k, 100.0) for k in range(20))]
     seen, _ = served(sorted(arrivals), replicas=2)
     assert len(seen[2].passed_by) == MOST_AHEAD

@@ -1,4 +1,4 @@
-"""What is done with each program that the documents run: which are run here, and which are only read, and why."""
+"""Decide for each program that the documents run whether it is run here or only read, and why."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SERVER = "localhost:8000"
 
 
 class Way(Enum):
-    """How far a step goes."""
+    """Says how far a step goes."""
 
     RUN = "run"
     RUN_BY = "run by another test"
@@ -270,7 +270,7 @@ TARGETS = {
 
 
 def pip(call: Call, place: Place) -> Step:
-    """What is in this environment already is not installed again; this package is built and installed by a test."""
+    """Check that this environment has the packages; another test builds and installs this one."""
     command, *what = call.arguments
     assert command == "install", call
     if "--no-binary" in what:
@@ -319,7 +319,7 @@ def mooncake_master(call: Call, place: Place) -> Step:
 
 
 def left(why: str, call: Call, place: Place) -> Step:
-    """It cannot be run here; the files of the repository that it names exist."""
+    """Check that the files exist which a command names that cannot be run here."""
 
     def exist() -> None:
         named = [one.rpartition("=")[2] for one in call.arguments]

@@ -1,4 +1,4 @@
-"""What do copies cost: of encodings to host memory and back, and of frames put together on the device or the host?"""
+"""Measure copies: encodings to host memory and back, and frames put together on the device or on the host."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_only_what_lies_in_shared_memory_is_removed(request_id: str, tmp_path: P
 
 @pytest.mark.asyncio
 async def test_a_payload_of_a_run_that_is_over_does_not_stay() -> None:
-    """It arrives when the search for it is over."""
+    """Let the item arrive when the search for it is over."""
     async with Rig(StageSpec(replicas=2), StageSpec(final_output=True, edge=True)) as rig:
         await rig.ask("a")
         at = rig.replica_id(0, "a")

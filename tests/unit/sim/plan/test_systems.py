@@ -1,4 +1,4 @@
-"""What a plan may choose from: layouts that fit, flags that vLLM takes, options that the product takes."""
+"""List what a plan may choose from: layouts that fit, flags that vLLM takes, options that the product takes."""
 
 from dataclasses import replace
 
