@@ -100,14 +100,17 @@ def _shorten(word: str) -> str:
 
 
 def _revision() -> str:
-    """Return the commit, with `+` when the measured code differs from it; `unknown` outside a checkout."""
+    """Return the commit, with `+` when the measured code differs from it.
+
+    A copy without its history has it from the environment variable ``BENCHMARK_REVISION``, or it is `unknown`.
+    """
     try:
         commit = _git("rev-parse", "--short=12", "HEAD")
         return commit + (
             "+" if _git("status", "--porcelain", "--", "vllm_omni_sched", "patches", "benchmarks/*.py") else ""
         )
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("BENCHMARK_REVISION", "unknown")
 
 
 def _git(*arguments: str) -> str:

@@ -23,7 +23,7 @@ from benchmarks.mixed.report import Answers, record, table
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
-    model = options.model or slow_model()
+    model = options.model or (large_model() if options.large else slow_model())
     answers: Answers = {}
     order = random.Random(options.seed)
     version = "?"
@@ -32,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for variant in options.variants:
             words = ["--model", str(model), "--variant", variant, "--options", options.options]
             words += ["--tensor-parallel", str(options.tensor_parallel)]
+            words += ["--engine", options.engine, "--side", str(options.side)]
+            words += ["--large"] * options.large
             engines[variant] = stack.enter_context(
                 Child(
                     "benchmarks.mixed.serve",
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             version = engines[variant].next_event()["vllm"]
             console.print(f"{variant}: engine up", highlight=False)
         for engine in engines.values():  # warm up
-            engine.ask(do="round", load=1.0, seconds=4.0, seed=options.seed + 1_000)
+            engine.ask(do="round", load=max(1.0, *options.loads), seconds=4.0, seed=options.seed + 1_000)
         for load in options.loads:
             for turn in range(options.rounds):
                 for variant in order.sample(list(engines), len(engines)):
@@ -67,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "session": options.session,
         "options": options.options,
         "tensor_parallel": options.tensor_parallel,
+        "engine": options.engine,
+        "side": options.side,
+        "large": options.large,
     }
     records = record(dict(sorted(answers.items(), key=lambda item: options.variants.index(item[0][0]))))
     path = options.out / f"mixed-{version}{options.name}.json"
@@ -90,8 +95,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--variants", type=some_of(VARIANTS, "variant"), default=["stock", "ours"])
     parser.add_argument("--tensor-parallel", type=at_least_one, default=1, help="ranks, each on its part of the cores")
     parser.add_argument("--options", default="{}", help="more of our options, as JSON", type=checked_json)
+    parser.add_argument("--large", action="store_true", help="a model of 14 billion parameters, for a GPU of 80 GB")
+    parser.add_argument("--engine", default="{}", help="arguments of the engine, as JSON", type=checked_json)
+    parser.add_argument("--side", type=at_least_one, default=336, help="of a picture, in pixels")
     parser.add_argument("--name", default="", help="ends the name of the result file")
-    parser.add_argument("--model", help="default: the tiny LLaVA with a slow tower")
+    parser.add_argument("--model", help="default: a LLaVA, tiny with a slow tower, or large")
     parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
@@ -121,6 +129,13 @@ def slow_model() -> Path:
     from dev.tiny_models.llava import SLOW_TOWER
 
     return write_llava(ROOT / ".models" / "llava-slow-tower", **SLOW_TOWER)
+
+
+def large_model() -> Path:
+    from dev.tiny_models import write_llava
+    from dev.tiny_models.llava import GPU_SIZES
+
+    return write_llava(ROOT / ".models" / "llava-gpu", weights=False, **GPU_SIZES)
 
 
 if __name__ == "__main__":

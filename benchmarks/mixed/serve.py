@@ -12,7 +12,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,15 @@ ENGINE: dict[str, Any] = {
     "mm_processor_cache_gb": 0,
     "gpu_memory_utilization": 0.5,  # several engines share the machine's memory
 }
+LARGE: dict[str, Any] = {  # on a GPU: CUDA graphs for decode steps, without the minutes of a compiler
+    "dtype": "bfloat16",
+    "load_format": "dummy",
+    "enforce_eager": False,
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 8192,
+    "gpu_memory_utilization": 0.45,
+}
 
 
 async def main() -> None:
@@ -43,8 +52,12 @@ async def main() -> None:
     parser.add_argument("--variant", required=True)
     parser.add_argument("--options", default="{}", help="our options, as JSON")
     parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--engine", default="{}", help="arguments of the engine, as JSON")
+    parser.add_argument("--side", type=int, default=336, help="of a picture, in pixels")
+    parser.add_argument("--large", action="store_true", help="a model for a GPU")
     options = parser.parse_args()
-    engine = build_engine(options.model, options.variant, json.loads(options.options), options.tensor_parallel)
+    more = {**(LARGE if options.large else {}), **json.loads(options.engine)}
+    engine = build_engine(options.model, options.variant, json.loads(options.options), options.tensor_parallel, more)
     try:
         import vllm
 
@@ -57,16 +70,23 @@ async def main() -> None:
             drawn = {name: request.get(name, 0) for name in ("frames", "pictures")}
             plan = arrivals(request["load"], request["seconds"], request["seed"], **drawn)
             chunks = round(request["seconds"] / CHUNK_SECONDS) if request.get("session") else 0
-            emit("round", **await serve(engine, tree, turn, plan, chunks))
+            emit("round", **await serve(engine, tree, turn, plan, chunks, options.side))
     finally:
         engine.shutdown()
 
 
-def build_engine(model: str, variant: str, options: dict[str, Any], tensor_parallel: int = 1) -> Any:
+def build_engine(
+    model: str,
+    variant: str,
+    options: dict[str, Any],
+    tensor_parallel: int = 1,
+    more: Mapping[str, Any] | None = None,
+) -> Any:
+    """Build the engine of a variant; ``more`` overrides what `ENGINE` says."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    arguments: dict[str, Any] = {"model": model, **ENGINE}
+    arguments: dict[str, Any] = {"model": model, **ENGINE, **(more or {})}
     if tensor_parallel > 1:  # ranks poll for their next message, and would take the time of the other engine's
         arguments |= {"tensor_parallel_size": tensor_parallel, "worker_extension_cls": QUIET}
     ours = VARIANTS[variant]
@@ -77,10 +97,10 @@ def build_engine(model: str, variant: str, options: dict[str, Any], tensor_paral
 
 
 async def serve(
-    engine: Any, tree: ProcessTree, turn: int, plan: list[Arrival], session_chunks: int = 0
+    engine: Any, tree: ProcessTree, turn: int, plan: list[Arrival], session_chunks: int = 0, side: int = 336
 ) -> dict[str, Any]:
     """Send each request at its time, whatever became of the others, beside a realtime session of so many chunks."""
-    prompts = [prompt_of(arrival) for arrival in plan]
+    prompts = [prompt_of(arrival, side) for arrival in plan]
     before, started = tree.usage(), time.monotonic()
 
     async def one(i: int) -> dict[str, Any]:
@@ -137,14 +157,14 @@ def digest_of(tokens: list[int]) -> str:
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
 
 
-def prompt_of(arrival: Arrival) -> dict[str, Any]:
+def prompt_of(arrival: Arrival, side: int = 336) -> dict[str, Any]:
     from PIL import Image
 
     words = " ".join(["word"] * arrival.prompt_words)
     if not arrival.image_seeds:
         return {"prompt": words}
     images = [
-        Image.fromarray(np.random.default_rng(seed).integers(0, 255, (336, 336, 3), dtype=np.uint8))
+        Image.fromarray(np.random.default_rng(seed).integers(0, 255, (side, side, 3), dtype=np.uint8))
         for seed in arrival.image_seeds
     ]
     return {"prompt": "<image>" * len(images) + words, "multi_modal_data": {"image": images}}
