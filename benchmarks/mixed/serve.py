@@ -39,8 +39,12 @@ LARGE: dict[str, Any] = {  # on a GPU: CUDA graphs for decode steps, without the
     "dtype": "bfloat16",
     "load_format": "dummy",
     "enforce_eager": False,
-    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
-    "max_num_seqs": 256,
+    "compilation_config": {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128],
+    },
+    "max_num_seqs": 128,
     "max_num_batched_tokens": 8192,
     "gpu_memory_utilization": 0.45,
 }

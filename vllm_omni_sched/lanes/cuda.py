@@ -1,6 +1,8 @@
 """CUDA for `StreamLane`: a stream and its events, and, if torch supports it, a part of the multiprocessors."""
 
 import contextlib
+import ctypes
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,8 +36,7 @@ class CudaDevice:
             lowest, _ = torch.cuda.Stream.priority_range()
             self._stream: Any = torch.cuda.Stream(self._device, priority=lowest)
         else:
-            self._partition = green_context(num_sms, self._device)  # must outlive its stream
-            self._stream = self._partition.Stream()
+            self._stream = green_context(num_sms, self._device).Stream()
 
     @contextlib.contextmanager
     def lane_stream(self) -> Iterator[None]:
@@ -66,8 +67,12 @@ class CudaDevice:
         torch.cuda.empty_cache()
 
 
+@functools.cache
 def green_context(num_sms: int, device: torch.device) -> Any:
     """Return a part of a device, to be used through the streams that it creates.
+
+    It stays until the process ends: when torch frees memory that work on such a stream has used, pinned host memory
+    too, it records an event there, and ends the process if the context is gone.
 
     Raises:
         LaneError: this torch, driver or device does not support green contexts, or not of this size.
@@ -78,7 +83,9 @@ def green_context(num_sms: int, device: torch.device) -> Any:
 
         # Without such streams, work would run on the default one, whose memory the owner's work reuses.
         if SUPPORTED and hasattr(GreenContext, "Stream"):
-            return GreenContext.create(num_sms=num_sms, device_id=device.index)
+            context = GreenContext.create(num_sms=num_sms, device_id=device.index)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))  # even when Python ends, tensors may go after it
+            return context
     except ImportError:
         pass
     except RuntimeError as error:
