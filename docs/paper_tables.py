@@ -277,7 +277,7 @@ def headline(body: Mapping[str, Any], slo: Mapping[str, Any] | None, throughput:
         said += f", or keeps an SLO {min(tighter):.2f} to {max(tighter):.2f} times as tight"
     if throughput is not None and (gains := _ratios(throughput).values()):
         said += f", and has {min(gains):.2f} to {max(gains):.2f} times the throughput when saturated"
-    return said + ". No GPU has run it yet.\n"
+    return said + ". No GPU has confirmed it.\n"
 
 
 def _ratios(body: Mapping[str, Any]) -> dict[str, float]:

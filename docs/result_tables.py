@@ -405,8 +405,9 @@ def gpu_ipc(results: Sequence[Result]) -> str:
             elif record.get("measure") == "order":
                 line[record["variant"]] = f"{record['wrong']} of {record['messages']} wrong"
             elif "refused" in record:
-                line[record["variant"]] = record["refused"]
-        variants = list(dict.fromkeys(record["variant"] for record in result["results"]))
+                line[record["variant"]] = "refused"
+        measured = (record["variant"] for record in result["results"] if "refused" not in record)
+        variants = list(dict.fromkeys(measured))
         rows = [(size, *(line.get(variant, "") for variant in variants)) for size, line in lines.items()]
         gpu = result["provenance"]["gpu"]
         parts.append("\n" + table((gpu["name"], *variants), rows) + source(result))

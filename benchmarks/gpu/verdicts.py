@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from benchmarks.gpu.ipc import SIZES
 from benchmarks.gpu.lanes.report import AIM_ITL, AIM_THROUGHPUT
 
 Rows = Sequence[Mapping[str, Any]]
@@ -42,6 +43,7 @@ def findings(rows: Mapping[str, Rows]) -> list[Finding]:
         "nvdec": of_nvdec,
         "frames": of_frames,
         "copies": of_copies,
+        "vllm": of_vllm,
     }
     return [one for part, rule in rules.items() if rows.get(part) for one in rule(rows[part])]
 
@@ -93,9 +95,6 @@ def _said(row: Mapping[str, Any]) -> str:
     return f"{row['variant']}: ITL P99 {itl:.2f} of alone with {images:.2f} of the images"
 
 
-SIZES = {"64 KB": 64 << 10, "1 MB": 1 << 20, "16 MB": 16 << 20, "256 MB": 256 << 20, "1 GB": 1 << 30}
-
-
 def of_ipc(rows: Rows) -> list[Finding]:
     """Return what messages say about the connector's `min_bytes`.
 
@@ -103,7 +102,7 @@ def of_ipc(rows: Rows) -> list[Finding]:
     2. `min_bytes` is the least measured size from which on IPC is always quicker than the arena.
     """
     wrong = sum(row.get("wrong", 0) for row in rows if str(row.get("variant", "")).startswith("cuda_ipc"))
-    option, now = "CudaIpcConnector min_bytes", "64 KB"
+    option, now = "CudaIpcConnector min_bytes", "4 MB"
     if wrong:
         return [Finding(option, now, "do not use it", Advice.FIX, f"{wrong} tensors were wrong")]
     times: dict[str, dict[str, float]] = {}
@@ -212,3 +211,22 @@ def of_copies(rows: Rows) -> list[Finding]:
                              "on the device" if better else "through host memory",
                              Advice.CHANGE if better else Advice.KEEP, why))  # fmt: skip
     return found
+
+
+DELAY = 1.1  # of an image's first token: what is more is a price that operators choose themselves
+
+
+def of_vllm(rows: Rows) -> list[Finding]:
+    """Return what a whole engine says about `encode_ahead`.
+
+    It can be on by default if tokens beside images come at least `GAIN` times as soon (P99), and first tokens of images
+    at most `DELAY` times as late (P50).
+    """
+    ratios = {row["measure"]: row["ratio"] for row in rows if "ratio" in row}
+    itl, image = (ratios.get(f"{name}, all rounds together") for name in ("ITL beside images P99", "image TTFT P50"))
+    if itl is None or image is None:
+        return []
+    good = itl <= 1 / GAIN and image <= DELAY
+    why = f"in a whole engine, ITL P99 beside images {itl:.2f} of stock, TTFT P50 of images {image:.2f}"
+    return [Finding("encode_ahead", "false", "true" if good else "false",
+                    Advice.CHANGE if good else Advice.KEEP, why)]  # fmt: skip

@@ -104,13 +104,15 @@ def _revision() -> str:
 
     A copy without its history has it from the environment variable ``BENCHMARK_REVISION``, or it is `unknown`.
     """
+    if said := os.environ.get("BENCHMARK_REVISION"):
+        return said
     try:
         commit = _git("rev-parse", "--short=12", "HEAD")
         return commit + (
             "+" if _git("status", "--porcelain", "--", "vllm_omni_sched", "patches", "benchmarks/*.py") else ""
         )
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("BENCHMARK_REVISION", "unknown")
+        return "unknown"
 
 
 def _git(*arguments: str) -> str:

@@ -94,8 +94,16 @@ def _pairs(mine: dict[str, Any], base: dict[str, Any]) -> Iterator[tuple[dict[st
     return zip(*kept, strict=True)
 
 
+def whole(answers: Answers) -> Answers:
+    """Return the rounds that all variants have ended at a load, in case the last one was interrupted."""
+    variants = {variant for variant, _ in answers}
+    ended = {load: min(len(answers.get((variant, load), ())) for variant in variants) for _, load in answers}
+    return {(variant, load): rounds[: ended[load]] for (variant, load), rounds in answers.items() if ended[load]}
+
+
 def record(answers: Answers) -> list[dict[str, Any]]:
-    """Return the results for the file, by variant, load and measure."""
+    """Return the results for the file, by variant, load and measure, of the rounds that all variants have ended."""
+    answers = whole(answers)
     found = []
     for (variant, load), rounds in answers.items():
         values: dict[str, list[float]] = {}

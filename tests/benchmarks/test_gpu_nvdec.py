@@ -44,7 +44,7 @@ def test_the_embedded_clip_is_small_and_decodes_to_what_it_says() -> None:
     clip = embedded()
     (task,) = tasks(clip)
     with Crew(CPU, [0], 24 * 176 * 144 * 3) as one:
-        one.clear()
+        one.clear(clip, task)
         assert one.latency(clip, task, 1) > 0
         assert one.digests(clip, task) == clip.digests
         assert one.rate(clip, task, 1, 2) > 0

@@ -19,7 +19,7 @@ from benchmarks.gpu import device, runner
 from benchmarks.gpu.copies import __main__ as copies
 from benchmarks.gpu.page import picture
 from benchmarks.gpu.parts import Ended, Machine, Outcome, Part, parts
-from benchmarks.gpu.verdicts import Advice, Finding, findings, of_copies, of_frames, of_ipc, of_lanes, of_nvdec
+from benchmarks.gpu.verdicts import Advice, Finding, findings, of_copies, of_frames, of_ipc, of_lanes, of_nvdec, of_vllm
 
 ALL = Machine("a GPU", 80 << 30, frozenset({"PyNvVideoCodec", "av", "vllm"}), 64 << 30)
 
@@ -145,18 +145,31 @@ def message(size: str, variant: str, median: float, wrong: int = 0) -> dict[str,
 @pytest.mark.parametrize(
     ("ipc", "least", "advice"),
     [
-        ((1.0, 1.0, 1.0), "64 KB", Advice.KEEP),
-        ((3.0, 1.0, 1.0), "1 MB", Advice.CHANGE),
+        ((1.0, 1.0, 1.0), "1 MB", Advice.CHANGE),
+        ((3.0, 1.0, 1.0), "4 MB", Advice.KEEP),
         ((1.0, 3.0, 1.0), "16 MB", Advice.CHANGE),
         ((3.0, 3.0, 3.0), "above 16 MB", Advice.CHANGE),
     ],
 )
 def test_min_bytes_is_where_ipc_is_always_quicker(ipc: tuple[float, ...], least: str, advice: Advice):
-    sizes = ("64 KB", "1 MB", "16 MB")
+    sizes = ("1 MB", "4 MB", "16 MB")
     rows = [message(size, "cuda_ipc", time) for size, time in zip(sizes, ipc, strict=True)]
     rows += [message(size, "arena", 2.0) for size in sizes]
     (found,) = of_ipc(rows)
     assert (found.then, found.advice) == (least, advice)
+
+
+@pytest.mark.parametrize(
+    ("itl", "image", "advice"), [(0.2, 1.0, Advice.CHANGE), (0.2, 1.8, Advice.KEEP), (0.95, 0.9, Advice.KEEP)]
+)
+def test_a_whole_engine_must_gain_for_tokens_and_not_lose_for_images(itl: float, image: float, advice: Advice):
+    rows = [
+        {"variant": "ours", "load": 4.0, "measure": "ITL beside images P99, all rounds together", "ratio": itl},
+        {"variant": "ours", "load": 4.0, "measure": "image TTFT P50, all rounds together", "ratio": image},
+    ]
+    (found,) = of_vllm(rows)
+    assert found.advice is advice
+    assert of_vllm(rows[:1]) == []
 
 
 def test_a_wrong_tensor_forbids_ipc():

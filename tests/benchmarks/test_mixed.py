@@ -81,6 +81,19 @@ def test_records_hold_medians_and_whether_tokens_are_the_same(tmp_path):
     assert draw(tmp_path / "none.png", [r for r in records.values() if r["load"] == 1.0]) is None
 
 
+def test_rounds_that_not_all_variants_have_ended_are_not_recorded():
+    answers = {
+        ("stock", 1.0): [answer(0.4)] * 2,
+        ("ours", 1.0): [answer(0.1)] * 2,
+        ("stock", 2.0): [answer(0.4)] * 2,
+        ("ours", 2.0): [answer(0.1)],  # interrupted
+        ("ours", 3.0): [answer(0.1)],
+    }
+    found = [r for r in record(answers) if r["measure"] == "text ITL max"]
+    samples = {(r["variant"], r["load"]): r["samples"] for r in found}
+    assert samples == {("stock", 1.0): 2, ("ours", 1.0): 2, ("stock", 2.0): 1, ("ours", 2.0): 1}
+
+
 def test_a_variant_that_is_not_there_is_named(capsys):
     with pytest.raises(SystemExit):
         parse(["--variants", "stock,our"])

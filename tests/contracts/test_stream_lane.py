@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +17,7 @@ from tests.support.stream_device import HostDevice, OutOfMemory
 from vllm_omni_sched.config.errors import LaneClosedError, LaneError, LaneWorkError
 from vllm_omni_sched.lanes import CudaDevice, Job, StreamLane
 from vllm_omni_sched.lanes.cuda import green_context
+from vllm_omni_sched.lanes.stream import LAUNCHED_AHEAD
 
 LONG = 20.0
 Work = Callable[[Any, Callable[[], None]], Any]
@@ -75,13 +78,24 @@ def test_work_follows_its_owner_and_the_owner_follows_the_result(device, lane_of
     assert device.asked("owner", "follow") == [("follow", (last_of_lane, done.result))]
 
 
-def test_at_the_whole_share_one_slice_is_launched_ahead(device, lane_of):
-    lane = lane_of(layers(3))
+def test_at_the_whole_share_slices_are_launched_ahead(device, lane_of):
+    lane = lane_of(layers(LAUNCHED_AHEAD + 2))
     lane.submit(Job("a", None))
     assert lane.drain(LONG)
     lane.poll()
     verbs = [verb for verb, _ in device.asked("lane", "mark", "synchronize")]
-    assert verbs == ["mark", "mark", "synchronize", "mark", "synchronize", "mark", "synchronize"]
+    assert verbs == ["mark"] * (LAUNCHED_AHEAD + 1) + ["synchronize", "mark"] * 2 + ["synchronize"]
+
+
+def test_the_device_has_work_while_another_thread_keeps_the_interpreter(device, lane_of):
+    """The lane launches all of a small encode before the device has finished its first slice."""
+    device.held_up = True
+    lane = lane_of(layers(LAUNCHED_AHEAD))
+    lane.submit(Job("a", None))
+    assert not lane.wait(0.02)
+    device.wait_for_marks("lane", LAUNCHED_AHEAD + 1)
+    device.go_on()
+    assert lane.drain(LONG)
 
 
 def test_at_less_each_slice_is_waited_for(device, lane_of):
@@ -181,3 +195,29 @@ def test_cuda_is_asked_of_cuda_devices_only(name):
 def test_multiprocessors_that_cannot_be_had_are_refused():
     with pytest.raises(LaneError, match=r"cannot have 8 multiprocessors of its own: torch .* has no green contexts"):
         green_context(8, torch.device("cuda", 0))
+
+
+def test_a_part_of_the_multiprocessors_is_never_given_back(monkeypatch: pytest.MonkeyPatch):
+    """On an H200, memory that was freed after its green context was destroyed ended the process."""
+    made: list[weakref.ref[GreenContext]] = []
+
+    class GreenContext:
+        Stream = object
+
+        @staticmethod
+        def create(num_sms: int, device_id: int) -> GreenContext:
+            context = GreenContext()
+            made.append(weakref.ref(context))
+            return context
+
+    module = types.ModuleType("torch.cuda.green_contexts")
+    module.SUPPORTED, module.GreenContext = True, GreenContext  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.cuda.green_contexts", module)
+    green_context.cache_clear()
+    one = green_context(8, torch.device("cuda", 0))
+    assert green_context(8, torch.device("cuda", 0)) is one
+    del one
+    green_context.cache_clear()
+    gc.collect()
+    (context,) = made
+    assert context() is not None

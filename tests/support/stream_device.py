@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,6 +76,13 @@ class HostDevice:
             self.held_up = False
             for point in self.marks:
                 point.reached.set()
+
+    def wait_for_marks(self, stream: str, number: int) -> None:
+        """Wait until so many marks were made on a stream."""
+        until = time.monotonic() + 20.0
+        while len(self.asked(stream, "mark")) < number:
+            assert time.monotonic() < until, f"{stream} has {len(self.asked(stream, 'mark'))} marks, not {number}"
+            time.sleep(0.001)
 
     def asked(self, stream: str, *verbs: str) -> list[tuple[str, Any]]:
         """Return what was asked from one stream, in order."""

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from vllm_omni_sched.lanes.cuda import CudaDevice
 
 
+LAUNCHED_AHEAD = 16
+"""A layer of a vision tower takes half a millisecond, and a thread keeps the interpreter for up to 5."""
+
+
 class StreamLane(ThreadLane):
     """A thread lane that launches work on a stream of its own, slice by slice.
 
     1. A job is reported once the device has finished it. `submit`, `poll` and `cancel` never wait for the device.
     2. Work runs after what its owner had launched at `submit`; the owner's stream at `poll` runs after the results.
-    3. With a share of 1, one slice is launched ahead of the running one. With less, the lane waits for each slice
-       and rests in proportion to its time on the device, which includes waiting there for other work.
+    3. With a share of 1, `LAUNCHED_AHEAD` slices are launched ahead of the running one, so that the device has work
+       while another thread holds the interpreter. With less, the lane waits for each slice and rests in proportion to
+       its time on the device, which includes waiting there for other work.
     4. A job that runs out of device memory fails alone, and its memory is freed.
 
     Kernels of the lane and its owner may run concurrently: they must not share scratch memory on the device.
@@ -57,7 +62,7 @@ class StreamLane(ThreadLane):
 
         def end_slice() -> None:
             launched.append(self._device.mark())
-            while len(launched) > (self._share >= 1.0):
+            while len(launched) > (LAUNCHED_AHEAD if self._share >= 1.0 else 0):
                 launched.popleft().synchronize()
             pause()
 

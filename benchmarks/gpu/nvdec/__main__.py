@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,22 +31,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.zeros(1, device="cuda")  # the driver answers whoever has a context
     asked = capabilities()
     gpus = options.engines or engines(asked, torch.cuda.device_count())
-    found = measure(options, clips(options), gpus)
+
+    def write(found: Found) -> Path:
+        return write_gpu_result(
+            options.out,
+            "gpu.nvdec",
+            gpu,
+            record(found),
+            {"count": torch.cuda.device_count()},
+            seed=0,
+            driver_says={"libraries": libraries(), "decoders": asked},
+            installed={name: find_spec(name) is not None for name in NEEDED},
+            workload={"seconds": options.seconds, "rounds": options.rounds, "videos": options.videos},
+            tolerance="none: 8-bit 4:2:0 is compared in RGB, to the bit",
+        )
+
+    found = measure(options, clips(options), gpus, write)
     rows = record(found)
     console.print(table(rows, gpu))
-    path = write_gpu_result(
-        options.out,
-        "gpu.nvdec",
-        gpu,
-        rows,
-        {"count": torch.cuda.device_count()},
-        seed=0,
-        driver_says={"libraries": libraries(), "decoders": asked},
-        installed={name: find_spec(name) is not None for name in NEEDED},
-        workload={"seconds": options.seconds, "rounds": options.rounds, "videos": options.videos},
-        tolerance="none: 8-bit 4:2:0 is compared in RGB, to the bit",
-    )
-    console.print(str(path))
+    console.print(str(write(found)))
     if said := complaints(rows):
         raise SystemExit("; ".join(said))
 
@@ -85,12 +88,21 @@ def clips(options: argparse.Namespace) -> list[Clip]:
     return found
 
 
-def measure(options: argparse.Namespace, videos: Sequence[Clip], gpus: Sequence[int]) -> Found:
-    """Measure every clip and task by the CPU and by 1 to all engines, in turns; drop what refuses."""
+def measure(
+    options: argparse.Namespace,
+    videos: Sequence[Clip],
+    gpus: Sequence[int],
+    note: Callable[[Found], object] = lambda _: None,
+) -> Found:
+    """Measure every clip and task by 1 to all engines, then by the CPU; drop what refuses.
+
+    Args:
+        note: is given what is known so far after each clip, should the time run out.
+    """
     found = Found()
     room = max(len(task.wanted) * clip.index.height * clip.index.width * 3 for clip in videos for task in tasks(clip))
     cores = len(os.sched_getaffinity(0))
-    for kind, members in ((CPU, [0] * cores), (NVDEC, list(gpus))):
+    for kind, members in ((NVDEC, list(gpus)), (CPU, [0] * cores)):
         if kind == CPU and not find_spec("av"):
             found.refused["all", CPU] = "av is not installed"
             continue
@@ -98,6 +110,7 @@ def measure(options: argparse.Namespace, videos: Sequence[Clip], gpus: Sequence[
             with Crew(kind, members, room) as crew:
                 for clip in videos:
                     one_clip(options, found, crew, clip, len(members))
+                    note(found)
         except Refused as error:
             found.refused["all", kind] = str(error)
     return found
@@ -106,7 +119,7 @@ def measure(options: argparse.Namespace, videos: Sequence[Clip], gpus: Sequence[
 def one_clip(options: argparse.Namespace, found: Found, crew: Crew, clip: Clip, members: int) -> None:
     try:
         for task in tasks(clip):
-            crew.clear()
+            crew.clear(clip, task)
             crew.latency(clip, task, members)  # warms up, and is compared
             compare(found, crew, clip, task)
             for _ in range(options.rounds):
@@ -125,18 +138,20 @@ def counts(kind: str, members: int) -> list[int]:
 
 
 def compare(found: Found, crew: Crew, clip: Clip, task: Task) -> None:
-    """NVDEC's frames with those that the clip says, or that the CPU has decoded before."""
+    """Compare frames with those that the clip says; without any, NVDEC's with those of the CPU, which come later."""
     got = crew.digests(clip, task)
-    right = [clip.digests[n] for n in task.wanted] if clip.digests else _cpu_digests.get((clip.name, task.name), [])
-    if crew.kind == CPU:
-        _cpu_digests[clip.name, task.name] = got
+    right, kind = [clip.digests[n] for n in task.wanted] if clip.digests else [], crew.kind
+    if not right and kind == NVDEC:
+        _digests[clip.name, task.name] = got
+    elif not right:
+        right, kind = _digests.pop((clip.name, task.name), []), NVDEC
     if right:
-        key = clip.name, f"{task.name}, {crew.kind}"
+        key = clip.name, f"{task.name}, {kind}"
         found.wrong[key] = len(right), sum(a != b for a, b in zip(got, right, strict=True))
 
 
-_cpu_digests: dict[tuple[str, str], list[str]] = {}
-"""By clip and task."""
+_digests: dict[tuple[str, str], list[str]] = {}
+"""NVDEC's, by clip and task, until the CPU has decoded the same."""
 
 
 if __name__ == "__main__":

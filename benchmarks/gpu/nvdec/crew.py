@@ -114,9 +114,11 @@ class Crew(contextlib.ExitStack):
         frames = np.frombuffer(self._frames, np.uint8, len(task.wanted) * height * width * 3)
         return [digest(frame) for frame in frames.reshape(-1, height, width, 3)]
 
-    def clear(self) -> None:
-        """Forget all frames, so that nobody is credited with another's."""
-        self._frames[:] = bytes(len(self._frames))
+    def clear(self, clip: Clip, task: Task) -> None:
+        """Forget the frames that `latency` decoded last, so that nobody is credited with another's."""
+        self._frames[: len(task.wanted) * clip.index.height * clip.index.width * 3] = bytes(
+            len(task.wanted) * clip.index.height * clip.index.width * 3
+        )
 
     def _plan(self, clip: Clip, task: Task, members: int) -> Sequence[Piece]:
         return plan(clip.index, task.wanted, members).pieces

@@ -264,7 +264,9 @@ def _orchestration(options: Any) -> Any:
 
 def _resolve(values: dict[str, Any], folder: Path) -> None:
     """Make file names relative to the folder of the scenario."""
-    holders = [("calibration", one) for one in values.get("stages", ()) if isinstance(one, dict)]
+    stages = [one for one in values.get("stages", ()) if isinstance(one, dict)]
+    holders = [("calibration", one) for one in stages]
+    holders += [("model", one) for one in stages if str(one.get("model")).endswith(".json")]
     if isinstance(workload := values.get("workload"), dict):
         values["workload"] = workload = dict(workload)
         holders.append(("file", workload))
@@ -279,7 +281,14 @@ def _unknown(scenario: Scenario, known: KnownNames, folder: Path) -> Iterator[st
     yield from _of_video_engines(scenario, known)
     for stage in scenario.stages:
         model = getattr(stage, "model", None)
-        if model is not None:
+        if model is not None and model.endswith(".json"):
+            from vllm_omni_sched.sim.costs.config_json import read_config
+
+            try:
+                read_config(Path(model))
+            except ConfigError as error:
+                yield f"'stages.{stage.name}.model': {error}"
+        elif model is not None:
             yield from _not_in(known.models, model, f"stages.{stage.name}.model", "model")
         file = getattr(stage, "calibration", None)
         if file is not None and not Path(file).is_file():

@@ -129,7 +129,9 @@ class EngineStage(DeviceStage):
     """A vLLM engine: continuous batching, chunked prefill, the policies of `[policy]`."""
 
     kind: Literal["engine"] = Field(description="A vLLM engine.")
-    model: str | None = Field(None, description="Name of a model whose costs are known.")
+    model: str | None = Field(
+        None, description="Name of a model whose costs are known, or its `config.json`, relative to the scenario."
+    )
     calibration: str | None = Field(
         None, description="File of measured costs, relative to the scenario; instead of `model`."
     )
@@ -206,7 +208,9 @@ class EncoderStage(DeviceStage):
     """Encoders on devices of their own (encoder disaggregation)."""
 
     kind: Literal["encoder"] = Field(description="Encoders apart from the LLM.")
-    model: str | None = Field(None, description="Name of a model whose costs are known.")
+    model: str | None = Field(
+        None, description="Name of a model whose costs are known, or its `config.json`, relative to the scenario."
+    )
     calibration: str | None = Field(None, description="File of measured costs, instead of `model`.")
     devices: int = Field(1, ge=1, le=1024, description="Accelerators of a replica.")
     batch_items: int = Field(8, ge=1, description="Most items that are encoded together.")
