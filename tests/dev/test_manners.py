@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,34 @@ def test_continuous_integration_runs_the_suites_and_may_only_read() -> None:
     assert workflow["permissions"] == {"contents": "read"}
     assert all("timeout-minutes" in job for job in workflow["jobs"].values())
     actions = [step["uses"] for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step]
-    assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", action) for action in actions)
+    assert all(re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", action) for action in actions)  # a tag may be moved
+    checkouts = [
+        step for job in workflow["jobs"].values() for step in job["steps"] if "checkout" in step.get("uses", "")
+    ]
+    assert all(step["with"] == {"persist-credentials": False} for step in checkouts)
+
+
+@pytest.mark.parametrize(
+    ("schema", "pattern"),
+    [
+        ("vendor.github-workflows", ".github/workflows/*.yml"),
+        ("vendor.github-issue-forms", ".github/ISSUE_TEMPLATE/[!c]*.yml"),
+        ("vendor.github-issue-config", ".github/ISSUE_TEMPLATE/config.yml"),
+        ("vendor.citation-file-format", "CITATION.cff"),
+    ],
+)
+def test_files_that_others_read_fit_their_schemas(schema: str, pattern: str, tmp_path: Path) -> None:
+    def check(*files: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *files]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    files = sorted(ROOT.glob(pattern))
+    done = check(*files)
+    assert files
+    assert done.returncode == 0, done.stdout + done.stderr
+    wrong = tmp_path / files[0].name
+    wrong.write_text(files[0].read_text() + "\nnonsense: {}\n")
+    assert check(wrong).returncode == 1
 
 
 def test_hooks_are_the_checks_of_make_lint() -> None:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from examples import chat_with_pictures, realtime_transcription, speech_with_stages, video_questions
 from tests.support.documents import ROOT, Block, Call
+from tests.support.prometheus import tool
 from vllm_omni_sched.cli import app
 from vllm_omni_sched.config.load import load_config
 
@@ -318,6 +319,28 @@ def mooncake_master(call: Call, place: Place) -> Step:
     return run_by(str(call), "tests/support/hosts.py", '"mooncake_master"')
 
 
+def kubectl(call: Call, place: Place) -> Step:
+    """Let kubectl do all that needs no cluster: render a kustomization, or print what it would create."""
+    command, *what = call.arguments
+    if command == "kustomize" or (command == "apply" and what[0] == "-k"):
+        arguments = ["kustomize", what[-1]]
+    elif command == "create":
+        arguments = [*call.arguments, "--dry-run=client", "--output=yaml"]
+    else:
+        return left("it needs a cluster", call, place)
+
+    def run() -> None:
+        binary = tool("kubectl")
+        assert binary is not None, "kubectl is not installed: it is in dev/locks/omni.txt"
+        done = subprocess.run([binary, *arguments], cwd=place.folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "kind: " in done.stdout
+
+    if command == "apply":
+        return Step(Way.LEFT, str(call), run, why="it needs a cluster; kubectl renders what it would apply")
+    return Step(Way.RUN, str(call), run)
+
+
 def left(why: str, call: Call, place: Place) -> Step:
     """Check that the files exist which a command names that cannot be run here."""
 
@@ -340,7 +363,7 @@ BY_PROGRAM: Mapping[str, Callable[[Call, Place], Step]] = {
     "promtool": promtool,
     "mooncake_master": mooncake_master,
     "docker": partial(left, "it needs a Docker engine; tests/deploy reads the files that it names"),
-    "kubectl": partial(left, "it needs a cluster; tests/deploy reads the files that it names"),
+    "kubectl": kubectl,
 }
 
 
@@ -465,7 +488,6 @@ def promql(block: Block, place: Place) -> Step:
     import yaml
 
     from tests.support.metric_names import all_metrics, base_names
-    from tests.support.prometheus import tool
 
     known = all_metrics()
     queries = [re.sub(r"^#.*$", "", one, flags=re.MULTILINE).strip() for one in block.text.split("\n\n")]
