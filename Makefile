@@ -10,7 +10,7 @@ RUN    := $(VENV)/python
 help: ## Show what can be made
 	@printf 'usage: make \033[1mtarget\033[0m\n\n'
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \x1b[1m\1\x1b[0m\t\2/p' $(MAKEFILE_LIST) | expand -t 12
-	@printf '\nThe first build of an environment takes 2 to 3 minutes and 3.5 GB.\n'
+	@printf '\nThe first build of an environment takes 2 to 4 minutes and 4.1 GB.\n'
 
 venv: ## Build .venv: vLLM and vLLM-Omni for CPUs, from the lock
 	@$(PYTHON) dev/bootstrap.py .venv
@@ -37,10 +37,11 @@ patches: ## Check patches/: apply, reverse, and vLLM's own tests on the patched 
 	@$(PYTHON) dev/bootstrap.py
 	$(RUN) patches/check.py
 
-lint: venv ## Check style, spelling, types and the direction of imports
+lint: venv ## Check style, spelling, prose, types and the direction of imports
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
 	$(VENV)/codespell
+	$(VENV)/python -m dev.prose
 	$(VENV)/mypy
 	$(VENV)/lint-imports
 

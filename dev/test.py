@@ -5,7 +5,7 @@ several processes share the tests (`tests/support/forked.py`), by groups that sh
 runs those on the double of CUDA.
 A test that is skipped for a reason that is not in ``EXPECTED_SKIPS`` is one that this machine should have run: the
 suite then fails, and the last lines say what is missing.
-Environment: PYTEST, further arguments for pytest, e.g. PYTEST="-k scheduler -x"; VENVS, e.g. VENVS=.venv-latest;
+Environment: PYTEST, further arguments for pytest, as in PYTEST="-k scheduler -x"; VENVS, as in VENVS=.venv-latest;
 WORKERS, how many processes run tests at the same time; SKIPS=allowed where a machine cannot run everything.
 """
 

@@ -14,7 +14,7 @@ LINKS = {"25 MB/s": 25e6, "100 MB/s": 100e6, "400 MB/s": 400e6, "1600 MB/s": 160
 
 
 def hidden_states(rng: np.random.Generator) -> Any:
-    """Hidden states as a decoder leaves them: bfloat16, (256, 2048), channels of very different size."""
+    """Hidden states as a decoder leaves them: bfloat16, (256, 2048), channels of widely different size."""
     import torch
 
     scale = np.exp(rng.normal(0.0, 1.0, 2048))

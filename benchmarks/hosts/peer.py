@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def payload_of(kind: str, nbytes: int) -> dict[str, Any]:
-    """Return hidden states as a decoder leaves them, with channels of very different size; or token ids by Zipf."""
+    """Return hidden states as a decoder leaves them, with channels of widely different size; or token ids by Zipf."""
     rng = np.random.default_rng(0)
     if kind == HIDDEN:
         scale = np.exp(rng.normal(0.0, 1.0, WIDTH))

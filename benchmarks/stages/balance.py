@@ -1,4 +1,4 @@
-"""Requests of very different cost before two replicas that run one at a time each, in two orders."""
+"""Requests of widely different cost before two replicas that run one at a time each, in two orders."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_a_replay_has_what_was_recorded(found: list[Interval], scale: float, emb
     for number, interval in enumerate(found, 1):
         expected += scale * interval.arrivals
         end = interval.at + interval.seconds
-        # each is rounded to a whole number; one that comes at the very end may be of the next
+        # each is rounded to a whole number; one that comes at the end may be of the next
         assert sum(one.arrival < end for one in replayed) < expected + number
         assert sum(one.arrival <= end for one in replayed) > expected - number
     largest = max([1.0] + [2 * (bound or 0.0) for one in found for bound, _ in one.prompt_tokens.buckets])

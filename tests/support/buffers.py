@@ -35,7 +35,7 @@ def numbers(raw: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def hidden_states(rows: int = 64, channels: int = 48) -> np.ndarray:
-    """Draw features with channels of very different size, in float32."""
+    """Draw features with channels of widely different size, in float32."""
     return RNG.standard_normal((rows, channels), np.float32) * RNG.lognormal(0, 2, channels).astype(np.float32)
 
 

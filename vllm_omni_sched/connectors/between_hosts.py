@@ -174,7 +174,7 @@ class BetweenHosts:
         return True
 
     def drop(self, inquiry: Inquiry | None, key: str) -> None:
-        """Take note that an encoding is not needed, or will not come; a claim on it ends."""
+        """Record that an encoding is not needed, or will not come; a claim on it ends."""
         with self._wake:
             if inquiry is not None:
                 inquiry.dropped.add(key)

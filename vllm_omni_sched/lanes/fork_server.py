@@ -159,7 +159,7 @@ class ForkServer:
             while not os.waitpid(self._server_pid, os.WNOHANG)[0]:
                 if monotonic_seconds() >= until:
                     for pid in (self.pid, self._server_pid):
-                        with contextlib.suppress(ProcessLookupError):  # it may end by itself at this very moment
+                        with contextlib.suppress(ProcessLookupError):  # it may end by itself at this moment
                             os.kill(pid, signal.SIGKILL)
                     os.waitpid(self._server_pid, 0)
                     return

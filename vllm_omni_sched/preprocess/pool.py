@@ -47,16 +47,16 @@ class Observer(Protocol):
     """Receives the events of the pool; called from several threads, must not block."""
 
     def started(self, waited_seconds: float) -> None:
-        """Note that a job started after this wait."""
+        """Record that a job started after this wait."""
 
     def ended(self, outcome: Outcome, seconds: float) -> None:
-        """Note that a job ended; ``seconds``: time in the process, 0 if it was not done."""
+        """Record that a job ended; ``seconds``: time in the process, 0 if it was not done."""
 
     def state(self, busy: int, waiting: int, held_bytes: int) -> None:
         """Note how many processes work, how many jobs wait, and how large the results are that were not taken yet."""
 
     def restarted(self) -> None:
-        """Note that a process ended and was replaced."""
+        """Record that a process ended and was replaced."""
 
 
 class NullObserver:

@@ -51,7 +51,7 @@ class PageUse:
         return _runs(self._needs == 0)
 
     def release(self, piece: Piece) -> list[tuple[int, int]]:
-        """Note that a piece is decoded; return the runs that no piece needs any more."""
+        """Record that a piece is decoded; return the runs that no piece needs any more."""
         pages = self._pages_of(piece.feed)
         self._needs -= pages
         return _runs((pages > 0) & (self._needs == 0))

@@ -65,10 +65,10 @@ class Observer:
         """Note the number of decoders that work now, and of all that run."""
 
     def loaded(self, report: Report) -> None:
-        """Note that a video was decoded."""
+        """Record that a video was decoded."""
 
     def failed(self, error: VideoError) -> None:
-        """Note that a video could not be decoded."""
+        """Record that a video could not be decoded."""
 
     def restarted(self, kind: str) -> None:
-        """Note that a decoder process of this kind has ended, and will be replaced."""
+        """Record that a decoder process of this kind has ended, and will be replaced."""

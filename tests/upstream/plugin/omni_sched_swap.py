@@ -90,7 +90,7 @@ class Run:
         _bind(SCHEDULER, "Scheduler", self.scheduler)
         _bind(ASYNC_SCHEDULER, "AsyncScheduler", ours_async)
         if _exists(DIFFUSION_SCHEDULER):
-            # The very same: for such a model they become schedulers over vLLM's own for diffusion LLMs.
+            # The same: for such a model they become schedulers over vLLM's own for diffusion LLMs.
             _bind(DIFFUSION_SCHEDULER, "DiffusionScheduler", ours_sync)
             _bind(DIFFUSION_SCHEDULER, "DiffusionAsyncScheduler", ours_async)
 

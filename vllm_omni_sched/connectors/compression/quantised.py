@@ -29,7 +29,7 @@ MIN_SCALE = 2.0**-126
 class Int8Codec(Codec):
     """Codec to symmetric int8 per channel; a channel is an index of the last dimension.
 
-    Features have channels of very different size, and a scale per token would drown the small ones (Dettmers et al.,
+    Features have channels of widely different size, and a scale per token would drown the small ones (Dettmers et al.,
     "LLM.int8()", NeurIPS 2022). Error: 1/254 of the largest magnitude of the channel, and what rounding to the data
     type adds: 1/256 of it for bfloat16, 1/2048 for float16. NaN and infinity are declined.
     """

@@ -219,7 +219,7 @@ class _Mapped:
         }
 
     def finish(self) -> None:
-        """Note that the device has finished with the block, so that unmapping need not wait."""
+        """Record that the device has finished with the block, so that unmapping need not wait."""
         self._stream = None
 
     def __del__(self) -> None:

@@ -150,7 +150,7 @@ class Ledger(KeyedLock):
         return True
 
     def was_taken_back(self, name: bytes) -> None:
-        """Note that a message was taken back, which a receiver may still be reading."""
+        """Record that a message was taken back, which a receiver may still be reading."""
         with self._lock:
             self._taken_back[name] = self._clock()
             self._taken_back.move_to_end(name)

@@ -144,7 +144,7 @@ class EngineCore:
         costs = self.costs
         cost = costs.prefill_seconds(max(left, 0))
         if items and not computed:
-            # a session may have very many items: the cost of all is estimated from the first few
+            # a session may have thousands of items: the cost of all is estimated from the first few
             left_to_encode = items if self.ahead is None else [i for i in items if not self.ahead.is_ready(i.content)]
             each = sum(costs.encode_seconds(item.modality, item.embeds) for item in left_to_encode)
             cost += each * num_items / len(items)

@@ -80,7 +80,7 @@ class AheadPlanner:
         return (self._decisions is not None and self._decisions.is_ready(mm_hash)) or self.host.has(mm_hash)
 
     def allocated(self, request: Request, item: int) -> None:
-        """Note that the encoder cache has made room for an item, and order its encoding from lane or host memory."""
+        """Record that the encoder cache has made room for an item, and order its encoding from lane or host memory."""
         mm_hash = request.mm_features[item].identifier
         if not self.decisions.load(mm_hash, monotonic_seconds()) and not self.host.restore(mm_hash):
             self.encoded_in_step += 1

@@ -112,7 +112,7 @@ class RankWorker(AheadWorker):
             return _ANSWERS_WHEN_LOST[method]
 
     def _lost(self, reason: str, *, final: bool = False) -> None:
-        """Note that the lane is lost; of several reasons, the first one counts, unless a later one is final."""
+        """Record that the lane is lost; of several reasons, the first one counts, unless a later one is final."""
         if self._loss is None or (final and not self._loss.final):
             self._loss, self._loss_told = LaneLoss(self._generation, reason, final), False
 

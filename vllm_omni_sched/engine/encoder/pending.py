@@ -42,7 +42,7 @@ class HeldInputs:
         return [i for i in items if not (low <= i < high or i in behind)]
 
     def give_back(self, item: int) -> None:
-        """Note that the worker is sent this item again."""
+        """Record that the worker is sent this item again."""
         if item not in self.behind:
             self.behind.add(item)
             heappush(self._behind_in_order, item)

@@ -205,7 +205,7 @@ class SharedPlanner:
         return True
 
     def allocated(self, mm_hash: str) -> None:
-        """Note that the encoder cache has made room for an encoding: it is loaded if it is pinned, else made here."""
+        """Record that the encoder cache has made room for an encoding: it is loaded if it is pinned, else made here."""
         if mm_hash in self._pinned:
             self._load[mm_hash] = None
             self.counts.loaded += 1

@@ -23,7 +23,7 @@ class PoolMembership(Protocol):
     """Is told of replicas that come and go without our doing; the orchestrator implements it."""
 
     def joined(self, pool: ScheduledPool, replica_id: int) -> None:
-        """Note that a replica was added."""
+        """Record that a replica was added."""
 
     def silent(self, pool: ScheduledPool, replica_id: int, address: str) -> None:
         """Take a replica out of the pool that is not reported any more."""

@@ -82,7 +82,7 @@ class Recorder:
     """Makes intervals from scrapes of a server.
 
     1. The server counts finished requests. Arrivals are the finished ones plus the increase of waiting and running
-       ones. These are not counted at the very same instant: if that makes arrivals negative, they are 0 and the rest
+       ones. These are not counted at the same instant: if that makes arrivals negative, they are 0 and the rest
        is subtracted from the next interval, so that their sum stays right.
     2. If a counter has fallen, or the process is another, the server has restarted: all that it has counted since
        belongs to this interval, which is marked. What it did between the last scrape and its end is lost.

@@ -342,11 +342,11 @@ class ProgressTimeout:
         self._no_room_since = -math.inf  # when bytes first found no room since the last progress
 
     def note_progress(self) -> None:
-        """Note that bytes or frames have moved."""
+        """Record that bytes or frames have moved."""
         self._progress_at = self._clock()
 
     def note_no_room(self, returned: int) -> float:
-        """Note that bytes find no room, and return the seconds left, as `seconds_left` does.
+        """Record that bytes find no room, and return the seconds left, as `seconds_left` does.
 
         Repeated calls do not extend the time.
 
