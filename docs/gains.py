@@ -1,6 +1,5 @@
-"""One table for the README: kind of traffic, the flag for it, and what was measured, from committed results alone."""
+"""One table for the README: kind of traffic, its profile, and what was measured, from committed results alone."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,25 +10,22 @@ from vllm_omni_sched.config.profiles import PROFILES, Profile
 
 NOT_MEASURED = "not measured yet"
 MIXED = {
-    "session P50": "update of a session P50",
-    "session P99": "P99",
-    "image TTFT P50": "image TTFT P50",
-    "image TTFT P99": "P99",
-    "ITL beside images P99": "ITL P99 of others while images wait",
-    "text TTFT P99": "text TTFT P99",
-    "tokens / s": "tokens/s",
+    "session update": {"P50": "session P50", "P99": "session P99"},
+    "picture TTFT": {"P50": "image TTFT P50", "P99": "image TTFT P99"},
+    "ITL while pictures wait": {"P99": "ITL beside images P99"},
+    "text TTFT": {"P99": "text TTFT P99"},
+    "tokens/s": {"": "tokens / s"},
 }
-"""Measures of `benchmarks.mixed` -> what the table calls them."""
+"""What the table names -> the measures of `benchmarks.mixed`."""
 
 
 def gains(results: Mapping[str, Sequence[Result]]) -> str:
     """Return the table; ``results``: those of each benchmark by its name."""
     rows = []
     for profile in Profile:
-        words = f"`--additional-config '{json.dumps({'omni_sched': profile.value})}'`"
-        words = "no other" if profile is Profile.EXACT else words
+        words = "none" if profile is Profile.EXACT else f"`{profile.value}`"
         rows.append((PROFILES[profile].traffic, words, _GAINS[profile](results)))
-    return result_tables.plain_table(("my traffic", "the flag", "what I gain, measured"), rows)
+    return result_tables.plain_table(("my traffic", "profile", "measured; 0.5x is half of stock"), rows)
 
 
 def _of_exact(results: Mapping[str, Sequence[Result]]) -> str:
@@ -64,12 +60,17 @@ def _of_mixed(variant: str, results: Mapping[str, Sequence[Result]]) -> str:
     own = max(found, key=lambda one: one[0])[1]
     loads = {record["load"] for record in own}
     load = 1.0 if 1.0 in loads else max(loads)
-    return f"at load {load:g}, of stock: {_ratios(record for record in own if record['load'] == load)}"
+    return f"at load {load:g}: {_ratios(record for record in own if record['load'] == load)}"
 
 
 def _ratios(records: Iterable[Mapping[str, Any]]) -> str:
     ratios = {record["measure"].removesuffix(TOGETHER): record["ratio"] for record in records}
-    return ", ".join(f"{name} {ratios[measure]:.2g}x" for measure, name in MIXED.items() if measure in ratios)
+    said = []
+    for name, measures in MIXED.items():
+        found = [f"{which} {ratios[one]:.2g}x".lstrip() for which, one in measures.items() if one in ratios]
+        if found:
+            said.append(f"{name} {', '.join(found)}")
+    return "; ".join(said)
 
 
 def _of_video(results: Mapping[str, Sequence[Result]]) -> str:
@@ -80,7 +81,7 @@ def _of_video(results: Mapping[str, Sequence[Result]]) -> str:
             continue
         at_once = result["provenance"]["workload"]["requests at once"]
         ratios = ", ".join(f"{name} {own[name]['of_stock']:.2g}x" for name in ("TTFT P50", "TTFT P99"))
-        return f"by its video loader alone, {at_once} videos at once, of stock: {ratios}"
+        return f"by its video loader alone, {at_once} videos at once: {ratios}"
     return NOT_MEASURED
 
 

@@ -213,7 +213,7 @@ _MUCH = 1_000_000  # tokens: a step of so many is bound by operations, and one m
 
 
 def _operations_seconds(costs: EngineCosts, request: Request) -> float:
-    """Return a request's seconds by its operations alone, as if weights were read once for a great number of requests."""
+    """Return a request's seconds by its operations alone, as if weights were read once for thousands of requests."""
 
     encode = sum(costs.encode_seconds(item.modality, item.embeds) for item in request.items)
     alone = costs.step_seconds(0, 0, _MUCH, 0.0)

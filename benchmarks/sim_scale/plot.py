@@ -24,7 +24,7 @@ def plot(path: Path, scale: Sequence[Mapping[str, Any]], exponents: Mapping[str,
                 variant, (gpus[-1], heights[-1]), (6, 0), textcoords="offset points", color=colour, va="center"
             )
     left.axhline(200, linewidth=0.8, linestyle="--", color="#6e7781")
-    left.annotate("bar", (10, 200), (0, 4), textcoords="offset points", color="#6e7781", fontsize=9)
+    left.annotate("aim: 200,000", (10, 200), (0, 4), textcoords="offset points", color="#6e7781", fontsize=9)
     left.set(xscale="log", xlabel="GPUs", ylabel="1,000 events per second, one core", ylim=(0, None))
     right.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="processor seconds per simulated second")
     for axes in (left, right):

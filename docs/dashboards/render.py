@@ -1,10 +1,14 @@
 """Draws a Grafana dashboard from a Prometheus, without Grafana: ``python docs/dashboards/render.py --help``.
 
 Each panel's queries go through Prometheus' HTTP API as Grafana would send them; matplotlib draws the answers where the
-dashboard says. It knows what our dashboards use: rows, time series and heatmaps.
+dashboard says, as one picture or as a page for a browser. It knows what our dashboards use: rows, time series and
+heatmaps.
 """
 
 import argparse
+import base64
+import html
+import io
 import json
 import math
 import re
@@ -91,18 +95,59 @@ def draw(dashboard: Mapping[str, Any], shown: Mapping[int, Sequence[Series]], pa
             continue
         left, bottom = grid["x"] / 24 + 0.04, top - (grid["h"] - 2.2) / height
         box = (left, bottom, grid["w"] / 24 - 0.05, (grid["h"] - 3.2) / height)
-        axes = figure.add_axes(box)
-        axes.set_title(panel["title"], fontsize=9, loc="left")
-        axes.set_title("seconds", fontsize=7, loc="right")
-        axes.tick_params(labelsize=7)
-        series = [one for one in shown[panel["id"]] if one.seconds]
-        if not series:
-            axes.text(0.5, 0.5, "No data", ha="center", va="center", transform=axes.transAxes)
-        elif panel["type"] == "heatmap":
-            _heatmap(axes, series, began)
-        else:
-            _lines(axes, series, began, panel["fieldConfig"]["defaults"])
+        _panel(figure.add_axes(box), panel, shown[panel["id"]], began)
     figure.savefig(path, dpi=80, pil_kwargs={"optimize": True})
+
+
+def page(dashboard: Mapping[str, Any], shown: Mapping[int, Sequence[Series]], note: str = "") -> str:
+    """Return the dashboard as a page that fetches nothing: each panel is a picture of its own, as wide as it says."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    began = min((one.seconds[0] for many in shown.values() for one in many if one.seconds), default=0.0)
+    title = html.escape(dashboard["title"] + (f" ({note})" if note else ""))
+    parts = [PAGE.format(title=title)]
+    for panel in dashboard["panels"]:
+        name, grid = html.escape(panel["title"]), panel["gridPos"]
+        if panel["type"] == "row":
+            parts.append(f"<h2>{name}</h2>")
+            continue
+        figure = Figure(figsize=(grid["w"] * 0.7, grid["h"] * 0.42), layout="constrained")
+        FigureCanvasAgg(figure)
+        _panel(figure.add_subplot(), panel, shown[panel["id"]], began)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="svg", metadata={"Date": None})
+        data = base64.b64encode(picture.getvalue()).decode()
+        parts.append(f'<img style="--columns: {grid["w"]}" alt="{name}" src="data:image/svg+xml;base64,{data}">')
+    return "\n".join([*parts, "</main>", ""])
+
+
+PAGE = """<!doctype html>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font-family: sans-serif; margin: 1rem }}
+main {{ display: grid; grid-template-columns: repeat(24, 1fr); gap: .5rem }}
+h2 {{ grid-column: 1 / -1; color: #0b7285; margin: 1rem 0 0 }}
+img {{ grid-column: span var(--columns); width: 100% }}
+@media (max-width: 50rem) {{ img {{ grid-column: 1 / -1 }} }}
+</style>
+<h1>{title}</h1>
+<main>"""
+
+
+def _panel(axes: Any, panel: Mapping[str, Any], series: Sequence[Series], began: float) -> None:
+    axes.set_title(panel["title"], fontsize=9, loc="left")
+    axes.set_title("seconds", fontsize=7, loc="right")
+    axes.tick_params(labelsize=7)
+    series = [one for one in series if one.seconds]
+    if not series:
+        axes.text(0.5, 0.5, "No data", ha="center", va="center", transform=axes.transAxes)
+    elif panel["type"] == "heatmap":
+        _heatmap(axes, series, began)
+    else:
+        _lines(axes, series, began, panel["fieldConfig"]["defaults"])
 
 
 def _lines(axes: Any, series: Sequence[Series], began: float, defaults: Mapping[str, Any]) -> None:
@@ -139,7 +184,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Draw a dashboard from a Prometheus.")
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090", help="its address")
     parser.add_argument("--dashboard", type=Path, default=DASHBOARD)
-    parser.add_argument("--out", type=Path, default=Path("stages.png"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("stages.png"), help="a picture, or a page that ends with .html"
+    )
     parser.add_argument("--minutes", type=float, default=30.0, help="how far back")
     parser.add_argument("--rate-interval", type=float, default=60.0, help="$__rate_interval, in seconds")
     parser.add_argument("--note", default="", help="a word behind the title")
@@ -152,7 +199,10 @@ def main(arguments: Sequence[str]) -> int:
         panel["id"]: [one for found in series_of(panel, dashboard, given.prometheus, window) for one in found]
         for panel in panels(dashboard)
     }
-    draw(dashboard, shown, given.out, given.note)
+    if given.out.suffix == ".html":
+        given.out.write_text(page(dashboard, shown, given.note), encoding="utf-8")
+    else:
+        draw(dashboard, shown, given.out, given.note)
     return 0
 
 

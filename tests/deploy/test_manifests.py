@@ -221,10 +221,19 @@ def test_prometheus_and_grafana_find_each_other_and_the_server(compose: dict[str
 
 
 @pytest.mark.skipif(tool("promtool") is None, reason="no promtool: put `promtool` on PATH")
-def test_prometheus_accepts_its_configuration() -> None:
-    config = DEPLOY / "prometheus" / "prometheus.yml"
+@pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
+def test_prometheus_accepts_its_configuration(name: str) -> None:
+    config = DEPLOY / "prometheus" / name
     done = subprocess.run([tool("promtool"), "check", "config", config], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_prometheus_on_the_same_host_differs_in_the_server_and_in_how_often_it_asks() -> None:
+    composed, local = (read(DEPLOY / "prometheus" / name) for name in ("prometheus.yml", "local.yml"))
+    assert local.pop("global") != composed.pop("global")
+    assert local.pop("scrape_configs")[0]["static_configs"] == [{"targets": ["localhost:8000"]}]
+    composed.pop("scrape_configs")
+    assert local == composed
 
 
 def test_the_rules_can_be_given_to_the_operator() -> None:

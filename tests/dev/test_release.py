@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from patches.sources import SourceError, fetch_source
 from vllm_omni_sched import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,3 +128,25 @@ def test_doctor_of_the_installed_wheel_finds_vllm_and_its_plugin(
     )
     place, loaded = run([ENVIRONMENTS[environment], "-P", "-c", plugin], tmp_path, **variables).splitlines()
     assert (Path(place), loaded) == (installed, "vllm_omni_sched.plugin:register")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["0.22.1", "0.31.0", "0.32.0"])
+def test_doctor_of_the_installed_wheel_accepts_every_other_supported_vllm(
+    installed: Path, version: str, tmp_path: Path
+) -> None:
+    """The Python files of these versions are laid over an environment that has another version's dependencies."""
+    try:
+        source = fetch_source(version)
+    except SourceError as error:
+        pytest.skip(str(error))
+    (tmp_path / "vllm").symlink_to(source / "vllm", target_is_directory=True)
+    (tmp_path / "vllm.dist-info").mkdir()
+    distribution = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
+    (tmp_path / "vllm.dist-info" / "METADATA").write_text(distribution)
+    path = os.pathsep.join([str(installed), str(tmp_path)])
+    command = [sys.executable, "-P", "-m", "vllm_omni_sched", "doctor", "--json"]
+    found = json.loads(run(command, tmp_path, PYTHONPATH=path, HOME=str(tmp_path), PYTHONDONTWRITEBYTECODE="1"))
+    versions = {entry["name"]: entry["version"] for entry in found["versions"]}
+    assert versions["vllm"].split("+")[0] == version
+    assert found["problems"] == []

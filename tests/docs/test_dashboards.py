@@ -1,5 +1,6 @@
 """A dashboard shows every metric of its kind and no other, and a real Prometheus answers each of its queries."""
 
+import html
 import re
 import time
 
@@ -118,6 +119,9 @@ def test_a_real_prometheus_answers_every_panel(name, tmp_path):
     if name == "stages":
         latency = next(panel["id"] for panel in asked if panel["title"] == "Latency in a stage")
         assert {one.name for one in shown[latency]} == {f"{s} P{p}" for s in "012" for p in (50, 90, 99)}
+    page = render.page(dashboard, shown, "a note")
+    assert re.findall(r'<img [^>]*alt="([^"]*)" src="data:', page) == [html.escape(panel["title"]) for panel in asked]
+    assert not re.search(r"(?:src|href)=.?(?!data:)\w", page)  # nothing is fetched
     picture = tmp_path / "dashboard.png"
     render.draw(dashboard, shown, picture)
     assert picture.read_bytes().startswith(PICTURE)

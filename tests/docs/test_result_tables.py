@@ -329,8 +329,8 @@ def test_a_gain_is_that_of_the_newest_vllm_at_load_1() -> None:
         ]
     }
     lines = gains.gains(results).splitlines()
-    assert "at load 1, of stock: image TTFT P50 0.46x, tokens/s 1x" in next(line for line in lines if '"chat"' in line)
-    assert "text TTFT P99 0.5x" in next(line for line in lines if '"realtime"' in line)
+    assert "at load 1: picture TTFT P50 0.46x; tokens/s 1x" in next(line for line in lines if "`chat`" in line)
+    assert "text TTFT P99 0.5x" in next(line for line in lines if "`realtime`" in line)
     assert sum(gains.NOT_MEASURED in line for line in lines) == 3  # exact, video and batch
 
 
@@ -342,7 +342,7 @@ def test_what_the_encoder_spends_on_items_seen_before() -> None:
     records = [record("stock", 1, 100.0), record("worth, measured", 1, 90.0), record("worth + host", 1, 20.0, 5.0)]
     records += [record("stock", 2, 10.0), record("worth, measured", 2, 10.1), record("worth + host", 2, 3.0)]
     line = next(
-        line for line in gains.gains({"encoder_cache": [{"results": records}]}).splitlines() if '"batch"' in line
+        line for line in gains.gains({"encoder_cache": [{"results": records}]}).splitlines() if "`batch`" in line
     )
     assert "0.90x to 1.01x of stock; 0.25x to 0.30x with" in line
 

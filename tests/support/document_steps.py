@@ -28,7 +28,7 @@ from vllm_omni_sched.config.load import load_config
 MODELS = ROOT / ".models"
 PROGRAMS = (
     *("vllm", "vllm-omni-sched", "python", "make", "pip", "curl", "git", "promtool", "mooncake_master"),
-    *("docker", "kubectl"),
+    *("docker", "kubectl", "prometheus"),
 )
 SERVER = "localhost:8000"
 
@@ -315,6 +315,23 @@ def promtool(call: Call, place: Place) -> Step:
     return run_by(str(call), "tests/deploy/test_alerts.py", '("test", "alerts_test.yaml")')
 
 
+def prometheus(call: Call, place: Place) -> Step:
+    """Check the configuration; a test runs Prometheus with another one."""
+    config = call.arguments[0].removeprefix("--config.file=")
+    step = run_by(str(call), "tests/docs/test_dashboards.py", "prometheus(binary(), tmp_path, port)")
+    there = step.act
+
+    def run() -> None:
+        binary = tool("promtool")
+        assert binary is not None, "no promtool: put it on PATH"
+        done = subprocess.run([binary, "check", "config", ROOT / config], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        there()
+
+    step.act = run
+    return step
+
+
 def mooncake_master(call: Call, place: Place) -> Step:
     return run_by(str(call), "tests/support/hosts.py", '"mooncake_master"')
 
@@ -361,6 +378,7 @@ BY_PROGRAM: Mapping[str, Callable[[Call, Place], Step]] = {
     "curl": curl,
     "git": git,
     "promtool": promtool,
+    "prometheus": prometheus,
     "mooncake_master": mooncake_master,
     "docker": partial(left, "it needs a Docker engine; tests/deploy reads the files that it names"),
     "kubectl": kubectl,
