@@ -23,7 +23,7 @@ def draw(path: Path, runs: Sequence[Mapping[str, Any]], vllm_version: str) -> Pa
     panels[0][0].set_ylabel("milliseconds per frame")
     style.headline(
         figure,
-        "A realtime session keeps real time" if len(counts) == 1 else "Realtime sessions keep real time",
+        "A realtime session keeps real time" if counts == [1] else "Realtime sessions keep real time",
         f"Tiny VoxtralRealtime on CPU, vLLM {vllm_version}, one run: median time per 80 ms audio frame",
     )
     figure.subplots_adjust(left=0.08, right=0.97, top=0.84, bottom=0.12, wspace=0.08)

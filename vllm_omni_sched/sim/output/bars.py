@@ -47,7 +47,7 @@ def by_case(
     figure, panels = style.new_figure(width, height, nrows=rows, ncols=columns, squeeze=False)
     style.layout(figure, left=names / width, right=1 - 0.2 / width, above=1.0)
     figure.subplots_adjust(wspace=names / _PANEL, hspace=0.75 / (0.3 * most))
-    colours = dict(zip(systems, style.COLOURS, strict=False))
+    colours = style.colours_of(systems)
     for axes, (case, bars) in zip(panels.flat, cases.items(), strict=False):
         _draw(axes, bars, [colours[name] for name, _, _ in bars])
         axes.set_title(case, fontsize=10, color=style.INK, loc="left")

@@ -14,6 +14,19 @@ COLOURS = (
 MOST_LINES = 8  # of a plot that can leave some out
 
 
+def colours_of(names: Sequence[str]) -> dict[str, str]:
+    """Return a colour for each system: the first *ours* and the first *stock* have the same ones in every picture."""
+    ours, stock, *others = COLOURS
+    kept = {}
+    for word, colour in (("ours", ours), ("stock", stock)):
+        first = next((name for name in names if name.split()[:1] == [word]), None)
+        if first is not None:
+            kept[first] = colour
+    rest = [name for name in names if name not in kept]
+    free = others if kept else COLOURS
+    return kept | {name: free[at % len(free)] for at, name in enumerate(rest)}
+
+
 def new_figure(width: float = 8.0, height: float = 4.5, **subplots: Any) -> tuple[Any, Any]:
     """Return `matplotlib.pyplot.subplots` in the common style, drawn without a display."""
     import matplotlib

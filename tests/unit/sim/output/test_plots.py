@@ -2,6 +2,7 @@
 
 import pytest
 
+from vllm_omni_sched.sim.output import style
 from vllm_omni_sched.sim.output.plots import searched_label
 from vllm_omni_sched.sim.study.options import Search
 
@@ -16,3 +17,16 @@ from vllm_omni_sched.sim.study.options import Search
 )
 def test_the_label_of_a_search_names_what_was_searched(search: dict[str, str], label: str) -> None:
     assert searched_label(Search.model_validate(search)) == label
+
+
+def test_ours_and_stock_have_their_colours_in_every_picture() -> None:
+    teal, red, blue, brown, *_ = style.COLOURS
+    assert style.colours_of(["stock as shipped", "stock at its best", "split", "ours at its best"]) == {
+        "stock as shipped": red,
+        "stock at its best": blue,
+        "split": brown,
+        "ours at its best": teal,
+    }
+    assert style.colours_of(["a", "b"]) == {"a": teal, "b": red}
+    many = style.colours_of([f"v{at}" for at in range(len(style.COLOURS) + 2)])
+    assert len(many) == len(style.COLOURS) + 2
