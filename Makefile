@@ -15,7 +15,7 @@ help: ## Show what can be made
 venv: ## Build .venv: vLLM and vLLM-Omni for CPUs, from the lock
 	@$(PYTHON) dev/bootstrap.py .venv
 
-serve: venv ## Serve a tiny multimodal model with our scheduler (PORT=8000, ONESHOT=1 to stop by itself)
+serve: venv ## Serve a tiny multimodal model with our scheduler (PORT=8000, PROFILE=chat, ONESHOT=1 to stop by itself)
 	@$(RUN) -m dev.serve
 
 check: venv ## Check style and types, and run the tests that start no engine, in .venv (3 minutes)

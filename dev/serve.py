@@ -1,13 +1,14 @@
 """`make serve`: a real `vllm serve` with our scheduler, asked two questions, its metrics shown.
 
-Environment: PORT (default: a free one), ONESHOT=1 (stop after the demonstration), SCHEDULER_CLS (another scheduler
-class; empty for vLLM's own).
+Environment: PORT (default: a free one), PROFILE (a profile of this package, such as chat), ONESHOT=1 (stop after the
+demonstration), SCHEDULER_CLS (another scheduler class; empty for vLLM's own).
 """
 
 from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import re
 import signal
@@ -46,6 +47,7 @@ class Options:
     port: int
     oneshot: bool
     scheduler_cls: str
+    profile: str = ""
 
     @classmethod
     def from_environment(cls) -> Options:
@@ -56,6 +58,7 @@ class Options:
             port=int(port) if port else _free_port(),
             oneshot=os.environ.get("ONESHOT", "") not in ("", "0"),
             scheduler_cls=os.environ.get("SCHEDULER_CLS", OUR_SCHEDULER),
+            profile=os.environ.get("PROFILE", ""),
         )
 
     @property
@@ -70,6 +73,8 @@ class Options:
         command += ["--limit-mm-per-prompt", '{"image": 8}']
         if self.scheduler_cls:
             command += ["--scheduler-cls", self.scheduler_cls]
+        if self.profile:
+            command += ["--additional-config", json.dumps({"omni_sched": self.profile})]
         return command
 
 
@@ -214,7 +219,7 @@ def _image_url(color: str) -> str:
 
 
 def _show_metrics(options: Options) -> int:
-    """Print our metrics, a histogram as its count and sum; returns how many there are."""
+    """Print our metrics that are not 0, a histogram as its count and sum; returns how many metrics there are."""
     from prometheus_client.parser import text_string_to_metric_families
 
     console.print(f"[4/4] reading our metrics from {options.url}/metrics")
@@ -224,14 +229,19 @@ def _show_metrics(options: Options) -> int:
     table = Table("metric", "labels", "value")
     table.columns[2].justify = "right"
     table.columns[0].no_wrap = table.columns[2].no_wrap = True
+    zero = 0
     for family in ours:
         for sample in family.samples:
-            if not sample.name.endswith(("_bucket", "_created")):
+            if sample.name.endswith(("_bucket", "_created")):
+                continue
+            zero += not sample.value
+            if sample.value:
                 constant = ("engine", "model_name")
                 labels = ", ".join(f"{key}={value}" for key, value in sample.labels.items() if key not in constant)
                 table.add_row(sample.name, labels, f"{sample.value:g}")
     if ours:
         console.print(table)
+        console.print(f"      and {zero} values that are 0 so far")
     else:
         console.print(f"      none: no name there starts with {OUR_METRICS}")
     return len(ours)

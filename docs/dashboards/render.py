@@ -112,9 +112,9 @@ def page(dashboard: Mapping[str, Any], shown: Mapping[int, Sequence[Series]], no
         if panel["type"] == "row":
             parts.append(f"<h2>{name}</h2>")
             continue
-        figure = Figure(figsize=(grid["w"] * 0.7, grid["h"] * 0.42), layout="constrained")
+        figure = Figure(figsize=(grid["w"] * 0.7, grid["h"] * 0.42))
         FigureCanvasAgg(figure)
-        _panel(figure.add_subplot(), panel, shown[panel["id"]], began)
+        _panel(figure.add_axes((0.1, 0.3, 0.87, 0.6)), panel, shown[panel["id"]], began)
         picture = io.BytesIO()
         figure.savefig(picture, format="svg", metadata={"Date": None})
         data = base64.b64encode(picture.getvalue()).decode()
@@ -175,7 +175,9 @@ def _heatmap(axes: Any, series: Sequence[Series], began: float) -> None:
         upto = dict(zip(one.seconds, one.values, strict=True))
         cells.append([max(0.0, upto.get(at, below[at]) - below[at]) for at in times])
         below = {at: upto.get(at, below[at]) for at in times}
-    mesh = axes.pcolormesh([at - began for at in times], range(len(cells)), cells, cmap="Oranges", shading="nearest")
+    most = max((cell for row in cells for cell in row), default=0.0) or 1.0  # without traffic, the lightest colour
+    seconds = [at - began for at in times]
+    mesh = axes.pcolormesh(seconds, range(len(cells)), cells, cmap="Oranges", shading="nearest", vmin=0, vmax=most)
     axes.set_yticks(range(len(ordered)), [f"≤ {float(one.labels['le']):g}" for one in ordered])
     axes.figure.colorbar(mesh, ax=axes, pad=0.01).ax.tick_params(labelsize=6)
 

@@ -316,6 +316,7 @@ def test_make_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(dev.serve, "ChildProcess", partial(ChildProcess, start=WarmPopen))
     monkeypatch.setattr(dev.serve, "LOG", ROOT / ".logs" / f"serve.{tmp_path.name}.log")
     monkeypatch.setenv("ONESHOT", "1")
+    monkeypatch.setenv("PROFILE", "chat")
     monkeypatch.delenv("PORT", raising=False)
     for name, value in (ENVIRONMENT | OUR_PLUGIN | WORKER_IN_ENGINE_CORE).items():
         monkeypatch.setenv(name, value)
