@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.mixed import workload
 from vllm_omni_sched.config.load import load_config
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.preprocess.metrics import PREPROCESS_METRICS
@@ -94,6 +95,15 @@ def test_the_site_builds_strictly_and_is_self_contained(tmp_path):
     assert '<script src="iframe-worker.js"></script>' in pages["index"]
     assert (tmp_path / "iframe-worker.js").is_file()
     assert list(tmp_path.rglob("*.py*")) == []
+
+
+def test_pages_say_what_load_1_is():
+    text, images = workload.TEXT_RATE, workload.IMAGE_RATE
+    assert (text, images) == (2.0, 0.4)
+    for page in (ROOT / "README.md", DOCS / "index.md", DOCS / "benchmarks.md"):
+        assert re.search(
+            r"at load 1, two requests with text and 0\.4 with images", " ".join(page.read_text().split()), re.I
+        )
 
 
 def test_every_page_is_in_the_navigation():
