@@ -114,7 +114,7 @@ def page(dashboard: Mapping[str, Any], shown: Mapping[int, Sequence[Series]], no
             continue
         figure = Figure(figsize=(grid["w"] * 0.7, grid["h"] * 0.42))
         FigureCanvasAgg(figure)
-        _panel(figure.add_axes((0.1, 0.3, 0.87, 0.6)), panel, shown[panel["id"]], began)
+        _panel(figure.add_axes((0.14, 0.3, 0.83, 0.6)), panel, shown[panel["id"]], began)
         picture = io.BytesIO()
         figure.savefig(picture, format="svg", metadata={"Date": None})
         data = base64.b64encode(picture.getvalue()).decode()
