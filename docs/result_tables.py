@@ -391,7 +391,10 @@ def _beside(record: Mapping[str, Any], key: str, unit: str, factor: float) -> st
 
 
 def gpu_ipc(results: Sequence[Result]) -> str:
-    """Show a tensor between two processes on a GPU: microseconds at P50, GB/s, and the ratio to vLLM-Omni's."""
+    """Show a tensor between two processes on a GPU: microseconds at P50, GB/s, and the ratio to vLLM-Omni's.
+
+    What could not be measured at any size is left out.
+    """
     parts = []
     for result in results:
         lines: dict[str, dict[str, str]] = {}
@@ -405,7 +408,7 @@ def gpu_ipc(results: Sequence[Result]) -> str:
             elif record.get("measure") == "order":
                 line[record["variant"]] = f"{record['wrong']} of {record['messages']} wrong"
             elif "refused" in record:
-                line[record["variant"]] = "refused"
+                line[record["variant"]] = record["refused"]
         measured = (record["variant"] for record in result["results"] if "refused" not in record)
         variants = list(dict.fromkeys(measured))
         rows = [(size, *(line.get(variant, "") for variant in variants)) for size, line in lines.items()]
