@@ -9,13 +9,13 @@ from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 import typer
 
 from vllm_omni_sched.cli.console import PROBLEM, USAGE, leave, progress_bar
+from vllm_omni_sched.cli.metrics_page import look as look_at
+from vllm_omni_sched.cli.metrics_page import metrics_address, why
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import ConfigError
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from vllm_omni_sched.sim.workloads.trace import TraceWriter
 
 _PATIENCE = 3  # failed scrapes in a row after which recording ends
-_TIMEOUT_SECONDS = 10.0
 _LEAST_SECONDS = 0.1
 
 _leave = partial(leave, "record")
@@ -44,15 +43,18 @@ def record(
     """
     if not all(_LEAST_SECONDS <= length < math.inf for length in (seconds, interval)):
         _leave(USAGE, f"--seconds and --interval must be {_LEAST_SECONDS:g} or more")
-    address = _metrics_address(url)
+    try:
+        address = metrics_address(url)
+    except ConfigError as error:
+        _leave(USAGE, str(error))
     if out.exists():
         _leave(USAGE, f"{out} exists already: choose another name, or delete it")
     from vllm_omni_sched.sim.workloads.trace import FORMAT, VERSION, Header, TraceWriter
 
     try:
-        first = _look(address)
+        first = look_at(address)
     except (OSError, HTTPException, ConfigError) as error:
-        _leave(PROBLEM, f"{address}: {_said(error)}")
+        _leave(PROBLEM, f"{address}: {why(error)}")
     header = Header(
         format=FORMAT,
         version=VERSION,
@@ -66,7 +68,7 @@ def record(
         _leave(USAGE, f"--out {out}: {error.strerror or error}")
     gone, ended = None, False
     try:
-        gone = _record(first, lambda: _look(address), writer, seconds, interval)
+        gone = _record(first, lambda: look_at(address), writer, seconds, interval)
     except KeyboardInterrupt:
         ended = True
     finally:
@@ -101,7 +103,7 @@ def _record(
                 failed += 1
                 bar.update(task, description=f"No answer, {failed} of {_PATIENCE}")
                 if failed == _PATIENCE or number == looks:
-                    return f"no answer to {failed} scrapes in a row: {_said(error)}"
+                    return f"no answer to {failed} scrapes in a row: {why(error)}"
                 continue
             failed = 0
             entry = recorder.interval(scrape, monotonic_seconds())
@@ -109,35 +111,3 @@ def _record(
             arrivals += entry.arrivals
             bar.update(task, completed=number, description=f"{arrivals} requests")
     return None
-
-
-def _metrics_address(url: str) -> str:
-    """Return the address of a server's metrics; a bare address gets the path /metrics."""
-    try:
-        parts = urlsplit(url)
-        found = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
-    except ValueError:  # no port, or no address in brackets
-        found = False
-    if not found:
-        _leave(USAGE, f"URL must be like http://localhost:8000, got {url!r}")
-    path = parts.path.rstrip("/")
-    path = path if path.endswith("/metrics") else path + "/metrics"
-    return parts._replace(path=path, fragment="").geturl()
-
-
-def _look(address: str) -> Scrape:
-    from vllm_omni_sched.sim.workloads.recorder import read_metrics
-
-    try:
-        with urlopen(address, timeout=_TIMEOUT_SECONDS) as answer:
-            return read_metrics(answer.read().decode("utf-8", "replace"))
-    except HTTPError as error:
-        error.close()  # the error holds the open response
-        raise
-
-
-def _said(error: Exception) -> str:
-    if isinstance(error, HTTPError):
-        return f"it answers {error.code} {error.reason}; are its metrics on?"
-    reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
-    return str(reason or "") or str(error) or type(error).__name__

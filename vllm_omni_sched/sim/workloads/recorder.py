@@ -3,6 +3,8 @@
 It reads, of vLLM 0.30 (``vllm/v1/metrics/loggers.py``): ``vllm:request_success_total``, ``vllm:num_requests_running``,
 ``vllm:num_requests_waiting``, ``vllm:mm_cache_queries_total`` (items, of whatever modality), and the histograms
 ``vllm:request_prompt_tokens``, ``vllm:request_generation_tokens`` and ``vllm:request_params_max_tokens``.
+For `snapshot` also ``vllm:prefix_cache_queries_total``, ``vllm:prefix_cache_hits_total``,
+``vllm:spec_decode_num_drafts_total`` and ``vllm:spec_decode_num_accepted_tokens_per_pos_total`` of the first position.
 Of ours, where `slo_metrics` is on: ``vllm:omni_sched_slo_met_total`` and ``vllm:omni_sched_slo_missed_total`` by class.
 All engines and models of a server are summed.
 """
@@ -13,6 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_omni_sched.config.errors import ConfigError
@@ -27,16 +30,22 @@ _HISTOGRAMS = {
     "vllm:request_generation_tokens": "generation_tokens",
     "vllm:request_params_max_tokens": "max_tokens",
 }
-_STARTED = "process_start_time_seconds"
+STARTED = "process_start_time_seconds"
+_EXTRA = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:spec_decode_num_drafts_total")
+_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 
 @dataclass
 class Scrape:
-    """One scrape: counters and gauges by name, requests by class, and for histograms the cumulative counts by bound."""
+    """One scrape: counters and gauges by name, requests by class, and for histograms the cumulative counts by bound.
+
+    ``extra``: counters that say how a server served its load.
+    """
 
     values: dict[str, float] = field(default_factory=dict)
     classes: dict[str, float] = field(default_factory=dict)
     buckets: dict[str, dict[float, float]] = field(default_factory=dict)
+    extra: dict[str, float] = field(default_factory=dict)
 
     def counters(self) -> dict[str, float]:
         """Return all values that never fall while a server runs."""
@@ -45,6 +54,12 @@ class Scrape:
         for name, buckets in self.buckets.items():
             found |= {f"{name} {bound}": value for bound, value in buckets.items()}
         return found
+
+    def restarted(self, later: Scrape) -> bool:
+        """Return whether the server has restarted before a later scrape."""
+        before, now = self.counters(), later.counters()
+        lower = any(now.get(name, 0.0) < value for name, value in before.items())
+        return lower or before.get(STARTED) != now.get(STARTED)
 
 
 def read_metrics(text: str) -> Scrape:
@@ -74,7 +89,9 @@ def _take(found: Scrape, name: str, labels: Mapping[str, str], value: float) -> 
         buckets[bound] = buckets.get(bound, 0.0) + value
     elif name in _BY_CLASS:
         found.classes[labels.get("class", "")] = found.classes.get(labels.get("class", ""), 0.0) + value
-    elif name in (_FINISHED, _ITEMS, _RUNNING, _WAITING, _STARTED) or name.removesuffix("_sum") in _HISTOGRAMS:
+    elif name in _EXTRA or (name == _ACCEPTED and labels.get("position") == "0"):
+        found.extra[name] = found.extra.get(name, 0.0) + value
+    elif name in (_FINISHED, _ITEMS, _RUNNING, _WAITING, STARTED) or name.removesuffix("_sum") in _HISTOGRAMS:
         found.values[name] = found.values.get(name, 0.0) + value
 
 
@@ -103,34 +120,33 @@ class Recorder:
         at, end = round(self._last - self._begin, 3), round(now - self._begin, 3)
         if not end > at:
             raise ValueError(f"a scrape at {now} is not later than the last one at {self._last}")
-        before, restarted = self._before, self._restarted(scrape)
+        before, restarted = self._before, self._before.restarted(scrape)
         if restarted:
-            before = Scrape()
-        finished = _whole(scrape.values, before.values, _FINISHED)
-        arrivals = finished + _in_flight(scrape) - _in_flight(before) - (0 if restarted else self._owed)
-        self._owed = max(0, -arrivals)
+            before, self._owed = Scrape(), 0
+        found = between(before, scrape, at, round(end - at, 3), self._owed)
+        self._owed = max(0, self._owed - found.finished - _in_flight(scrape) + _in_flight(before))
         self._before, self._last = scrape, now
-        items = _whole(scrape.values, before.values, _ITEMS)
-        classes = {name: _whole(scrape.classes, before.classes, name) for name in sorted(scrape.classes)}
-        return Interval(
-            at=at,
-            seconds=round(end - at, 3),
-            arrivals=max(0, arrivals),
-            finished=finished,
-            prompt_tokens=_tokens(scrape, before, "vllm:request_prompt_tokens"),
-            generation_tokens=_tokens(scrape, before, "vllm:request_generation_tokens"),
-            max_tokens=_tokens(scrape, before, "vllm:request_params_max_tokens"),
-            items={"unknown": items} if items else {},
-            classes={name: number for name, number in classes.items() if number},
-            waiting=round(scrape.values[_WAITING]),
-            running=round(scrape.values[_RUNNING]),
-            restarted=restarted,
-        )
+        return msgspec.structs.replace(found, restarted=restarted)
 
-    def _restarted(self, scrape: Scrape) -> bool:
-        before, now = self._before.counters(), scrape.counters()
-        lower = any(now.get(name, 0.0) < value for name, value in before.items())
-        return lower or before.get(_STARTED) != now.get(_STARTED)
+
+def between(before: Scrape, scrape: Scrape, at: float, seconds: float, owed: int = 0) -> Interval:
+    """Return the interval between two scrapes; ``owed``: arrivals that earlier intervals have too many."""
+    finished = _whole(scrape.values, before.values, _FINISHED)
+    items = _whole(scrape.values, before.values, _ITEMS)
+    classes = {name: _whole(scrape.classes, before.classes, name) for name in sorted(scrape.classes)}
+    return Interval(
+        at=at,
+        seconds=seconds,
+        arrivals=max(0, finished + _in_flight(scrape) - _in_flight(before) - owed),
+        finished=finished,
+        prompt_tokens=_tokens(scrape, before, "vllm:request_prompt_tokens"),
+        generation_tokens=_tokens(scrape, before, "vllm:request_generation_tokens"),
+        max_tokens=_tokens(scrape, before, "vllm:request_params_max_tokens"),
+        items={"unknown": items} if items else {},
+        classes={name: number for name, number in classes.items() if number},
+        waiting=round(scrape.values[_WAITING]),
+        running=round(scrape.values[_RUNNING]),
+    )
 
 
 def _in_flight(scrape: Scrape) -> int:
