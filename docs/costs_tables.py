@@ -9,6 +9,7 @@ from vllm_omni_sched.sim.costs.choice import CORE_PIXEL_SECONDS, NVDEC_FRAMES, N
 from vllm_omni_sched.sim.costs.hardware import DEVICES, LINKS
 from vllm_omni_sched.sim.costs.models import MODELS
 from vllm_omni_sched.sim.costs.roofline import EFFICIENCY_SOURCES, Efficiency
+from vllm_omni_sched.sim.plan.systems import PRICE_SOURCES, PRICES
 
 
 def devices() -> str:
@@ -35,6 +36,14 @@ def devices() -> str:
             for one in DEVICES.values()
         ),
     )  # fmt: skip
+
+
+def prices() -> str:
+    """Show the default price of each device."""
+    return plain_table(
+        ("device", "$ per hour", "source"),
+        ((name, f"{price:.2f}", _of(PRICE_SOURCES[name])) for name, price in PRICES.items()),
+    )
 
 
 def links() -> str:
@@ -90,6 +99,7 @@ PARTS = {
     "costs-models": models,
     "costs-efficiencies": efficiencies,
     "costs-decoders": decoders,
+    "plan-prices": prices,
 }
 
 

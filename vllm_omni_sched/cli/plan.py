@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,8 +21,9 @@ from vllm_omni_sched.config.extras import how_to_install
 from vllm_omni_sched.sim.workloads.importers import TraceFormat
 
 if TYPE_CHECKING:
-    from vllm_omni_sched.sim.plan.load import Load
-    from vllm_omni_sched.sim.plan.systems import Choices
+    from vllm_omni_sched.sim.costs.models import ModelShape
+    from vllm_omni_sched.sim.plan.load import Load, Patience
+    from vllm_omni_sched.sim.plan.systems import Choices, Drafter
     from vllm_omni_sched.sim.scenario.scenario import Slo
     from vllm_omni_sched.sim.workloads.trace import Trace
 
@@ -30,7 +32,10 @@ _leave = partial(leave, "plan")
 
 def plan(
     trace: Annotated[
-        Path, typer.Argument(metavar="TRACE", help="A trace, as `record` and `import` write it.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="TRACE", help="A trace or statistics, as `record` and `import` write them.", show_default=False
+        ),
     ],
     slo: Annotated[
         str, typer.Option(help="Targets: ttft and either itl (each gap) or tpot (their mean), in seconds; attainment.")
@@ -62,6 +67,28 @@ def plan(
     gpus_each: Annotated[int, typer.Option(min=1, max=1024, help="With --calibration: devices of the engine.")] = 1,
     served: Annotated[str, typer.Option(help="Name of the model in the command.", show_default=False)] = "",
     scale: Annotated[float, typer.Option(help="Factor on the rate of the trace.")] = 1.0,
+    patience: Annotated[
+        str,
+        typer.Option(
+            metavar="SECONDS",
+            help="Clients without a first token give up after so long, or LOW-HIGH evenly; default: never.",
+            show_default=False,
+        ),
+    ] = "",
+    speculation: Annotated[
+        str,
+        typer.Option(
+            metavar="TEXT",
+            help="Speculative decoding that may be used: method=eagle3,model=NAME,acceptance=0.7,draft=0.05.",
+            show_default=False,
+        ),
+    ] = "",
+    split: Annotated[
+        bool, typer.Option("--split/--no-split", help="Also try prefill and decode on replicas of their own.")
+    ] = True,
+    kv_link: Annotated[
+        str, typer.Option(help="With --split: link of a GPU for KV caches, a known name or GB/s.")
+    ] = "ethernet-400g",
     item_embeds: Annotated[int, typer.Option(min=0, help="For a trace of intervals: embeddings of an item.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Replicas simulated for each trial.")] = 2,
     trials: Annotated[int, typer.Option(min=4, max=10_000, help="Most trials of a layout at one size.")] = 24,
@@ -88,11 +115,13 @@ def plan(
         _leave(USAGE, f"--scale must be positive, got {scale:g}")
     try:
         targets = _targets(slo)
-        load = Load(_trace(trace, format), TraceOptions(file=trace.name, scale=scale, item_embeds=item_embeds))
+        options = TraceOptions(file=trace.name, scale=scale, item_embeds=item_embeds)
+        load = Load(_trace(trace, format), options, _patience(patience))
         kinds = [name.strip() for name in gpus.split(",") if name.strip()]
         choices = _choices(
             load, model, served, kinds, _prices(price or []), max_gpus, (weights, kv_fp8), calibration, gpus_each
         )
+        choices = _further(choices, speculation, kv_link if split else "")
         with progress_bar(TextColumn("{task.fields[text]}"), quiet=quiet) as bar:
             task = bar.add_task("Planning", total=None, text="")
 
@@ -104,8 +133,14 @@ def plan(
             of_stock = planner.tally.trials
             cheaper = planner.ours(found)
             of_ours = planner.tally.trials - of_stock
-            default = planner.as_shipped(found.system.layout)
             stock = confirm(choices, load, targets, found)
+            one_pool = planner.together
+            together = None
+            if one_pool is not None and found.system.prefill is not None:
+                together = confirm(choices, load, targets, one_pool)
+                if together.plan.price <= stock.plan.price:  # the held-out requests took away what the split had saved
+                    stock, together = together, None
+            default = planner.as_shipped((together or stock).plan.system.layout)
             ours = None if cheaper is None else confirm(choices, load, targets, cheaper)
             if ours is not None and ours.plan.price >= stock.plan.price:
                 ours = None  # the held-out requests took away what training had saved
@@ -116,14 +151,16 @@ def plan(
         _leave(USAGE, str(error))
     except KeyboardInterrupt:
         _leave(INTERRUPTED, "interrupted; nothing is written")
-    body = plan_view.record(choices, load, targets, (stock, ours, shipped), limited, (of_stock, of_ours), sys.argv[1:])
-    Console(highlight=False).print(plan_view.page(choices, load, targets, (stock, ours, shipped), limited))
+    every = plan_view.Found(stock, ours, shipped, together)
+    given = [word.partition("=")[0] for word in price or []]
+    body = plan_view.record(choices, load, targets, every, limited, (of_stock, of_ours), given, sys.argv[1:])
+    Console(highlight=False).print(plan_view.page(choices, load, targets, every, limited, given))
     typer.echo(plan_view.command_of(choices, best))
     try:
         if out is not None:
             _write(out, json.dumps(body, indent=1) + "\n")
         if png is not None:
-            plan_view.draw(choices, targets, (stock, ours, shipped), png)
+            plan_view.draw(choices, targets, every, png)
     except OSError as error:
         _leave(USAGE, f"{error.filename or out or png}: {error.strerror or error}")
 
@@ -150,10 +187,89 @@ def _targets(text: str) -> Slo:
     return Slo.model_validate({**found, "itl_of": of})
 
 
+def _patience(text: str) -> Patience | None:
+    from vllm_omni_sched.sim.plan.load import Patience
+
+    if not text:
+        return None
+    low, _, high = text.partition("-")
+    try:
+        found = Patience(float(low), float(high or low))
+    except ValueError:
+        found = Patience(0.0, 0.0)
+    if not 0 < found.low <= found.high < float("inf"):
+        raise ConfigError(f"--patience {text!r}: write it as 10, or 5-30 for clients that differ; seconds above 0")
+    return found
+
+
+def _further(choices: Choices, speculation: str, kv_link: str) -> Choices:
+    """Return the choices with what else stock may use: draft tokens, and prefill replicas over this link."""
+    from vllm_omni_sched.sim.costs.base import Source, SourceKind, pick
+    from vllm_omni_sched.sim.costs.hardware import LINKS, Link
+
+    if choices.shape is None:  # a calibration has neither the bytes of a KV cache, nor the cost of verifying
+        if speculation:
+            raise ConfigError("--speculation needs --model: a calibration has no cost of verifying draft tokens")
+        return choices
+    if speculation:
+        choices = replace(choices, drafter=_drafter(speculation, choices.shape))
+    if not kv_link:
+        return choices
+    try:
+        speed = float(kv_link) * 1e9
+    except ValueError:
+        return replace(choices, link=pick("--kv-link", kv_link, LINKS))
+    if not 0 < speed < float("inf"):
+        raise ConfigError(f"--kv-link must be above 0 GB/s, got {kv_link}")
+    given = Source(SourceKind.ASSUMED, "given with --kv-link")
+    latency = LINKS["ethernet-400g"]
+    link = Link("a link of yours", speed, latency.latency_seconds, given, latency.latency_source)
+    return replace(choices, link=link)
+
+
+def _drafter(text: str, shape: ModelShape) -> Drafter:
+    from vllm_omni_sched.sim.plan.systems import Drafter, draft_of_a_layer
+
+    given: dict[str, str] = {}
+    for word in text.split(","):
+        name, _, value = (part.strip() for part in word.partition("="))
+        if name not in ("method", "model", "acceptance", "draft") or not value or name in given:
+            raise ConfigError(
+                f"--speculation {word.strip()!r}: write it as method=ngram,acceptance=0.4, with model=NAME for a "
+                "drafter, and draft=PART for its cost; each once"
+            )
+        given[name] = value
+    if missing := [name for name in ("method", "acceptance") if name not in given]:
+        raise ConfigError(f"--speculation: {missing[0]} is missing: write it as method=ngram,acceptance=0.4")
+    grams = given["method"].startswith("ngram")
+    if not grams and "model" not in given:
+        raise ConfigError(f"--speculation: method {given['method']!r} needs model=NAME, the drafter")
+    numbers = {}
+    default = 0.0 if grams else draft_of_a_layer(shape)
+    for name, most in (("acceptance", 1.0), ("draft", 1.0)):
+        try:
+            numbers[name] = float(given.get(name, default))
+        except ValueError:
+            numbers[name] = -1.0
+        if not 0 <= numbers[name] <= most:
+            raise ConfigError(f"--speculation: {name} must be between 0 and {most:g}, got {given[name]!r}")
+    return Drafter(given["method"], numbers["acceptance"], numbers["draft"], given.get("model", ""))
+
+
 def _trace(path: Path, format: TraceFormat | None) -> Trace:
     from vllm_omni_sched.sim.workloads.importers import import_trace
+    from vllm_omni_sched.sim.workloads.statistics import (
+        drawn_trace,
+        import_statistics,
+        is_statistics,
+        read_statistics,
+    )
     from vllm_omni_sched.sim.workloads.trace import read_trace
 
+    if format is TraceFormat.SERVEGEN:
+        return drawn_trace(import_statistics(path, format))
+    if format is None and is_statistics(path):
+        return drawn_trace(read_statistics(path))
     return read_trace(path) if format is None else import_trace(path, format).trace
 
 

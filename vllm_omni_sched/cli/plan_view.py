@@ -5,19 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Group
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from vllm_omni_sched.sim.costs.hardware import Link
     from vllm_omni_sched.sim.plan.findings import Confirmed, Limit
     from vllm_omni_sched.sim.plan.load import Load
-    from vllm_omni_sched.sim.plan.systems import Choices
+    from vllm_omni_sched.sim.plan.systems import Choices, System
     from vllm_omni_sched.sim.scenario.scenario import Slo
 
-Found = tuple["Confirmed", "Confirmed | None", "Confirmed | None"]
-"""Stock at its best; ours, if it is cheaper; the devices of stock's best with vLLM's default flags."""
+
+class Found(NamedTuple):
+    """The plans that were found.
+
+    ``stock``: at its best; ``ours``: if it is cheaper; ``shipped``: the devices of stock's best with vLLM's default
+    flags; ``together``: if stock is best with prefill replicas, its best without.
+    """
+
+    stock: Confirmed
+    ours: Confirmed | None = None
+    shipped: Confirmed | None = None
+    together: Confirmed | None = None
+
+    @property
+    def best(self) -> Confirmed:
+        """Return the cheapest."""
+        return self.ours or self.stock
+
 
 ROOFLINE_ERROR = (
     "by the roofline: against published times of Llama on A100, decoding is off by up to 3 % and prompts by 12 %, "
@@ -29,9 +46,13 @@ MEASURED_ERROR = (
 )
 
 
-def page(choices: Choices, load: Load, slo: Slo, found: Found, limited: Limit) -> Group:
-    """Return the whole output as one page, but for the command, which must not be wrapped."""
-    best = found[1] or found[0]
+def page(choices: Choices, load: Load, slo: Slo, found: Found, limited: Limit, given: Sequence[str]) -> Group:
+    """Return the whole output as one page, but for the command, which must not be wrapped.
+
+    Args:
+        given: devices whose price the user gave.
+    """
+    best = found.best
     gap = "mean gap between tokens" if slo.itl_of == "mean" else "each gap between tokens"
     what = (
         f"{load.source}: {load.rate:.2f} requests per second, {load.prompt_tokens:,.0f} prompt and "
@@ -41,22 +62,41 @@ def page(choices: Choices, load: Load, slo: Slo, found: Found, limited: Limit) -
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("", "GPUs", "$ per hour", "within SLO", "95 % interval", "sure", "P99 TTFT, s", "P99 gap, ms", "busy"):
         table.add_column(name, justify="right" if name else "left", no_wrap=name == "GPUs")
-    for name, one in named(found):
-        table.add_row(name, *_cells(one))
+    for name, plan in named(found):
+        table.add_row(name, *_cells(plan))
     parts: list[Any] = [
         f"[bold]{_headline(best)}[/bold]",
         what,
         "",
         table,
         "",
-        *_sentences(choices, slo, found, limited),
+        *_sentences(choices, load, slo, found, limited),
+        _prices(choices, given),
     ]
-    parts += ["", f"{best.plan.replicas} replicas, each:" if best.plan.replicas > 1 else "One server:"]
-    return Group(*parts)
+    return Group(*parts, "", _servers(best))
+
+
+def _servers(one: Confirmed) -> str:
+    """Return what the commands below are for."""
+    prefills, decodes = _numbers(one)
+    if prefills:
+        return (
+            f"{prefills} prefill and {decodes} decode replicas, behind a proxy that sends a request to both; one of "
+            "each, on every host with its own VLLM_NIXL_SIDE_CHANNEL_HOST:"
+        )
+    return f"{decodes} replicas, each:" if decodes > 1 else "One server:"
+
+
+def _numbers(one: Confirmed) -> tuple[int, int]:
+    """Return the numbers of prefill replicas, and of all others."""
+    other = one.plan.system.prefill
+    return (0, one.plan.replicas) if other is None else (
+        other.replicas * one.plan.replicas, other.decodes * one.plan.replicas
+    )  # fmt: skip
 
 
 def command_of(choices: Choices, one: Confirmed) -> str:
-    """Return the command of a replica."""
+    """Return the command of a replica, or of one of each kind."""
     from vllm_omni_sched.sim.plan.systems import command
 
     return command(choices, one.plan.system)
@@ -64,31 +104,46 @@ def command_of(choices: Choices, one: Confirmed) -> str:
 
 def named(found: Found) -> list[tuple[str, Confirmed]]:
     """Return the plans with their names, as far as there are any."""
-    stock, ours, shipped = found
-    rows = [("stock, flags as shipped", shipped), ("stock at its best", stock), ("with our options", ours)]
+    rows = [
+        ("stock, flags as shipped", found.shipped),
+        ("stock in one pool", found.together),
+        ("stock at its best", found.stock),
+        ("with our options", found.ours),
+    ]
     return [(name, one) for name, one in rows if one is not None]
 
 
 def _headline(best: Confirmed) -> str:
     system, split = best.plan.system, best.plan.system.layout.parallel
     each = f" of {split.devices}" if split.devices > 1 else ""
-    replicas = f"{best.plan.replicas} replicas{each}" if best.plan.replicas > 1 else f"one replica{each}"
+    prefills, decodes = _numbers(best)
+    if prefills:
+        replicas = f"{prefills} prefill and {decodes} decode replicas, {prefills}P{decodes}D{each and ', each' + each}"
+    else:
+        replicas = f"{decodes} replicas{each}" if decodes > 1 else f"one replica{each}"
     return f"{best.plan.devices} x {system.layout.device} ({replicas}), ${best.plan.price:,.2f} per hour"
 
 
 def _cells(one: Confirmed) -> list[str]:
     devices = f"{one.plan.devices} x {one.plan.system.layout.device}"
     late, gap = max(run.ttft_p99 for run in one.runs), max(run.gap_p99 for run in one.runs)
-    busy = sum(run.busy for run in one.runs) / len(one.runs)
+    busy = f"{sum(run.busy for run in one.runs) / len(one.runs):.0%}"
+    if one.plan.system.prefill is not None:
+        busy = f"{sum(run.prefill_busy or 0.0 for run in one.runs) / len(one.runs):.0%} / {busy}"
     return [
         devices, f"{one.plan.price:,.2f}", f"{one.attainment:.1%}", f"{one.low:.1%} to {one.high:.1%}",
-        f"{one.sure:.0%}", f"{late:.2f}", f"{1e3 * gap:.0f}", f"{busy:.0%}",
+        f"{one.sure:.0%}", f"{late:.2f}", f"{1e3 * gap:.0f}", busy,
     ]  # fmt: skip
 
 
-def _sentences(choices: Choices, slo: Slo, found: Found, limited: Limit) -> Iterator[str]:
-    stock, ours, shipped = found
-    best = ours or stock
+def _sentences(choices: Choices, load: Load, slo: Slo, found: Found, limited: Limit) -> Iterator[str]:
+    stock, ours, shipped, together = found
+    best = found.best
+    if together is not None:
+        yield (
+            f"Prefill replicas of their own save {1 - stock.plan.price / together.plan.price:.0%} over one pool of "
+            "stock; busy is that of prefill and of decode replicas."
+        )
     if ours is None:
         yield "Our options make it no cheaper: serve with stock vLLM, and its flags as below."
     else:
@@ -97,10 +152,10 @@ def _sentences(choices: Choices, slo: Slo, found: Found, limited: Limit) -> Iter
         yield f"Our options save {saved:.0%} over stock at its best: ${dollars:,.2f} per hour."
     if shipped is None:
         yield "With the flags as shipped, stock does not meet the SLO on these devices within the limit of GPUs."
-    elif shipped.plan.replicas > stock.plan.replicas:
+    elif shipped.plan.price > (together or stock).plan.price:
         yield (
-            f"The flags of vLLM alone save {1 - stock.plan.price / shipped.plan.price:.0%} on these devices; anybody "
-            "can set them."
+            f"The flags of vLLM alone save {1 - (together or stock).plan.price / shipped.plan.price:.0%} on these "
+            "devices; anybody can set them."
         )
     if best.attainment < slo.attainment:
         yield "With the held-out requests the plan does not meet the SLO within the limit of GPUs: raise --max-gpus."
@@ -108,9 +163,50 @@ def _sentences(choices: Choices, slo: Slo, found: Found, limited: Limit) -> Iter
     cached = sum(run.cached for run in best.runs) / len(best.runs)
     if cached:
         yield f"The prefix cache has {cached:.0%} of the prompt tokens; replicas get requests in turn."
-    prices = "" if choices.calibration is not None else " Prices are defaults unless given: check them."
+    if load.patience is not None:
+        gave_up = sum(run.gave_up for run in best.runs) / sum(run.requests for run in best.runs)
+        yield f"{gave_up:.1%} of the clients give up before their first token; they count as missed."
+    yield from _assumed(choices, best.plan.system)
     error = MEASURED_ERROR if choices.calibration is not None else ROOFLINE_ERROR
-    yield f"Simulated; costs {error}. The interval covers the load alone, not the costs.{prices}"
+    yield f"Simulated; costs {error}. The interval covers the load alone, not the costs."
+
+
+def _assumed(choices: Choices, system: System) -> Iterator[str]:
+    """Yield what a plan takes from the user, and what is assumed of it."""
+    if system.prefill is not None and choices.link is not None:
+        speed = choices.link.bytes_per_second / 1e9
+        yield f"KV caches go over {choices.link.name}, {speed:g} GB/s for each GPU: {choices.link.source.text}."
+        yield "No real engines with prefill replicas were compared with this: try it before you rent."
+    drafts, drafter = system.flags.num_speculative_tokens, choices.drafter
+    if drafts and drafter is not None:
+        made = sum(drafter.acceptance**number for number in range(drafts + 1))
+        yield (
+            f"Speculation with {drafts} draft tokens makes {made:.2f} tokens a step by your acceptance of "
+            f"{drafter.acceptance:g}; drafting one is taken to be {drafter.draft:.1%} of a decode step. "
+            "No real engine with speculation was compared with this."
+        )
+    elif drafter is not None:
+        yield "Speculation is not used: it makes the plan no cheaper."
+
+
+def _prices(choices: Choices, given: Sequence[str]) -> str:
+    """Return a sentence with the price of each device, and where it is from."""
+    every = [f"{name} {price:,.2f} ({kind})" for name, (price, kind, _) in _priced(choices, given).items()]
+    return f"$ per GPU-hour: {', '.join(every)}. Check those that are not given."
+
+
+def _priced(choices: Choices, given: Sequence[str]) -> dict[str, tuple[float, str, str]]:
+    """Return (price, kind of its source, source) of each device."""
+    from vllm_omni_sched.sim.plan.systems import PRICE_SOURCES
+
+    found = {}
+    for one in choices.layouts:
+        source = PRICE_SOURCES.get(one.device)
+        if one.device in given or source is None:
+            found[one.device] = one.price, "given", "given with --price"
+        else:
+            found[one.device] = one.price, source.kind.value, source.text
+    return found
 
 
 def _limited(limited: Limit) -> str:
@@ -132,13 +228,13 @@ def record(
     found: Found,
     limited: Limit,
     trials: tuple[int, int],
+    given: Sequence[str],
     arguments: Sequence[str],
 ) -> dict[str, Any]:
     """Return the findings as data for JSON."""
     from vllm_omni_sched.sim.output.files import provenance
-    from vllm_omni_sched.sim.plan.systems import PRICES_OF
 
-    stock, ours, _ = found
+    stock, ours = found.stock, found.ours
     costs = choices.costs(stock.plan.system.layout, stock.plan.system.flags)
     source = {"engine": f"{costs.source.kind.value}: {costs.source.text}"}
     measured = choices.calibration is not None
@@ -150,10 +246,15 @@ def record(
             "requests_per_second": load.rate,
             "prompt_tokens": load.prompt_tokens,
             "output_tokens": load.output_tokens,
+            "patience_seconds": None if load.patience is None else [load.patience.low, load.patience.high],
         },
         "error_of_costs": MEASURED_ERROR if measured else ROOFLINE_ERROR,
-        "prices": {one.device: one.price for one in choices.layouts},
-        "default_prices_of": PRICES_OF,
+        "prices": {
+            name: {"dollars_per_hour": price, "kind": kind, "source": text}
+            for name, (price, kind, text) in _priced(choices, given).items()
+        },
+        "speculation": None if choices.drafter is None else asdict(choices.drafter),
+        "kv_link": None if choices.link is None else _link(choices.link),
         "layouts": len(choices.layouts),
         "trials": {"stock": trials[0], "ours": trials[1]},
         "best": "ours" if ours is not None else "stock",
@@ -162,14 +263,24 @@ def record(
     }
 
 
+def _link(link: Link) -> dict[str, Any]:
+    return {"name": link.name, "bytes_per_second": link.bytes_per_second, "source": link.source.text}
+
+
 def _plan(choices: Choices, one: Confirmed) -> dict[str, Any]:
     system = one.plan.system
+    prefills, decodes = _numbers(one)
+    other = None
+    if system.prefill is not None:
+        split = system.prefill.layout.parallel
+        other = {"tensor_parallel": split.tensor, "replicas": prefills, "flags": asdict(system.prefill.flags)}
     return {
         "device": system.layout.device,
         "tensor_parallel": system.layout.parallel.tensor,
         "pipeline_parallel": system.layout.parallel.pipeline,
         "expert_parallel": system.layout.parallel.experts,
-        "replicas": one.plan.replicas,
+        "replicas": decodes,
+        "prefill": other,
         "devices": one.plan.devices,
         "dollars_per_hour": one.plan.price,
         "flags": asdict(system.flags),

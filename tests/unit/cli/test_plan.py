@@ -6,7 +6,10 @@ import random
 import pytest
 from typer.testing import CliRunner
 
-from vllm_omni_sched.cli import app
+from tests.unit.sim.workloads.test_derived import write_servegen
+from vllm_omni_sched.cli import app, plan
+from vllm_omni_sched.sim.workloads.importers import TraceFormat
+from vllm_omni_sched.sim.workloads.statistics import import_statistics, write_statistics
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -75,9 +78,80 @@ def test_a_page_a_record_and_a_picture(trace, tmp_path):
         (("--calibration", "costs.json"), "--calibration needs --gpus with the one kind that was measured"),
         (("--model", "qwen2.5-vl-72b", "--max-gpus", "1"), "does not fit"),
         (("--slo", "ttft=0.001"), "no plan with up to 4 devices meets the SLO"),
+        (("--patience", "soon"), "--patience 'soon': write it as 10, or 5-30"),
+        (("--patience", "9-3"), "--patience '9-3': write it as 10, or 5-30"),
+        (("--kv-link", "infiniband"), "unknown --kv-link 'infiniband'"),
+        (("--kv-link", "0"), "--kv-link must be above 0 GB/s, got 0"),
+        (("--speculation", "method=ngram"), "--speculation: acceptance is missing"),
+        (("--speculation", "method=eagle3,acceptance=0.7"), "method 'eagle3' needs model=NAME, the drafter"),
+        (("--speculation", "method=ngram,acceptance=7"), "acceptance must be between 0 and 1, got '7'"),
+        (("--speculation", "tokens=7"), "--speculation 'tokens=7': write it as method=ngram,acceptance=0.4"),
+        (
+            ("--calibration", "tests/data/none.json", "--gpus", "l40s", "--speculation", "method=ngram,acceptance=0.4"),
+            "none.json",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(trace, arguments, said):
     status, text = run(trace, "--format", "mooncake", *QUICK, *arguments)
     assert status == 2
     assert said in text
+
+
+def test_a_split_for_stock_and_where_prices_are_from(tmp_path):
+    """Each prompt breaks the gaps of long answers beside it: four devices, or two, one of which only has prompts."""
+    out, trace = tmp_path / "plan.json", tmp_path / "answers.jsonl"
+    rng, at, lines = random.Random(5), 0.0, []
+    for number in range(120):
+        at += rng.expovariate(1.0)
+        lines.append({"timestamp": 1e3 * at, "input_length": 8192, "output_length": 300, "hash_ids": [number]})
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    arguments = [
+        trace, "--format", "mooncake", "--gpus", "a100-80gb,l40s", "--max-gpus", 8, "--seeds", 1, "--quiet",
+        "--slo", "ttft=4,itl=0.02,attainment=0.7", "--price", "a100-80gb=1.5", "--out", out, "--trials", 8,
+    ]  # fmt: skip
+    status, said = run(*arguments, "--patience", "5-10")
+    assert status == 0, said
+    record = json.loads(out.read_text())
+    given = {"dollars_per_hour": 1.5, "kind": "given", "source": "given with --price"}
+    assert record["prices"]["a100-80gb"] == given
+    assert record["prices"]["l40s"]["kind"] == "assumed"
+    assert "a100-80gb 1.50 (given), l40s 1.00 (assumed)" in said
+    assert "of the clients give up before their first token" in said
+    assert record["load"]["patience_seconds"] == [5.0, 10.0]
+    assert record["kv_link"]["bytes_per_second"] == 50e9
+    best, pool = record["plans"]["stock at its best"], record["plans"]["stock in one pool"]
+    assert (best["prefill"]["replicas"], best["replicas"], best["devices"]) == (1, 1, 2)
+    assert best["command"].count("vllm serve") == 2
+    assert pool["dollars_per_hour"] > best["dollars_per_hour"]
+    assert "Prefill replicas of their own save" in said
+    status, said = run(*arguments, "--no-split")
+    assert status == 0, said
+    assert json.loads(out.read_text())["plans"]["stock at its best"]["prefill"] is None
+
+
+def test_speculation_is_on_the_page(trace, tmp_path):
+    out = tmp_path / "plan.json"
+    status, said = run(
+        trace, "--format", "mooncake", *QUICK, "--slo", "ttft=2,tpot=0.009,attainment=0.9", "--gpus", "a100-80gb",
+        "--speculation", "method=eagle3,model=a drafter,acceptance=0.8,draft=0.05", "--out", out,
+    )  # fmt: skip
+    assert status == 0, said
+    record = json.loads(out.read_text())
+    drafts = record["plans"]["stock at its best"]["flags"]["num_speculative_tokens"]
+    assert drafts > 0
+    assert f"Speculation with {drafts} draft tokens makes" in said
+    assert "drafting one is taken to be 5.0% of a decode step" in said
+    assert "--speculative-config" in said
+    assert record["speculation"]["acceptance"] == 0.8
+
+
+def test_statistics_of_clients_are_drawn_from(tmp_path):
+    """Those of ServeGen, as it publishes them, and as `import --statistics` writes them."""
+    folder, file = write_servegen(tmp_path / "mm-image"), tmp_path / "clients.json"
+    write_statistics(file, import_statistics(folder, TraceFormat.SERVEGEN))
+    traces = [plan._trace(folder, TraceFormat.SERVEGEN), plan._trace(file, None)]
+    assert traces[0] == traces[1]
+    assert traces[0].header.source.startswith("drawn from statistics derived from servegen: mm-image, 2 clients")
+    assert 3000 < traces[0].requests[-1].at < 3600
+    assert {len(one.items) for one in traces[0].requests} >= {0, 1}

@@ -47,6 +47,7 @@ MODULES = (
     "sim.engine.sequence",
     "sim.engine.server",
     "sim.engine.steps",
+    "sim.engine.transfer",
     "sim.engine.view",
     "sim.engine.waiting",
     "sim.kernel",

@@ -150,6 +150,8 @@ class RooflineCosts:
     Args:
         parallel: the devices of a replica; a number is ``tensor`` alone.
         precision: of weights and KV cache; default: that of the model's checkpoint.
+        queries: tokens that a step computes for a decoding request: more than 1 if it verifies draft tokens. Each goes
+            through the layers and the output matrix; the KV cache is read once for all.
 
     Raises:
         ConfigError: the devices do not divide heads, layers or experts, or model and KV cache do not fit; the message
@@ -163,6 +165,7 @@ class RooflineCosts:
         parallel: int | Parallel = 1,
         efficiency: Efficiency | None = None,
         precision: Precision | None = None,
+        queries: int = 1,
     ) -> None:
         use = efficiency or Efficiency()
         llm = model.llm
@@ -192,8 +195,9 @@ class RooflineCosts:
         uneven = use.expert_imbalance if split.experts and tensor_parallel > 1 else 1.0
         active = llm.expert_parameters * llm.expert_share
         self._token = 2 * (llm.layer_parameters + (uneven - 1.0) * active) / operations
-        self._head = 2 * llm.head_parameters / attention
-        self._pair, self._read = llm.operations_per_pair / attention, llm.operations_per_read
+        self._queries = queries
+        self._head = 2 * llm.head_parameters * queries / attention
+        self._pair, self._read = llm.operations_per_pair / attention, llm.operations_per_read * queries
         dense = llm.stored_parameters - llm.expert_parameters
         self._weights = (each * dense + BF16_BYTES * llm.head_parameters) / reading
         self._experts = each * llm.expert_parameters * uneven / reading
@@ -236,7 +240,7 @@ class RooflineCosts:
     def _seconds(
         self, decodes: float, context_tokens: float, prefill_tokens: float, prefill_pairs: float, share: float
     ) -> float:
-        tokens = decodes + prefill_tokens
+        tokens = decodes * self._queries + prefill_tokens
         pairs = prefill_pairs + self._read * context_tokens
         compute = self._token * tokens + self._head * decodes + self._pair * pairs
         memory = self._read_weights(tokens) + self._context * context_tokens
@@ -256,9 +260,10 @@ class RooflineCosts:
         """Return the seconds of steps that only decode as a line; it ends where the longer of rule 3 changes."""
         each = 1.0 if self._part == 1.0 else max(1.0, decodes * self._part) / decodes
         number = decodes * each
-        fixed = self._step + self._token_link * number
-        base, slope = self._read_weights(number), self._context * each
-        other_base, other_slope = (self._token + self._head) * number, self._pair * self._read * each
+        tokens = number * self._queries
+        fixed = self._step + self._token_link * tokens
+        base, slope = self._read_weights(tokens), self._context * each
+        other_base, other_slope = self._token * tokens + self._head * number, self._pair * self._read * each
         if other_base + other_slope * context_tokens > base + slope * context_tokens:
             base, slope, other_base, other_slope = other_base, other_slope, base, slope
         limit = sys.maxsize if other_slope <= slope else int((base - other_base) / (other_slope - slope))
@@ -266,7 +271,7 @@ class RooflineCosts:
 
     def operations_seconds(self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float) -> float:
         """Return the seconds of the operations by rule 1, on all devices together."""
-        tokens = decodes + prefill_tokens
+        tokens = decodes * self._queries + prefill_tokens
         pairs = prefill_pairs + self._read * context_tokens
         return (self._token * tokens + self._head * decodes + self._pair * pairs) * self._part
 

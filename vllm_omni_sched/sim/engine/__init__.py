@@ -13,6 +13,8 @@ lane.py       the encoder beside the steps
 waiting.py    waiting requests, by arrival or by SLA
 view.py       the state that the core sees
 sequence.py   a request in the engine
+speculation.py  the steps that draft tokens save
+transfer.py   prefill and decode engines, and the KV cache between them
 limits.py     its sizes at start, and its core
 hosted.py     an engine that shares the cores of a host
 """

@@ -8,6 +8,7 @@ from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.sequence import Sequence
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.server import Done, Job
+from vllm_omni_sched.sim.work import Request
 
 
 class FrontEnd(ABC):
@@ -47,9 +48,21 @@ class FrontEnd(ABC):
         """Submit a job to the front end.
 
         Raises:
-            ConfigError: it never fits into the KV cache, or one of its items never into the encoder cache.
+            ConfigError: as for `check`.
         """
         request = job.request
+        self.check(request)
+        self.in_flight += 1
+        self._jobs[request.number] = (job, None)
+        job.submitted = self._sim.now
+        self._to_front(self._costs.frontend_seconds(request), (self._epoch, job))
+
+    def check(self, request: Request) -> None:
+        """Check that the engine can serve a request.
+
+        Raises:
+            ConfigError: it never fits into the KV cache, or one of its items never into the encoder cache.
+        """
         largest = max((item.embeds for item in request.items), default=0)
         if largest > self._item_embeds:
             raise ConfigError(
@@ -66,10 +79,6 @@ class FrontEnd(ABC):
                 f"request {request.number} needs {needs} tokens of KV cache, but a replica has {self._kv_tokens}"
                 f"{never}; give it more devices, more of their memory, or shorter requests"
             )
-        self.in_flight += 1
-        self._jobs[request.number] = (job, None)
-        job.submitted = self._sim.now
-        self._to_front(self._costs.frontend_seconds(request), (self._epoch, job))
 
     def _to_front(self, seconds: float, came: tuple[int, Job]) -> None:
         if seconds:

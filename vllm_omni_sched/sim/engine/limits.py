@@ -6,6 +6,7 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import EngineFacts, LendingFacts
+from vllm_omni_sched.sim.engine.speculation import Speculation
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class EngineLimits:
     encodes at a time. ``paced``: whether the lane needs processors that decode steps leave it, as on a CPU;
     ``lane_beside``: whether it also has some of its own. ``prefix_caching``: prompts use the blocks of others, where
     requests name them. ``reserve_embeds``: embeddings whose activations fit into the memory set aside, None for the
-    encoder budget; ``embeds_per_token``: those that fit into the KV memory of a token.
+    encoder budget; ``embeds_per_token``: those that fit into the KV memory of a token. ``speculation``: draft tokens
+    of decode steps; None without.
 
     Raises:
         ConfigError: a number is below 1.
@@ -35,6 +37,7 @@ class EngineLimits:
     prefix_caching: bool = True
     reserve_embeds: int | None = None
     embeds_per_token: float = 0.0
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         for name in (

@@ -1,5 +1,8 @@
 """Model the prompts of an engine's steps: chunked prefill, within the limits that the core sets."""
 
+from collections import deque
+from collections.abc import Callable
+
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import EngineView
 from vllm_omni_sched.sim.engine.ahead import Ahead
@@ -20,9 +23,13 @@ class Prompts:
     3. Waiting requests are admitted while the limits of sequences and of KV memory hold, in queue order; the first
        one without room or without tokens ends it. Others go ahead of a request that the core holds back.
     4. A prompt begins behind what the prefix cache has of it.
+    5. A prompt whose KV cache another engine has is not computed. Its room is reserved when it is the next to be
+       admitted; then ``fetch`` is called with the tokens that are missing here, and others go ahead of it. When they
+       are here (`arrive`) it runs before waiting ones, and its last token is computed again, to sample from it.
 
     ``running``: sequences whose prompt is being computed, in order of admission. ``chunks``: of the step. ``cache``:
-    None without prefix caching.
+    None without prefix caching. ``arrived``: sequences by rule 5 that are to run next. ``pinned``: tokens in the KV
+    cache of sequences that do not run: reserved by rule 5, or held for another engine.
     """
 
     def __init__(
@@ -43,6 +50,9 @@ class Prompts:
         self.tokens = 0
         self.pairs = 0.0
         self.cache = PrefixCache(limits.kv_tokens) if limits.prefix_caching else None
+        self.fetch: Callable[[Sequence, int], None] | None = None
+        self.arrived: deque[Sequence] = deque()
+        self.pinned = 0
 
     def clear(self) -> None:
         """Compute no prompt in this step."""
@@ -55,13 +65,13 @@ class Prompts:
 
     @property
     def kv_room(self) -> int:
-        """Return the tokens of KV cache that are not lent to encodes."""
+        """Return the tokens of KV cache that are neither lent to encodes nor pinned."""
         lending = self._core.lending
-        return self._limits.kv_tokens - (lending.lent_blocks if lending is not None else 0)
+        return self._limits.kv_tokens - self.pinned - (lending.lent_blocks if lending is not None else 0)
 
     @property
     def _not_free(self) -> int:
-        """Return the tokens of KV cache that running requests have or that are lent, which evict unused blocks."""
+        """Return the tokens of KV cache that are in use, lent or pinned, which evict unused blocks."""
         return self.kv_tokens + self._limits.kv_tokens - self.kv_room
 
     def room(self) -> bool:
@@ -76,7 +86,7 @@ class Prompts:
         self.clear()
         limits, core, decoding = self._limits, self._core, self._decodes.number
         plan = core.begin_step(view, limits.max_num_seqs, limits.max_num_batched_tokens, now)
-        budget = plan.max_tokens - decoding
+        budget = plan.max_tokens - decoding * self._decodes.each
         self._encoding.begin(plan.encoder_embeds)
         ahead = core.ahead
         for one in list(self.running):
@@ -84,6 +94,10 @@ class Prompts:
                 break
             if ahead is None or ahead.next_chunk(one, one.computed, view, now).may_run:
                 budget -= self._compute(one, min(budget, plan.longest), view, now)
+        while self.arrived and budget > 0 and decoding + len(self.running) < plan.max_requests:
+            one = self.arrived.popleft()
+            self._run_arrived(one)
+            budget -= self._compute(one, min(budget, plan.longest), view, now)
         aside: list[Sequence] = []
         while budget > 0 and decoding + len(self.running) < plan.max_requests:
             waiting = self._waiting.peek(now)
@@ -91,6 +105,9 @@ class Prompts:
                 break
             if waiting.request_id in plan.aside:
                 aside.append(self._waiting.pop(now))
+                continue
+            if waiting.remote:
+                self._reserve(self._waiting.pop(now))
                 continue
             if ahead is not None and not ahead.next_chunk(waiting, waiting.computed, view, now).may_run:
                 assert self.ahead is not None
@@ -122,6 +139,30 @@ class Prompts:
             return 0
         found = self.cache.lookup(sequence, self._not_free)
         return sequence.begin_at(found) if found else 0
+
+    def _reserve(self, sequence: Sequence) -> None:
+        """Reserve the room of a prompt that another engine has, and fetch what the prefix cache has not of it."""
+        assert self.fetch is not None
+        found = 0
+        if self.cache is not None and sequence.blocks:
+            found = self.cache.lookup(sequence, self._not_free)
+            self.cache.count(found, sequence.prompt)
+        self.pinned += sequence.prompt
+        self.fetch(sequence, sequence.prompt - found)
+
+    def arrive(self, sequence: Sequence) -> None:
+        """Let a sequence run whose KV cache has been fetched."""
+        sequence.remote = False
+        self.arrived.append(sequence)
+
+    def _run_arrived(self, sequence: Sequence) -> None:
+        self.pinned -= sequence.prompt
+        sequence.computed = sequence.prompt - 1
+        sequence.next_item = len(sequence.items)
+        self.computed += sequence.computed
+        sequence.runs = True
+        self.running.append(sequence)
+        self.targets.add(sequence.sla.itl_seconds)
 
     def release(self, sequence: Sequence) -> None:
         """Release the blocks of a sequence that has ended or waits again."""
@@ -176,8 +217,9 @@ class Prompts:
     def forget(self) -> None:
         """Forget all state of an engine that died."""
         self.running.clear()
+        self.arrived.clear()
         self.targets.clear()
-        self.computed = 0
+        self.computed = self.pinned = 0
         if self.cache is not None:
             self.cache.clear()
         self.clear()

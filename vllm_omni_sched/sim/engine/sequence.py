@@ -14,7 +14,8 @@ class Sequence:
     already. ``computed``: of these. ``made``: output tokens. ``runs``: whether it was admitted. ``next_item``: the
     first item that is not computed. ``held``: content of the items that it holds in the encoder cache. ``last_token``:
     time of the last one; ``first_step``: the first step in which it decodes since. ``blocks``: hash ids of its prompt,
-    of ``block_tokens`` each, of which it holds the first ``held_blocks`` in the prefix cache.
+    of ``block_tokens`` each, of which it holds the first ``held_blocks`` in the prefix cache. ``remote``: whether
+    another engine has its KV cache. ``growth``: tokens that it makes in a decode step, on average.
     """
 
     __slots__ = (
@@ -24,6 +25,7 @@ class Sequence:
         "computed",
         "entered",
         "first_step",
+        "growth",
         "held",
         "held_blocks",
         "items",
@@ -34,6 +36,7 @@ class Sequence:
         "next_item",
         "output_tokens",
         "prompt",
+        "remote",
         "request_id",
         "runs",
         "sla",
@@ -58,6 +61,8 @@ class Sequence:
         self.held: list[str] = []
         self.blocks, self.block_tokens, self.held_blocks = request.blocks, request.block_tokens, 0
         self.runs = False
+        self.remote = False
+        self.growth = 1.0
         self.last_token: float | None = None
         self.first_step = 0
         self.largest_gap = 0.0
@@ -98,6 +103,8 @@ class Sequence:
     def restart(self) -> None:
         """Reset a preempted sequence: its prompt and output tokens are to be computed again."""
         self.prompt = self._own + self.made
+        if self.growth != 1.0 and self.made:  # the first token is from its prompt, the others from decode steps
+            self.prompt = self._own + 1 + int(self.growth * (self.made - 1))
         self.computed = 0
         self.next_item = 0
         self.runs = False

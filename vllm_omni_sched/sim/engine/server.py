@@ -17,8 +17,10 @@ class EngineServer(Steps):
        waits again; its tokens are computed again.
 
     5. Prompts whose blocks the workload names use the prefix cache (`PrefixCache`).
+    6. With speculation a request makes its tokens in fewer steps (`Speculation`). Each step computes the draft tokens,
+       too, and gaps are those between its outputs.
 
-    Not modelled: speculative decoding, and the gain of async scheduling, which the costs of a step include.
+    Not modelled: the gain of async scheduling, which the costs of a step include.
 
     Args:
         done: called with each job when its client has its last token.
@@ -36,7 +38,7 @@ class EngineServer(Steps):
             return
         self._stop_leap()
         request = job.request
-        sequence = Sequence(job, self.core.classes[request.sla], self._sim.now)
+        sequence = self._new_sequence(job)
         if self._measures:
             self.core.enter(sequence.request_id, sequence.sla, self._sim.now, request.arrival)
         self._jobs[request.number] = (job, sequence)
@@ -44,19 +46,32 @@ class EngineServer(Steps):
         self._plain = False
         self._wake()
 
+    def _new_sequence(self, job: Job) -> Sequence:
+        sequence = Sequence(job, self.core.classes[job.request.sla], self._sim.now)
+        if self._speculation is not None:
+            sequence.output_tokens = 1 + self._speculation.steps(job.request.number, job.request.output_tokens - 1)
+        return sequence
+
     def abort(self, job: Job) -> None:
         """Forget a job; unknown ones are ignored."""
         self._stop_leap()
         sequence = self._leave(job) if self._is_here(self._epoch, job) else None
         if sequence is None:
             return
+        self._withdraw(sequence)
+        self._forget(sequence, counts=False)
+        if self.waiting.sequences:  # there may be room for them now
+            self._plain = False
+            self._wake()
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        """Remove a sequence from wherever it is."""
         if sequence.request_id in self.decodes.sequences:
             self.decodes.remove(sequence)
         elif sequence in self.prompts.running:
             self.prompts.remove(sequence)
         elif not self.waiting.remove(sequence) and self.ahead is not None:
             self.ahead.held.pop(sequence.request_id, None)
-        self._forget(sequence, counts=False)
 
     def kill(self) -> list[Job]:
         """Kill the engine and return its jobs."""

@@ -8,7 +8,7 @@ from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.costs.measured import UnsteadyCosts
 from vllm_omni_sched.sim.engine.ahead import Ahead
-from vllm_omni_sched.sim.engine.decoding import DecodingSequences
+from vllm_omni_sched.sim.engine.decoding import DecodingSequences, SpeculatingSequences
 from vllm_omni_sched.sim.engine.encoding import Encoding
 from vllm_omni_sched.sim.engine.front import FrontEnd
 from vllm_omni_sched.sim.engine.leap import Leap
@@ -66,6 +66,7 @@ class Steps(FrontEnd):
         "_read",
         "_rest",
         "_run",
+        "_speculation",
         "_step_encode",
         "_step_ends",
         "_step_llm",
@@ -98,7 +99,11 @@ class Steps(FrontEnd):
         self.core = core
         self._itl, self._watcher = itl, watcher
         self.waiting = make_queue(core)
+        self._speculation = limits.speculation
         self.decodes = DecodingSequences()
+        if limits.speculation is not None:
+            drafts = limits.speculation
+            self.decodes = SpeculatingSequences(1 + drafts.draft_tokens, drafts.tokens_of_step)
         self.encoding = Encoding(limits, core)
         self.prompts = Prompts(limits, core, self.waiting, self.decodes, self.encoding)
         self._view = StepView(sim, costs, core, self.waiting, self.decodes, self.prompts, self.encoding)
@@ -205,19 +210,18 @@ class Steps(FrontEnd):
         if lending is not None:
             lending.plan(self._view, sim.now)
             self._kv_tokens = prompts.kv_room
-        if decodes.context + prompts.computed + decoding > self._kv_tokens:
+        if decodes.context + prompts.computed + decoding * decodes.each > self._kv_tokens:
             decoding = self._make_room()
         encode = 0.0
-        if prompts.running or (self.waiting.sequences and prompts.room()):
+        if prompts.running or prompts.arrived or (self.waiting.sequences and prompts.room()):
             prompts.plan(self._view, sim.now)
+            self._kv_tokens = prompts.kv_room  # without what the prompts of other engines have taken
             for modality, (items, embeds) in self.encoding.step.items():
                 encode += self._costs.encode_seconds(modality, embeds, items)
             if self.ahead is not None:
                 self.ahead.send()
-            if lending is not None:
-                self._kv_tokens = prompts.kv_room
-                if self.encoding.step:
-                    lending.step_began(sum([embeds for _, embeds in self.encoding.step.values()]))
+            if lending is not None and self.encoding.step:
+                lending.step_began(sum([embeds for _, embeds in self.encoding.step.values()]))
         elif prompts.chunks:
             prompts.clear()
             self.encoding.begin()
@@ -263,12 +267,14 @@ class Steps(FrontEnd):
 
     def _may_enter(self) -> bool:
         """Return whether a request waits that the next step might admit, as far as is known before planning."""
+        if self.prompts.arrived:
+            return True
         return bool(self.waiting.sequences) and (self.core.limits.batch is not None or self.prompts.room())
 
     def _make_room(self) -> int:
         """Preempt requests by rule 4, and return how many decode then."""
         decodes, prompts = self.decodes, self.prompts
-        while decodes.number and prompts.kv_tokens + decodes.number > self._kv_tokens:
+        while decodes.number and prompts.kv_tokens + decodes.number * decodes.each > self._kv_tokens:
             if prompts.running:
                 sequence = prompts.running[-1]
                 prompts.remove(sequence)
@@ -317,7 +323,8 @@ class Steps(FrontEnd):
         """
         decodes, context = self.decodes, self.decodes.context
         decoding = decodes.number
-        if not decoding or context + decoding > self._kv_tokens:
+        more = decoding * decodes.each
+        if not decoding or context + more > self._kv_tokens:
             return False
         ahead = self.ahead
         if ahead is not None and (ahead.lane.working or self._rest):
@@ -330,8 +337,8 @@ class Steps(FrontEnd):
         elif self._leaps and (steps := decodes.sure_steps) > _NEAR:
             fixed, slope, limit = self._decode_line(decoding, context)
             seconds = fixed + slope * context
-            steps = min(steps, (self._kv_tokens - context) // decoding, (limit - context) // decoding + 1)
-            leap = self._leap = Leap(self._sim.now, seconds, slope * decoding, steps)
+            steps = min(steps, (self._kv_tokens - context) // more, (limit - context) // more + 1)
+            leap = self._leap = Leap(self._sim.now, seconds, slope * decoding * decodes.growth, steps)
             self._sim.at(leap.last_end(), self._land, leap)
             self._step_owed = 0.0
         else:
@@ -391,7 +398,7 @@ class Steps(FrontEnd):
         decodes.pass_steps(steps, max(gaps[0], gaps[-1]))
         self._last_end, self._llm_seconds = end - seconds, self._llm_seconds + (end - began)
         self._made += steps * number
-        self._read += steps * context + number * (steps * (steps + 1) // 2)
+        self._read += steps * context + int(decodes.growth * number * (steps * (steps + 1) // 2))
         leap.end, leap.seconds, leap.left = end, seconds, left
         self._step_ends, self._step_llm = end, seconds
 

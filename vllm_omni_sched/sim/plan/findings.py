@@ -17,6 +17,8 @@ HELD_OUT = 1000
 _DRAWS = 4000
 _FASTER = (1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
 RESOURCES = ("compute", "memory bandwidth", "KV memory", "links between devices", "host")
+KV_LINKS = "links for KV caches"
+"""A resource of plans with prefill replicas."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,30 @@ class Limit:
 
 
 def confirm(choices: Choices, load: Load, slo: Slo, plan: Plan, seeds: int = 4) -> Confirmed:
-    """Run a plan under held-out requests, with more replicas if they are needed, up to the limit of devices."""
-    most = choices.most_devices // plan.system.layout.parallel.devices
+    """Run a plan under held-out requests, with more replicas if they are needed, up to the limit of devices.
+
+    Of prefill and decode replicas, one of the kind is added that brings more requests within the SLO.
+    """
     added = 0
-    while True:
-        found = _held_out(choices, load, slo, plan, seeds, added)
-        if found.attainment >= slo.attainment or plan.replicas >= most:
-            return found
-        plan, added = replace(plan, replicas=plan.replicas + 1), added + 1
+    found = _held_out(choices, load, slo, plan, seeds, added)
+    while found.attainment < slo.attainment:
+        added += 1
+        larger = [one for one in _with_one_more(found.plan) if one.devices <= choices.most_devices]
+        if not larger:
+            break
+        tried = [_held_out(choices, load, slo, one, seeds, added) for one in larger]
+        found = max(tried, key=lambda one: one.attainment)
+    return found
+
+
+def _with_one_more(plan: Plan) -> list[Plan]:
+    """Return the plan with another replica; with prefill replicas, with one of either kind."""
+    system = plan.system
+    if system.prefill is None:
+        return [replace(plan, replicas=plan.replicas + 1)]
+    prefills, decodes = plan.replicas * system.prefill.replicas, plan.replicas * system.prefill.decodes
+    larger = [system.apart(prefills + 1, decodes), system.apart(prefills, decodes + 1)]
+    return [Plan(one, groups, plan.attainment) for one, groups in larger]
 
 
 def _held_out(choices: Choices, load: Load, slo: Slo, plan: Plan, seeds: int, added: int) -> Confirmed:
@@ -91,7 +109,8 @@ def limit(choices: Choices, load: Load, slo: Slo, plan: Plan) -> Limit:
         part = load.part(plan.replicas, HELD_OUT, held_out=True, faster=faster)
         at = serve(choices, plan.system, part, slo, whole=True).attainment
         if at < slo.attainment:
-            known = RESOURCES if choices.calibration is None else ("KV memory",)
+            known: tuple[str, ...] = RESOURCES if choices.calibration is None else ("KV memory",)
+            known += (KV_LINKS,) if plan.system.prefill is not None else ()
             more = {name: serve(choices, plan.system, part, slo, whole=True, better=name).attainment for name in known}
             gains = {name: value - at for name, value in more.items()}
             largest = max(gains, key=lambda name: gains[name])

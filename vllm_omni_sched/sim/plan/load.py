@@ -1,8 +1,11 @@
 """Divide the requests of a trace between training and held-out time, and between replicas."""
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
+
+import numpy as np
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.work import Request
@@ -15,12 +18,47 @@ BLOCKS = 12
 _BLOCK_SECONDS = 300.0
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long clients wait for a first token before they give up.
+
+    Between ``low`` and ``high`` seconds, evenly, by the number of the request: the same client has the same patience
+    whatever serves it.
+    """
+
+    low: float
+    high: float
+
+    def seconds(self, number: int) -> float:
+        """Return the seconds that the client of a request waits."""
+        if self.low == self.high:
+            return self.low
+        return float(np.random.default_rng((1, number)).uniform(self.low, self.high))
+
+
 class Part(NamedTuple):
-    """Requests of one replica over ``seconds``, in order. ``blocks``: the block of each, by its position."""
+    """Requests of one replica over ``seconds``, in order. ``blocks``: the block of each, by its position.
+
+    ``patience``: of their clients; None: they wait for ever.
+    """
 
     requests: tuple[Request, ...]
     blocks: tuple[int, ...]
     seconds: float
+    patience: Patience | None = None
+
+
+class Work(NamedTuple):
+    """What engines compute at least for the training requests, if they forget no prefix.
+
+    ``tokens``, ``pairs``: of prompts, and pairs of a query and a key. ``outputs``: tokens after the first ones, which
+    read ``reads`` keys in all.
+    """
+
+    tokens: int
+    pairs: float
+    outputs: int
+    reads: float
 
 
 class Load:
@@ -31,15 +69,17 @@ class Load:
        prefixes are found again within a part.
     2. Replicas get requests in turn. A replica of n gets every n-th one; which one it is counts as the seed.
     3. Requests of a trace of intervals are drawn anew for each seed.
+    4. With ``patience`` clients give up; those of a faster load have the same patience.
 
     ``tokens``: mean tokens of a request's context when half of its answer is there. ``items``: whether requests have
-    items. ``seconds``: of one part.
+    items. ``seconds``: of one part. ``work``: of the training part.
 
     Raises:
         ConfigError: one of the halves has no request.
     """
 
-    def __init__(self, trace: Trace, options: TraceOptions) -> None:
+    def __init__(self, trace: Trace, options: TraceOptions, patience: Patience | None = None) -> None:
+        self.patience = patience
         self._workload, self._exact = Replay(trace, options), bool(trace.requests)
         self._length = trace.arrivals / self._workload.rate
         self._number = max(BLOCKS, 2 * math.ceil(self._length / _BLOCK_SECONDS / 2))
@@ -57,6 +97,7 @@ class Load:
         self.items = any(one.items for one in every)
         self.blocks = any(one.blocks for one in every)
         self.rate = len(every) / (2 * self.seconds)
+        self.work = _work(self._halves(0, False)[0])
 
     def part(self, replicas: int, seed: int, held_out: bool = False, faster: float = 1.0) -> Part:
         """Return the requests of a replica; ``faster``: factor on the rate of all."""
@@ -65,7 +106,7 @@ class Load:
         one = [found[at] for at in kept]
         if faster != 1.0:
             one = [_at(request, request.arrival / faster) for request in one]
-        return Part(tuple(one), tuple(blocks[at] for at in kept), self.seconds / faster)
+        return Part(tuple(one), tuple(blocks[at] for at in kept), self.seconds / faster, self.patience)
 
     def _draw(self, seed: int, held_out: bool) -> tuple[list[Request], list[int]]:
         each = self._length / self._number
@@ -76,6 +117,23 @@ class Load:
                 kept.append(_at(request, max(request.arrival - (at - at // 2) * each, 0.0)))
                 blocks.append(at)
         return kept, blocks
+
+
+def _work(every: list[Request]) -> Work:
+    seen: set[int] = set()
+    tokens, pairs, outputs, reads = 0, 0.0, 0, 0.0
+    for request in every:
+        known = 0
+        while known < len(request.blocks) and request.blocks[known] in seen:
+            known += 1
+        seen.update(request.blocks)
+        begin = min(known * request.block_tokens, request.prompt_tokens - 1)
+        new, output = request.prompt_tokens - begin, request.output_tokens - 1
+        tokens += new
+        pairs += new * (begin + new / 2)
+        outputs += output
+        reads += output * (request.prompt_tokens + output / 2)
+    return Work(tokens, pairs, outputs, reads)
 
 
 def _at(request: Request, arrival: float) -> Request:

@@ -8,7 +8,8 @@ from typing import Any
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.hardware import DEVICES
 from vllm_omni_sched.sim.plan.load import Load
-from vllm_omni_sched.sim.plan.systems import FLAG_VALUES, Choices, Flags, Layout, System, option_values, shipped
+from vllm_omni_sched.sim.plan.split import PoolSearch
+from vllm_omni_sched.sim.plan.systems import Choices, Flags, Layout, System, option_values, shipped
 from vllm_omni_sched.sim.plan.trial import serve
 from vllm_omni_sched.sim.scenario.scenario import Slo
 
@@ -22,7 +23,7 @@ _BETTER = 1e-4  # less is no gain
 
 @dataclass(frozen=True)
 class Plan:
-    """So many replicas of a system. ``attainment``: in training."""
+    """So many replicas of a system, or groups of prefill and decode replicas. ``attainment``: in training."""
 
     system: System
     replicas: int
@@ -31,12 +32,12 @@ class Plan:
     @property
     def devices(self) -> int:
         """Return the number of devices."""
-        return self.replicas * self.system.layout.parallel.devices
+        return self.replicas * self.system.devices
 
     @property
     def price(self) -> float:
         """Return the price of an hour."""
-        return self.replicas * self.system.layout.price_each
+        return self.replicas * self.system.price
 
 
 @dataclass
@@ -59,9 +60,13 @@ class Planner:
        the same number of trials, from the flags that stock has there: what a flag gives is in both.
     5. A trial is one replica with its part of the training requests, under up to ``seeds`` seeds. Nothing is random:
        the same input gives the same plan.
+    6. If prompts may be computed on replicas of their own, that is searched for stock as well (`PoolSearch`), for
+       what is cheaper than the best so far.
 
     Args:
         trials: most trials of a layout at one number of replicas.
+
+    ``together``: after `stock`, the cheapest plan whose replicas compute their own prompts; None if there is none.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Planner:
         self._seeds, self._most, self._progress = seeds, trials, progress
         self._known: dict[tuple[Any, ...], float] = {}
         self.tally = Tally()
+        self.together: Plan | None = None
         self._flags: dict[Layout, Flags] = {}
         self._bounds = {layout: self._fewest_possible(layout) for layout in choices.layouts}
 
@@ -86,7 +92,13 @@ class Planner:
         Raises:
             ConfigError: no plan within the limit of devices meets the SLO.
         """
-        found = self._search(None, {}, None)
+        found = self.together = self._search(None, {}, None)
+        if self._choices.link is not None:
+            pools = PoolSearch(self._choices, self._load, self._slo, self._value, self._flags, self._most)
+            apart = pools.search(None if found is None else found.price)
+            if apart is not None:
+                system, replicas = apart
+                found = Plan(system, replicas, self._value(system, replicas))
         if found is None:
             raise ConfigError(
                 f"no plan with up to {self._choices.most_devices} devices meets the SLO: raise --max-gpus, name larger "
@@ -155,7 +167,8 @@ class Planner:
         """Return the best system at a number of replicas; the first that meets the SLO ends the search."""
         needed, left = self._slo.attainment, self._most
         best, value = start, self._value(start, replicas)
-        groups: list[tuple[str, Sequence[Any]]] = [*options.items(), *FLAG_VALUES.items()]
+        groups: list[tuple[str, Sequence[Any]]] = [*options.items(), *self._choices.flag_values.items()]
+        telling = len(options) + (self._choices.drafter is not None)  # groups of flags after which hope may be given up
         for _ in range(2):
             before = value
             for at, (name, values) in enumerate(groups):
@@ -169,15 +182,14 @@ class Planner:
                     reached = self._value(system, replicas)
                     if reached > value + _BETTER:
                         best, value = system, reached
-                if at >= len(options) and value < _HOPELESS * needed:
+                if at >= telling and value < _HOPELESS * needed:
                     return best, value
             if value <= before + _BETTER:
                 break
         return best, value
 
-    @staticmethod
-    def _changed(system: System, name: str, value: Any, options: Mapping[str, Sequence[Any]]) -> System:
-        if name in FLAG_VALUES:
+    def _changed(self, system: System, name: str, value: Any, options: Mapping[str, Sequence[Any]]) -> System:
+        if name in self._choices.flag_values:
             return replace(system, flags=replace(system.flags, **{name: value}))
         group = {key for one in options[name] for key in one}
         shared = {key for other, values in options.items() if other != name for one in values for key in one}
@@ -192,7 +204,7 @@ class Planner:
     def _value(self, system: System, replicas: int) -> float:
         """Return the fraction within the SLO over the training seeds; 0 if it is impossible."""
         options = None if system.options is None else repr(sorted(system.options.items()))
-        key = (system.layout, system.flags, options, replicas)
+        key = (system.layout, system.flags, options, system.prefill, replicas)
         if key not in self._known:
             self._known[key] = self._measured(system, replicas)
         return self._known[key]
@@ -205,25 +217,13 @@ class Planner:
             self.tally.requests += served.requests
             values.append(served.attainment)
             if self._progress is not None:
-                split = system.layout.parallel
-                self._progress(self.tally.trials, f"{replicas} x {split.devices} {system.layout.device}")
+                self._progress(self.tally.trials, f"{replicas} x {system.devices} {system.layout.device}")
             if served.attainment < self._slo.attainment - _CLEAR:
                 break
         return sum(values) / len(values)
 
     def _fewest_possible(self, layout: Layout) -> int:
         """Return the replicas whose devices can do all operations, if they did nothing else and forgot no prefix."""
-        costs = self._choices.costs(layout, Flags())
-        part = self._load.part(1, 0)
-        seen: set[int] = set()
-        seconds = 0.0
-        for request in part.requests:
-            known = 0
-            while known < len(request.blocks) and request.blocks[known] in seen:
-                known += 1
-            seen.update(request.blocks)
-            begin = min(known * request.block_tokens, request.prompt_tokens - 1)
-            tokens, output = request.prompt_tokens - begin, request.output_tokens - 1
-            read = output * (request.prompt_tokens + output / 2)
-            seconds += costs.operations_seconds(output, int(read), tokens, tokens * (begin + tokens / 2)) or 0.0
-        return max(1, math.ceil(0.9 * self._slo.attainment * seconds / part.seconds))
+        costs, work = self._choices.costs(layout, Flags()), self._load.work
+        seconds = costs.operations_seconds(work.outputs, int(work.reads), work.tokens, work.pairs) or 0.0
+        return max(1, math.ceil(0.9 * self._slo.attainment * seconds / self._load.seconds))

@@ -1,6 +1,7 @@
 """Define what a plan chooses: devices, how a model is split between them, flags of vLLM, options of this package."""
 
 import json
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,47 +10,63 @@ from typing import Any
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import KEY, grouped, load_config
 from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
-from vllm_omni_sched.sim.costs.base import EngineCosts
+from vllm_omni_sched.sim.costs.base import EngineCosts, Source, SourceKind
 from vllm_omni_sched.sim.costs.config_json import ConfiguredLlm
-from vllm_omni_sched.sim.costs.hardware import DEVICES, DeviceKind, device
+from vllm_omni_sched.sim.costs.drafted import DraftedCosts
+from vllm_omni_sched.sim.costs.hardware import DEVICES, DeviceKind, Link, device
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.costs.models import ModelShape, Precision, WeightFormat
 from vllm_omni_sched.sim.costs.roofline import Efficiency, Parallel, RooflineCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits
+from vllm_omni_sched.sim.engine.speculation import Speculation
 from vllm_omni_sched.sim.tune.space import Options
+
+_CLOUDS = 'the middle of on-demand prices of specialised clouds, May 2026 (mercatus-ai.com, "Cloud GPU pricing")'
 
 PRICES = {
     "a100-40gb": 1.0,
     "a100-80gb": 1.3,
     "h100-80gb": 3.0,
     "h200-141gb": 4.0,
-    "b200-180gb": 5.5,
-    "l40s": 0.9,
-    "a6000": 0.6,
+    "b200-180gb": 6.0,
+    "l40s": 1.0,
+    "a6000": 0.8,
 }
-"""US dollars for an hour of one device.
-
-A100 80 GB, H100 and H200: the middle of the on-demand prices of specialised clouds in May 2026 (mercatus-ai.com, "Cloud
-GPU pricing"). The others are assumed, in proportion. Prices differ by a factor of three between clouds.
-"""
-PRICES_OF = "May 2026"
+"""US dollars for an hour of one device. `PRICE_SOURCES` says where each is from."""
+PRICE_SOURCES = {
+    "a100-40gb": Source(SourceKind.PUBLISHED, "RunPod's community cloud, SXM 40 GB, August 2026"),
+    "a100-80gb": Source(SourceKind.PUBLISHED, _CLOUDS),
+    "h100-80gb": Source(SourceKind.PUBLISHED, _CLOUDS),
+    "h200-141gb": Source(SourceKind.PUBLISHED, _CLOUDS),
+    "b200-180gb": Source(
+        SourceKind.PUBLISHED,
+        "RunPod's community cloud, August 2026; Akash has 5.00 and Lambda 6.69 (September 2026)",
+    ),
+    "l40s": Source(SourceKind.ASSUMED, "above Verda's price for spot instances, 0.94 in October 2026"),
+    "a6000": Source(SourceKind.PUBLISHED, "Verda, on-demand, October 2026"),
+}
+"""Source of each of `PRICES`. Prices differ by a factor of three between clouds."""
 NODE = 8
 """Devices of a node: the most that tensor parallelism spans."""
 
 
 @dataclass(frozen=True)
 class Flags:
-    """Flags of vLLM that are searched, with vLLM's names. See `shipped` for its defaults."""
+    """Flags of vLLM that are searched, with vLLM's names. See `shipped` for its defaults.
+
+    ``num_speculative_tokens``: 0 without speculative decoding.
+    """
 
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
+    num_speculative_tokens: int = 0
 
     @property
     def possible(self) -> bool:
-        """Return whether vLLM starts with them: a step has room for a token of each request."""
-        return self.max_num_batched_tokens >= self.max_num_seqs
+        """Return whether vLLM starts with them, and a step has room for all tokens of each request."""
+        return self.max_num_batched_tokens >= self.max_num_seqs * (1 + self.num_speculative_tokens)
 
 
 FLAG_VALUES: dict[str, tuple[Any, ...]] = {
@@ -59,6 +76,8 @@ FLAG_VALUES: dict[str, tuple[Any, ...]] = {
     "enable_prefix_caching": (True, False),
 }
 """Values of each flag, in the order in which they are tried."""
+DRAFT_TOKENS = (0, 2, 4, 1, 3, 6)
+"""Values of ``num_speculative_tokens``, where there is a drafter."""
 
 
 def shipped(kind: DeviceKind | None) -> Flags:
@@ -88,12 +107,67 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Prefill:
+    """Replicas that compute prompts for those that decode: ``replicas`` of them for ``decodes`` of the others."""
+
+    layout: Layout
+    flags: Flags
+    replicas: int = 1
+    decodes: int = 1
+
+
+@dataclass(frozen=True)
 class System:
-    """A way to serve: a layout with flags and options; ``options`` None: vLLM without this package."""
+    """A way to serve: a layout with flags and options; ``options`` None: vLLM without this package.
+
+    ``prefill``: replicas that compute the prompts; None: each replica computes its own. With it, a plan counts groups
+    of replicas that have nothing to do with each other.
+    """
 
     layout: Layout
     flags: Flags
     options: Mapping[str, Any] | None = None
+    prefill: Prefill | None = None
+
+    @property
+    def devices(self) -> int:
+        """Return the devices of a replica, or of a group of them."""
+        if self.prefill is None:
+            return self.layout.parallel.devices
+        other = self.prefill
+        return other.replicas * other.layout.parallel.devices + other.decodes * self.layout.parallel.devices
+
+    @property
+    def price(self) -> float:
+        """Return the price of a replica, or of a group of them, for an hour."""
+        if self.prefill is None:
+            return self.layout.price_each
+        return self.prefill.replicas * self.prefill.layout.price_each + self.prefill.decodes * self.layout.price_each
+
+    def apart(self, prefills: int, decodes: int) -> tuple["System", int]:
+        """Return the system with so many replicas of each kind in all, and the number of groups.
+
+        Requests go to the replicas of each kind in turn. So those of a group meet no others.
+        """
+        assert self.prefill is not None
+        groups = math.gcd(prefills, decodes)
+        other = replace(self.prefill, replicas=prefills // groups, decodes=decodes // groups)
+        return replace(self, prefill=other), groups
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """The user's speculative decoding.
+
+    ``method``: as in vLLM's ``--speculative-config``; ``model``: the drafter's, empty for n-grams. ``acceptance``: of a
+    draft token, if all before it were accepted, as measured. ``draft``: the part of a decode step that making one
+    draft token takes; a drafter's weights are taken to be the same part of the model's.
+    """
+
+    method: str
+    acceptance: float
+    draft: float
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,6 +176,8 @@ class Choices:
 
     ``shape``: the model; None with ``calibration``, whose costs stand for one device kind and one replica size.
     ``served``: the model's name in commands. ``most_devices``: in all. ``items``: whether requests have items.
+    ``drafter``: the speculative decoding that may be used; ``link``: that of a device, over which prefill replicas may
+    send the KV cache; None: neither is tried.
     """
 
     shape: ModelShape | None
@@ -112,6 +188,14 @@ class Choices:
     precision: Precision = field(default_factory=Precision)
     calibration: MeasuredCosts | None = None
     efficiency: Efficiency = field(default_factory=Efficiency)
+    drafter: Drafter | None = None
+    link: Link | None = None
+
+    @property
+    def flag_values(self) -> dict[str, tuple[Any, ...]]:
+        """Return the values of each flag that are tried, in that order."""
+        drafts: dict[str, tuple[Any, ...]] = {"num_speculative_tokens": DRAFT_TOKENS} if self.drafter else {}
+        return {**drafts, **FLAG_VALUES}
 
     def costs(self, layout: Layout, flags: Flags, better: str = "") -> EngineCosts:
         """Return the costs of a replica; ``better``: a resource of which there is twice as much.
@@ -121,6 +205,32 @@ class Choices:
         """
         if self.calibration is not None:
             return self.calibration
+        alone = self._roofline(layout, flags, better)
+        if not flags.num_speculative_tokens:
+            return alone
+        assert self.drafter is not None
+        drafts, each = flags.num_speculative_tokens, self.drafter.draft
+        found = DraftedCosts(self._roofline(layout, flags, better, 1 + drafts), alone, drafts * each)
+        found.kv_tokens -= math.ceil(each * alone.model.weight_bytes(self.precision.weights) / self._kv_bytes(layout))
+        if found.kv_tokens < 1:
+            raise ConfigError(f"the drafter does not fit beside {alone.model.name!r}")
+        return found
+
+    def _kv_bytes(self, layout: Layout) -> float:
+        assert self.shape is not None
+        return self.precision.kv_bytes * self.shape.llm.kv_numbers_per_token(layout.parallel.tensor)
+
+    def link_of(self, system: System, better: str = "") -> tuple[float, Link, int]:
+        """Return (KV bytes of a token, link of a device, links of a transfer) between the two kinds of replicas."""
+        assert system.prefill is not None
+        assert self.link is not None
+        link = self.link
+        if better == "links for KV caches":
+            link = replace(link, bytes_per_second=2 * link.bytes_per_second)
+        links = min(system.prefill.layout.parallel.devices, system.layout.parallel.devices)
+        return self._kv_bytes(system.layout), link, links
+
+    def _roofline(self, layout: Layout, flags: Flags, better: str, queries: int = 1) -> RooflineCosts:
         assert self.shape is not None
         kind, use = device(layout.device), replace(self.efficiency, memory=flags.gpu_memory_utilization)
         if better == "compute":
@@ -133,7 +243,7 @@ class Choices:
         elif better == "host":
             halved = ("step_seconds", "request_seconds", "text_token_seconds", "answer_seconds")
             use = replace(use, **{name: getattr(use, name) / 2 for name in halved})
-        return RooflineCosts(self.shape, kind, layout.parallel, use, self.precision)
+        return RooflineCosts(self.shape, kind, layout.parallel, use, self.precision, queries)
 
     def limits(self, flags: Flags, costs: EngineCosts, better: str = "") -> EngineLimits:
         """Return the limits of an engine with these flags."""
@@ -146,11 +256,20 @@ class Choices:
             embeds,
             embeds,
             prefix_caching=flags.enable_prefix_caching,
+            speculation=self._speculation(flags),
         )
+
+    def _speculation(self, flags: Flags) -> Speculation | None:
+        if not flags.num_speculative_tokens:
+            return None
+        assert self.drafter is not None
+        return Speculation(flags.num_speculative_tokens, self.drafter.acceptance)
 
     def accepted(self, system: System) -> bool:
         """Return whether a server starts with these flags and options: what is refused is not offered."""
-        if not system.flags.possible:
+        if not system.flags.possible or (system.prefill is not None and not system.prefill.flags.possible):
+            return False
+        if system.flags.num_speculative_tokens and system.layout.parallel.pipeline > 1:
             return False
         if system.options is None:
             return True
@@ -229,8 +348,25 @@ def option_values(ttft_seconds: float, itl_seconds: float, items: bool) -> dict[
     return {"targets": (targets,), **found}
 
 
+def draft_of_a_layer(shape: ModelShape) -> float:
+    """Return the part of a model's weights that one layer and the output matrix are, as EAGLE's drafters have them."""
+    llm = shape.llm
+    whole = llm.layer_parameters + llm.head_parameters
+    return (llm.layer_parameters / llm.layers + llm.head_parameters) / whole
+
+
 def command(choices: Choices, system: System) -> str:
-    """Return the ``vllm serve`` command of a replica."""
+    """Return the ``vllm serve`` command of a replica; of a prefill and a decode replica a line each."""
+    if system.prefill is None:
+        return shlex.join(_words(choices, system))
+    lines = []
+    for one, role in ((System(system.prefill.layout, system.prefill.flags), "producer"), (system, "consumer")):
+        config = {"kv_connector": "NixlConnector", "kv_role": f"kv_{role}"}
+        lines.append(shlex.join([*_words(choices, one), "--kv-transfer-config", json.dumps(config)]))
+    return "\n".join(lines)
+
+
+def _words(choices: Choices, system: System) -> list[str]:
     split, flags = system.layout.parallel, system.flags
     words = ["vllm", "serve", choices.served]
     words += ["--tensor-parallel-size", str(split.tensor)] if split.tensor > 1 else []
@@ -242,10 +378,15 @@ def command(choices: Choices, system: System) -> str:
     words += ["--max-num-batched-tokens", str(flags.max_num_batched_tokens), "--max-num-seqs", str(flags.max_num_seqs)]
     words += ["--gpu-memory-utilization", f"{flags.gpu_memory_utilization:g}"]
     words += ["--enable-prefix-caching" if flags.enable_prefix_caching else "--no-enable-prefix-caching"]
+    if flags.num_speculative_tokens:
+        assert choices.drafter is not None
+        config = {"method": choices.drafter.method, "num_speculative_tokens": flags.num_speculative_tokens}
+        config |= {"model": choices.drafter.model} if choices.drafter.model else {}
+        words += ["--speculative-config", json.dumps(config)]
     if system.options is not None:
         words += ["--scheduler-cls", "vllm_omni_sched.OmniScheduler"]
         words += ["--additional-config", json.dumps({KEY: grouped(system.options)})]
-    return shlex.join(words)
+    return words
 
 
 def known_devices() -> tuple[str, ...]:

@@ -26,7 +26,9 @@ from vllm_omni_sched.sim.work import Item
 from vllm_omni_sched.sim.workloads.base import Arrival
 from vllm_omni_sched.sim.workloads.distributions import Counts, client_times, contents, endless
 from vllm_omni_sched.sim.workloads.importers import TraceFormat, import_trace
-from vllm_omni_sched.sim.workloads.trace import Exact
+from vllm_omni_sched.sim.workloads.trace import FORMAT as TRACE_FORMAT
+from vllm_omni_sched.sim.workloads.trace import VERSION as TRACE_VERSION
+from vllm_omni_sched.sim.workloads.trace import Exact, Header, Trace
 
 FORMAT, VERSION = "vllm-omni-sched statistics", 1
 FRACTIONS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
@@ -68,6 +70,15 @@ class Statistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def rate(self) -> float:
         """Return the mean requests per second of all clients."""
         return math.fsum(client.rate for client in self.clients)
+
+
+def is_statistics(path: Path) -> bool:
+    """Return whether a file begins like one of statistics; False if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return FORMAT.encode() in file.read(200)
+    except OSError:
+        return False
 
 
 def read_statistics(path: Path) -> Statistics:
@@ -330,6 +341,24 @@ class DerivedLoad:
         ):
             shown = min(next(images), options.max_images)
             yield text, output, [options.image_embeds or next(embeds) for _ in range(shown)]
+
+
+def drawn_trace(statistics: Statistics, seconds: float = 3600.0, most: int = 12_000, seed: int = 0) -> Trace:
+    """Return a trace of requests drawn from statistics: of so many seconds, or of the ``most`` requests.
+
+    Raises:
+        ConfigError: it has no request.
+    """
+    load = DerivedLoad(statistics, StatisticsOptions(file="statistics"))
+    requests: list[Exact] = []
+    for one in load.arrivals(np.random.default_rng(seed)):
+        if one.at >= seconds or len(requests) == most:
+            break
+        items = tuple((item.modality, item.embeds) for item in one.items)
+        requests.append(Exact(one.at, one.text_tokens, one.output_tokens, items, one.sla, one.client))
+    if not requests:
+        raise ConfigError(f"{statistics.source}: no request in {seconds:g} s")
+    return Trace(Header(TRACE_FORMAT, TRACE_VERSION, source=f"drawn from {load.source}"), requests=tuple(requests))
 
 
 def _whole(shares: Mapping[int, float]) -> dict[int, float]:

@@ -9,6 +9,7 @@ from vllm_omni_sched.sim.costs.hardware import DEVICES, device
 from vllm_omni_sched.sim.costs.models import LlmShape, ModelShape, Precision, WeightFormat, model
 from vllm_omni_sched.sim.costs.roofline import Parallel
 from vllm_omni_sched.sim.plan.systems import (
+    PRICE_SOURCES,
     PRICES,
     Choices,
     Flags,
@@ -33,8 +34,9 @@ def splits(shape, *kinds, precision=Precision(), most=64):  # noqa: B008 (frozen
     return {(one.device, one.parallel) for one in layouts(shape, kinds, PRICES, precision, most)}
 
 
-def test_every_device_with_a_price_is_known():
-    assert set(PRICES) == set(DEVICES)
+def test_every_device_has_a_price_and_its_source():
+    assert set(PRICES) == set(PRICE_SOURCES) == set(DEVICES)
+    assert all(source.text for source in PRICE_SOURCES.values())
 
 
 def test_heads_are_divided_and_memory_suffices():
