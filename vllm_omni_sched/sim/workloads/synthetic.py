@@ -206,6 +206,9 @@ class ClipsOptions(ServedOptions):
     codec: str = Field("h264", min_length=1, description="Codec of the file.")
     question_tokens: int = Field(60, ge=1, description="Mean text tokens; uniform from half to one and a half of it.")
     distinct: int = Field(0, ge=0, description="Number of different clips, with equal probability; 0: all are new.")
+    pieces: int = Field(
+        1, ge=1, description="Items that a client sends each clip as, with equal numbers of frames; 1: the whole clip."
+    )
 
     @field_validator("frames")
     @classmethod
@@ -214,6 +217,13 @@ class ClipsOptions(ServedOptions):
             raise ValueError("frames must be 1 or more each")
         return value
 
+    @model_validator(mode="after")
+    def _whole_frames(self) -> "ClipsOptions":
+        for wanted in self.frames:
+            if wanted % self.pieces:
+                raise ValueError(f"option 'pieces' must divide every number of 'frames': {self.pieces} and {wanted}")
+        return self
+
 
 class VideoClips:
     """Clips of the shape of MMVU: 15 s of 360p, 30 or 60 frames of which go to the model with a question.
@@ -221,6 +231,7 @@ class VideoClips:
     1. 60 frames are about 26K tokens: 433 each.
     2. The lengths of questions, frames per second and the GOP are assumed. Outputs are ServeGen's mm-image.
     3. A clip that is asked about again has the same ``content``, with any number of frames.
+    4. A clip in ``pieces`` is as many shorter clips in one request.
 
     Source: MMVU (arXiv 2501.12380) as used by UnifiedServe (arXiv 2512.17574).
     """
@@ -235,7 +246,15 @@ class VideoClips:
         self.rate = options.rate
         self._options = options
         self._clips = [
-            Clip(options.seconds, options.fps, options.width, options.height, options.gop_frames, wanted, options.codec)
+            Clip(
+                options.seconds / options.pieces,
+                options.fps,
+                options.width,
+                options.height,
+                options.gop_frames,
+                wanted // options.pieces,
+                options.codec,
+            )
             for wanted in options.frames
         ]
 
@@ -250,6 +269,8 @@ class VideoClips:
         text = endless(lambda n: questions.integers(low, 2 * options.question_tokens - low + 1, size=n))
         output = endless(lambda n: OUTPUT_TOKENS.draw(outputs, n))
         for at in gamma_times(times, options.rate, options.cv):
-            clip = self._clips[next(kind)]
-            item = Item("video", clip.wanted * options.tokens_per_frame, next(content), clip)
-            yield Arrival(at, next(text), next(output), (item,), options.sla)
+            clip, name = self._clips[next(kind)], next(content)
+            embeds = clip.wanted * options.tokens_per_frame
+            first = name * options.pieces
+            items = tuple([Item("video", embeds, first + piece, clip) for piece in range(options.pieces)])
+            yield Arrival(at, next(text), next(output), items, options.sla)

@@ -104,6 +104,17 @@ def test_clips_that_come_again_have_their_content():
     assert found == set(range(5))
 
 
+def test_a_clip_in_pieces_has_the_frames_of_the_whole_one():
+    whole, pieces = stream("video-clips", number=50), stream("video-clips", number=50, pieces=5)
+    for one, cut in zip(whole, pieces, strict=True):
+        assert len(cut.items) == 5
+        assert sum(item.embeds for item in cut.items) == one.items[0].embeds
+        assert sum(item.clip.wanted for item in cut.items) == one.items[0].clip.wanted
+        assert sum(item.clip.seconds for item in cut.items) == one.items[0].clip.seconds
+    contents = [item.content for one in pieces for item in one.items]
+    assert len(set(contents)) == len(contents)
+
+
 def test_a_burst_of_frames_comes_when_it_is_to():
     (burst,) = [one for one in stream("mixed", number=100) if len(one.items) == 5 and one.output_tokens == 40]
     assert (burst.arrival, burst.text_tokens) == (3.0, 11)
@@ -152,6 +163,10 @@ def test_a_mix_may_hold_day_and_night_and_a_day_a_mix():
         ({"kind": "text", "rate": "4"}, "option 'rate'"),
         ({"kind": "text", "rate": 1.0, "client": True}, "unknown option 'client'; did you mean 'clients'"),
         ({"kind": "video-clips", "rate": 1.0, "frames": [30, 0]}, "frames must be 1 or more"),
+        (
+            {"kind": "video-clips", "rate": 1.0, "pieces": 7},
+            "option .pieces. must divide every number of .frames.: 7 and 30",
+        ),
         ({"kind": "poisson", "rate": 1.0, "service": "normal"}, "option 'service'"),
         (
             {"kind": "poisson", "rate": 1.0, "service": "hyperexponential", "output_tokens": 1},
