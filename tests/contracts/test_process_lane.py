@@ -191,3 +191,25 @@ def test_the_share_that_a_process_reads_is_one_that_was_set(process_lane: Proces
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     assert read <= {0.25, 0.5, 1.0}
+
+
+def test_the_memory_of_each_job_but_the_first_is_measured() -> None:
+    def fill(size: int, pause: Any) -> int:
+        return int(torch.ones(size, dtype=torch.uint8).max())
+
+    lane = ProcessLane(fill, capacity=8, measures_memory=True)
+    try:
+        for key, size in {"warm-up": 64 << 20, "large": 64 << 20, "small": 1 << 10}.items():
+            assert lane.submit(Job(key, size))
+        assert lane.drain(LONG)
+        peaks = {done.key: done.peak_bytes for done in lane.poll()}
+    finally:
+        lane.close(2.0)
+    assert peaks["warm-up"] == 0
+    assert 63 << 20 <= peaks["large"] < 128 << 20
+    assert peaks["small"] < 16 << 20, "what the job before has freed does not count"
+
+
+def test_memory_is_not_measured_unless_it_is_asked_for(process_lane: ProcessLane) -> None:
+    process_lane.submit(Job("a", ("double", 1)))
+    assert [done.peak_bytes for done in collect(process_lane, 1)] == [0]

@@ -29,7 +29,7 @@ from vllm_omni_sched.engine.metrics.nvml import NvmlDevices
 from vllm_omni_sched.graph.partition import StageReason
 from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
 from vllm_omni_sched.preprocess.options import PreprocessOptions
-from vllm_omni_sched.resource.engine.lending import refuse_lending
+from vllm_omni_sched.resource.engine.lending import LendingEngine, refuse_lending
 from vllm_omni_sched.resource.pipeline.stage_limits import window_of
 from vllm_omni_sched.sim import compiled
 from vllm_omni_sched.video import sandbox
@@ -522,7 +522,11 @@ def diagnose(additional_config: Any = None) -> Diagnosis:
     config, options = load_config(None), []
     try:
         config = load_config(additional_config)
-        refuse_lending(config.kv_lending)
+        # whether the server's device can lend is known when it starts
+        refuse_lending(
+            config.kv_lending,
+            LendingEngine("cpu", config.encode_ahead, bytes_per_embed=config.encode_bytes_per_embed),
+        )
         options = _options(config)
     except OmniSchedError as error:
         problems.append(str(error))

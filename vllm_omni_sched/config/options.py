@@ -316,8 +316,21 @@ class OmniSchedConfig(BaseModel):
         ge=0.0,
         lt=1.0,
         description="Largest part of the KV cache that encodes may borrow at a time, for activations that do not fit "
-        "into the memory set aside for them; 0 lends none. In the simulator only: an engine refuses it, see "
-        "[Lending KV blocks](concepts.md#lending-kv-blocks-to-encodes).",
+        "into the memory set aside for them; 0 lends none. On a CPU with `encode_ahead`, and in the simulator: an "
+        "engine on an accelerator refuses it, see [Lending KV blocks](concepts.md#lending-kv-blocks-to-encodes).",
+    )
+    encode_bytes_per_embed: float = Expert(
+        0.0,
+        ge=0.0,
+        description="With `kv_lending`: memory of activations for each embedding that the lane encodes at a time. "
+        "`encode_bytes_per_embed_peak` of `/metrics` is the largest one that was measured; a larger one than this is "
+        "logged.",
+    )
+    encoder_reserve_embeds: int = Expert(
+        0,
+        ge=0,
+        description="With `kv_lending`: embeddings that are encoded at a time in memory outside of the KV cache, which "
+        "the operator leaves for them; 0 for as many as a step has tokens.",
     )
     encode_rounds: bool = Field(
         False,
@@ -491,6 +504,7 @@ class OmniSchedConfig(BaseModel):
     @field_validator(
         "metrics_interval_seconds",
         "kv_lending",
+        "encode_bytes_per_embed",
         "encode_lane_min_share",
         "decode_pace",
         "itl_target_ms",

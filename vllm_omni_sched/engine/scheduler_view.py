@@ -1,15 +1,19 @@
 """Shows vLLM's scheduler to the core (`EngineView`), and its requests (`Prompt`)."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from math import inf
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from vllm_omni_sched.core.engine.requests import Decodes, PromptItem, RequestBook
+from vllm_omni_sched.core.engine.requests import Decodes, KvBlocks, PromptItem, RequestBook
 from vllm_omni_sched.items import FeatureList
+from vllm_omni_sched.resource.engine.encoder_budget import LOOK_AHEAD
+
+_FOR_BLOCKS = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+"""What a request is while it waits for nothing but room."""
 
 
 def prompt_tokens_of(output: SchedulerOutput) -> int:
@@ -95,6 +99,8 @@ class SchedulerView:
 
     1. `look` reads the running requests once for a step; prompts and decodes are those of the last look.
     2. The least latency target is added up as requests are admitted, and read anew after a step or when one leaves.
+
+    ``waits``: whether a request waits for the lane; None without a lane.
     """
 
     def __init__(self, scheduler: Any, book: RequestBook) -> None:
@@ -102,6 +108,7 @@ class SchedulerView:
         self._prompts: list[RequestPrompt] = []
         self._decoding: list[Request] = []
         self.decode_tokens = 0
+        self.waits: Callable[[str], bool] | None = None  # for the lane
         self._targets_read, self._least = 0, inf  # of so many running requests
         self._late: set[str] = set()  # decoding requests that had an inter-token gap above their target
         self._last = 0.0  # when the tokens of the last step were out
@@ -156,6 +163,28 @@ class SchedulerView:
 
     def waiting(self, count: int) -> Sequence[RequestPrompt]:
         return [RequestPrompt(request) for request in islice(iter(self._scheduler.waiting), count)]
+
+    def kv_blocks(self) -> KvBlocks:
+        """Return the blocks of the KV cache, by the last look at the running requests.
+
+        The first waiting request is the first one that does not wait for the lane. vLLM admits it if the pool has room
+        for all of it.
+        """
+        scheduler = self._scheduler
+        size, free = scheduler.block_size, scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        prompts = 0
+        for prompt in self._prompts:
+            request = prompt.request
+            prompts += -(-request.num_tokens // size) + -request.num_computed_tokens // size
+        waiting: list[int] = []
+        if len(scheduler.running) < scheduler.max_num_running_reqs:
+            first = islice(filter(self._needs_blocks, chain(scheduler.skipped_waiting, scheduler.waiting)), LOOK_AHEAD)
+            waiting = [-(-request.num_tokens // size) for request in first]
+        blocked = bool(waiting) and waiting[0] > free - prompts
+        return KvBlocks(free, prompts, len(scheduler.running), blocked, waiting)
+
+    def _needs_blocks(self, request: Request) -> bool:
+        return request.status in _FOR_BLOCKS and not (self.waits is not None and self.waits(request.request_id))
 
     def has_encoding(self, content: str) -> bool:
         connector = getattr(self._scheduler, "ec_connector", None)

@@ -20,6 +20,7 @@ from vllm_omni_sched.engine.fitted import (
     operators_connector,
 )
 from vllm_omni_sched.engine.front_end import check_requests
+from vllm_omni_sched.engine.lending.facts import lending_engine
 from vllm_omni_sched.engine.metrics import bridge as metrics_bridge
 from vllm_omni_sched.engine.preprocess.start import prepare, preprocess_options
 from vllm_omni_sched.engine.routing import attach_routing
@@ -67,7 +68,7 @@ def check_and_attach(vllm_config: Any) -> None:
         from vllm_omni_sched.engine.steered import refuse_rounds
 
         refuse_rounds(config, vllm_config.model_config)
-    refuse_lending(config.kv_lending)
+    refuse_lending(config.kv_lending, lending_engine(config, vllm_config))
     if config.encoder_share_bytes:
         store_options(config)
         attach_shared_encodings(vllm_config)

@@ -20,6 +20,8 @@ from vllm_omni_sched.core.engine.requests import EngineFacts, PromptItem
 from vllm_omni_sched.engine.ahead.halves import planner_half
 from vllm_omni_sched.engine.encoder.inputs import DecidesInputs, Inputs
 from vllm_omni_sched.engine.history_file import HistoryFile, path_of_rank
+from vllm_omni_sched.engine.lending.blocks import LentBlocks
+from vllm_omni_sched.engine.lending.facts import lending_facts
 from vllm_omni_sched.engine.refusals import Refusals
 from vllm_omni_sched.engine.scheduler_view import RequestPrompt, SchedulerView, prompt_tokens_of
 from vllm_omni_sched.graph.promises import promises_of, usual_class
@@ -67,6 +69,7 @@ class SteeredSteps:
     ) -> None:
         refuse_rounds(config, scheduler.vllm_config.model_config)
         self._scheduler, self.metrics, self._inputs, self._refusals = scheduler, metrics, inputs, refusals
+        self._config = config
         self._strip = strip
         self._admission = compat.admission_limit(scheduler)
         self._promises = promises_of(config)
@@ -76,10 +79,13 @@ class SteeredSteps:
         self._silent: set[str] = set()  # with a history: requests without a token
         self.core = EngineCore(ahead, self._facts(), metrics, self.history or 0)
         self.view = SchedulerView(scheduler, self.core.book)
+        self.lent = LentBlocks(scheduler.kv_cache_manager.block_pool) if self.core.lending is not None else None
         if self.planner is not None:
-            self.planner.bind(scheduler, self.core, self.view)
+            self.planner.bind(scheduler, self.core, self.view, self.lent)
+            self.view.waits = self.planner.decisions.ledger.waits
         self.slo = SloMeter(metrics) if config.slo_metrics else None
-        self._plans = self.core.limits.any or self.core.rounds is not None
+        self._encoder_budget = scheduler.max_num_encoder_input_tokens
+        self._plans = self.core.limits.any or self.core.rounds is not None or self.lent is not None
         self._encoding: deque[tuple[SchedulerOutput, float]] = deque()  # steps that encode, and when they began
         self._last = 0.0  # when the tokens of the last step were out
         scheduler._omni_step_time = monotonic_seconds()
@@ -99,6 +105,7 @@ class SteeredSteps:
             splits_prompts=settings.enable_chunked_prefill and not settings.disable_chunked_mm_input,
             read_ahead=compat.read_ahead_of(scheduler),
             graph_embeds=compat.encoder_graph_embeds(scheduler.vllm_config) or 0,
+            lending=lending_facts(self._config, scheduler),
         )
 
     @property
@@ -124,6 +131,8 @@ class SteeredSteps:
             output = schedule(*args, **kwargs)
         if output.scheduled_encoder_inputs:
             self._encoding.append((output, now))
+            if self.core.lending is not None:
+                self.core.lending.step_began(self._embeds(output))
         if self.history is not None:
             self._note_step(output, now)
         if self.planner is not None:
@@ -131,6 +140,12 @@ class SteeredSteps:
                 if self.planner.decisions.goes_ahead(new.req_id):
                     new.mm_features = self._without_what_goes_to_the_lane(new)
         return output
+
+    def _embeds(self, output: SchedulerOutput) -> int:
+        """Return the embeddings that a step encodes."""
+        requests = self._scheduler.requests
+        inputs = output.scheduled_encoder_inputs.items()
+        return sum(requests[one].get_num_encoder_embeds(i) for one, positions in inputs for i in positions)
 
     def _note_step(self, output: SchedulerOutput, now: float) -> None:
         """Record the requests that begin, lose their memory, or go on after that, in this step."""
@@ -155,6 +170,9 @@ class SteeredSteps:
         tokens, requests = scheduler.max_num_scheduled_tokens, getattr(scheduler, self._admission)
         embeds, threshold = scheduler.max_num_encoder_input_tokens, settings.long_prefill_token_threshold
         self.view.look()
+        if self.lent is not None:
+            assert core.lending is not None
+            self.lent.resize(core.lending.plan(self.view, now))
         plan = core.begin_step(self.view, requests, tokens, now)
         aside: list[Request] = []
         try:
@@ -198,6 +216,8 @@ class SteeredSteps:
         if core.rounds is not None:
             tokens = core.rounds.cut(RequestPrompt(request), start, tokens, self.view, budget, shift)
         part = self._part(request.mm_features, start, budget) if core.limits.parts else budget
+        if self.lent is not None and self.planner is not None and self.planner.decisions.goes_ahead(request.request_id):
+            part = self._encoder_budget  # vLLM counts what it loads from the lane, too, before it knows that
         inputs, tokens, left, *more = self._inputs.decide(scheduler, ask, request, start, tokens, part, shift)
         while inputs and (item := self._without_data(request, inputs)) is not None:
             tokens = max(0, item.start - shift - start)
@@ -319,6 +339,9 @@ class SteeredSteps:
         how = status.name.lower().removeprefix("finished_")
         self.core.leave(request_id, request.num_output_tokens if counts else 0, monotonic_seconds(), how)
         self.view.leave(request_id)
+        if self.lent is not None and not len(self.core.book):
+            assert self.core.lending is not None
+            self.lent.resize(self.core.lending.lent_blocks)
         if self.slo is not None and status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR):
             self.slo.end(request_id, counts=status is RequestStatus.FINISHED_ERROR)
 

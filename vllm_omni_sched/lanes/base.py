@@ -37,13 +37,15 @@ class Job:
 class Done:
     """The outcome of a job: a result or an error, and the wall time in the lane in ``seconds``, pauses included.
 
-    Time on more processors than the lane's own counts by their number.
+    Time on more processors than the lane's own counts by their number. ``peak_bytes``: memory that the process of the
+    lane had at most beyond what it had before the job; 0 if it was not measured.
     """
 
     key: str
     result: Any = None
     error: LaneError | None = None
     seconds: float = 0.0
+    peak_bytes: int = 0
 
 
 class Lane(ABC):

@@ -26,6 +26,7 @@ from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import LaneError
 from vllm_omni_sched.lanes import messages
 from vllm_omni_sched.lanes.base import Pacer, Work
+from vllm_omni_sched.lanes.memory import MemoryPeak
 from vllm_omni_sched.lanes.width import Widening, Width
 
 _SHARE = struct.Struct("d")  # written by the owner: the lane's share
@@ -247,11 +248,13 @@ def run_jobs(
     nice: int,
     idle_seconds: Callable[[], float],
     widening: Widening | None,
+    measures_memory: bool,
     end: socket.socket,
     page: mmap.mmap,
 ) -> None:
     """Run the jobs of a process lane, in the process that works."""
     os.nice(nice)
+    memory = MemoryPeak() if measures_memory else None
     pacer = Pacer(lambda: _SHARE.unpack_from(page)[0], monotonic_seconds, sleep_seconds, idle_seconds)
     width = Width(widening, lambda: bool(page[_WIDE_AT]), monotonic_seconds)
 
@@ -271,16 +274,21 @@ def run_jobs(
         width.begin()
         pacer.begin()
         result, failure = None, None
+        if memory is not None:
+            memory.begin()
         try:
             result = work(payload, pause)
         except Exception as error:  # noqa: BLE001 - any error is reported as the job's
             failure = f"{type(error).__name__}: {error}"
         del payload
         try:
-            messages.send(end, (key, failure, monotonic_seconds() - started + width.end()), result, wait=True)
+            seconds, peak_bytes = monotonic_seconds() - started + width.end(), 0 if memory is None else memory.end()
+            messages.send(end, (key, failure, seconds, peak_bytes), result, wait=True)
         except ConnectionError:  # the owner is gone
             return
         del result
+        if memory is not None:
+            memory.give_back()
         _write(page, _CURRENT_AT, _CURRENT.pack(0))
 
 
@@ -297,5 +305,5 @@ def _take_messages(end: socket.socket, waiting: deque[tuple[str, int, Any]]) -> 
             remaining = [job for job in waiting if job[0] != key]
             waiting.clear()
             waiting.extend(remaining)
-            messages.send(end, (key, None, 0.0), wait=True)
+            messages.send(end, (key, None, 0.0, 0), wait=True)
         # otherwise the job is done or running, and its answer is sent in any case

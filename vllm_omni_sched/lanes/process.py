@@ -51,6 +51,7 @@ class ProcessLane(Lane):
         nice: added to the process's niceness, so that the owner's threads win the processor.
         idle_seconds: as for `Pacer`; called in the process that works.
         widening: how the work uses more processors while `set_wide` allows that; None if it cannot.
+        measures_memory: whether the memory of each job is measured, and given back after it.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class ProcessLane(Lane):
         nice: int = 0,
         idle_seconds: Callable[[], float] = never_idle,
         widening: Widening | None = None,
+        measures_memory: bool = False,
     ) -> None:
         super().__init__(work, capacity)
-        self._fork_server = ForkServer(partial(run_jobs, work, nice, idle_seconds, widening))
+        self._fork_server = ForkServer(partial(run_jobs, work, nice, idle_seconds, widening, measures_memory))
         self._jobs: OrderedDict[str, _Sent] = OrderedDict()  # in the order of the process
         self._number = 0
         self._cancelled: set[str] = set()  # cancelled jobs that the process may still answer
@@ -154,15 +156,15 @@ class ProcessLane(Lane):
                 raise self._break(LaneError(f"reading a result of the encoder process failed: {error}")) from None
             if message is None:
                 return
-            (key, failure, seconds), result = message
-            self._finish(key, result, LaneWorkError(failure) if failure is not None else None, seconds)
+            (key, failure, seconds, peak_bytes), result = message
+            self._finish(key, result, LaneWorkError(failure) if failure is not None else None, seconds, peak_bytes)
 
-    def _finish(self, key: str, result: object, error: LaneError | None, seconds: float) -> None:
+    def _finish(self, key: str, result: object, error: LaneError | None, seconds: float, peak_bytes: int = 0) -> None:
         self._jobs.pop(key, None)
         if key in self._cancelled:
             self._cancelled.remove(key)
         else:
-            self._ended.append(Done(key, result, error, seconds))
+            self._ended.append(Done(key, result, error, seconds, peak_bytes))
 
     def _process_ended(self) -> None:
         """Replace the process after its death: fail the job it was at, and give the other jobs to the new process."""

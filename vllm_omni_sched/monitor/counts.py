@@ -22,6 +22,7 @@ from vllm_omni_sched.resource.engine.encode_rounds import RoundReason
 from vllm_omni_sched.resource.engine.encoder_budget import BudgetReason, ModalityReason
 from vllm_omni_sched.resource.engine.host_tier import HostReason
 from vllm_omni_sched.resource.engine.lane import ShareReason, WhereReason
+from vllm_omni_sched.resource.engine.lending import LendingReason
 
 SECONDS_BUCKETS = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0)
 WAIT_BUCKETS = (1e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -98,6 +99,10 @@ class SchedulerMetrics:
     ahead_seconds: float = 0.0
     lane_restarts: int = 0
     lane_share: float = 1.0
+    kv_lent_blocks: int = 0
+    kv_given_back_bytes: int = 0
+    bytes_per_embed: float = 0.0
+    kv_loans: dict[str, int] = field(default_factory=lambda: _by_reason(LendingReason))
     ahead_wait_seconds: Histogram = field(default_factory=lambda: Histogram(WAIT_BUCKETS))
     decode_rest_seconds: float = 0.0
     placements: dict[str, int] = field(default_factory=lambda: _by_reason(WhereReason))

@@ -181,6 +181,26 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "encode_lane_restarts_total", "counter", "Restarts of the encoder process after it died.", {"": "lane_restarts"}
     ),
+    Metric("kv_lent_blocks", "gauge", "KV blocks lent to encodes; option `kv_lending`.", {"": "kv_lent_blocks"}),
+    Metric(
+        "kv_loans_total",
+        "counter",
+        "Decisions on the KV blocks that encodes borrow, one for each step with a loan or an encode, by reason.",
+        {EACH: "kv_loans"},
+        label="reason",
+    ),
+    Metric(
+        "kv_given_back_bytes_total",
+        "counter",
+        "Memory of lent KV blocks that was given back to the operating system.",
+        {"": "kv_given_back_bytes"},
+    ),
+    Metric(
+        "encode_bytes_per_embed_peak",
+        "gauge",
+        "The most memory that an encode took for each of its embeddings; with option `kv_lending`.",
+        {"": "bytes_per_embed"},
+    ),
     Metric(
         "encode_ahead_wait_seconds",
         "histogram",

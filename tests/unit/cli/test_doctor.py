@@ -85,7 +85,7 @@ UNKNOWN_OPTION = '{"omni_sched": {"windoze": "on"}}'
     [
         (missing, ["--additional-config", OPTION_ON], "option 'windows' is 'on' but cannot work"),
         (lambda _: None, ["--additional-config", UNKNOWN_OPTION], "did you mean 'expert.windows'?"),
-        (lambda _: None, ["--additional-config", LENDING], "option 'kv_lending' works in the simulator only"),
+        (lambda _: None, ["--additional-config", LENDING], "only the lane of encode-ahead borrows blocks"),
         (lambda _: None, ["--additional-config", WRONG_VIDEO_OPTION], "option 'video.decoders'"),
         (lambda _: None, ["--additional-config", "[]"], "must be a mapping"),
         (lambda h: h.setattr(versions, "vllm_version", lambda: "0.29.0"), [], "found 0.29.0"),

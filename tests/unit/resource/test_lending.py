@@ -9,6 +9,7 @@ import pytest
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.engine.lending import (
     EncodeDemand,
+    LendingEngine,
     LendingPlan,
     LendingReason,
     LendingSnapshot,
@@ -133,7 +134,25 @@ def test_snapshots_are_checked(numbers: tuple[int, ...], message: str):
         LendingSnapshot(*numbers)
 
 
-def test_an_engine_refuses_to_lend():
-    refuse_lending(0.0)
-    with pytest.raises(ConfigError, match="'kv_lending' works in the simulator only, because vLLM makes the KV cache"):
-        refuse_lending(0.1)
+LENDS = LendingEngine("cpu", encode_ahead=True, bytes_per_embed=1000.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"device": "cuda"}, "the device 'cuda': vLLM makes the KV cache in one allocation"),
+        ({"encode_ahead": False}, "only the lane of encode-ahead borrows blocks; set 'encode_ahead' to true"),
+        ({"bytes_per_embed": 0.0}, "set 'expert.encode_bytes_per_embed'"),
+        ({"workers": 2}, "there are several workers"),
+        ({"takes_embeddings": True}, "leave out --enable-mm-embeds"),
+        ({"shared_items": True}, "--mm-processor-cache-type lru"),
+        ({"kv_groups": 2}, "the layers of this model are in 2 groups"),
+        ({"block_bytes": 0}, "raise --block-size"),
+    ],
+)
+def test_an_engine_that_cannot_lend_refuses(facts: dict[str, Any], why: str):
+    refuse_lending(0.1, LENDS)
+    refuse_lending(0.0, LENDS._replace(**facts))
+    with pytest.raises(ConfigError, match="option 'kv_lending' cannot be on in this engine, because ") as raised:
+        refuse_lending(0.1, LENDS._replace(**facts))
+    assert why in str(raised.value)

@@ -108,6 +108,8 @@ class EngineCore:
             self.ahead.leave(request_id)
         if self.rounds is not None:
             self.rounds.leave(request_id, tokens)
+        if self.lending is not None and not len(self.book):
+            self.lending.emptied()
         if self.history is not None:
             self.history.add(now, Transition.LEFT, request_id, how)
 
@@ -169,8 +171,8 @@ class EngineCore:
         if self.rounds is None and not limits.any and lending is None:
             return StepPlan(max_requests, max_tokens, max_tokens - decoding)
         requests = limits.max_requests(max_requests, view.num_running)
-        if lending is not None and not lending.admits:
-            requests = min(requests, view.num_running)
+        if lending is not None and lending.admits is not None:
+            requests = min(requests, view.num_running + lending.admits)
         tokens = limits.max_tokens(max_tokens, decoding)
         budget = tokens - decoding
         longest = limits.longest_chunk(view, budget)

@@ -113,6 +113,10 @@ class AheadLedger:
         self._wants.setdefault(request_id, set()).add(mm_hash)
         return encode.state
 
+    def waits(self, request_id: str) -> bool:
+        """Return whether a request needs an encoding that is not ready."""
+        return any(self._encodes[one].state is not EncodeState.READY for one in self._wants.get(request_id, ()))
+
     def ready(self, mm_hash: str, ticket: int) -> set[str]:
         """Record that a worker has encoded this content; return the requests that need it."""
         encode = self._encodes.get(mm_hash)

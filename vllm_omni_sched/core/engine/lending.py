@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from vllm_omni_sched.config.errors import ConfigError
@@ -17,6 +17,17 @@ _SAFETY = 2.0  # encodes may take so many times as long as forecast before runni
 _LEAST_STEPS = 4  # a loan lasts for at least so many steps: planned, sent, computed, reported
 
 
+def _fitting(needs: Sequence[int], left: int) -> int:
+    """Return how many of these requests, from the first on, fit together into so many blocks."""
+    number = 0
+    for blocks in needs:
+        left -= blocks
+        if left < 0:
+            break
+        number += 1
+    return number
+
+
 class KvLending:
     """Asks `MemoryLending` before each step, and turns the loan into embeddings that may be encoded at a time.
 
@@ -27,9 +38,12 @@ class KvLending:
     3. In an engine whose lane encodes, the items that are queued for the lane are waiting encodes; in any other, the
        items of the next chunks of at most `LOOK_AHEAD` requests, in the order in which they run.
     4. A step that encodes uses the loan until its tokens are out.
+    5. While blocks are lent, requests are admitted as long as they leave what running requests will need, and at most
+       `LOOK_AHEAD` in a step.
+    6. When the last request leaves the engine, everything returns at once.
 
-    ``lent_blocks``: the present loan. ``admits``: whether new requests may be admitted. ``reasons``: counts of plans
-    other than to lend nothing to nobody.
+    ``lent_blocks``: the present loan. ``admits``: new requests that may be admitted, None for any number.
+    ``reasons``: counts of plans other than to lend nothing to nobody.
 
     Raises:
         ConfigError: the largest item that the engine accepts would never fit.
@@ -49,7 +63,7 @@ class KvLending:
         self._chunk = facts.max_num_batched_tokens
         self.policy = MemoryLending(config.kv_lending)
         self.lent_blocks = 0
-        self.admits = True
+        self.admits: int | None = None
         self.reasons = dict.fromkeys(LendingReason, 0)
         self._in_steps: deque[int] = deque()  # embeddings of the steps under way that encode
         self._largest_batch = facts.encoder_budget_embeds
@@ -96,29 +110,41 @@ class KvLending:
         if self._in_steps:
             self._in_steps.popleft()
 
+    def emptied(self) -> None:
+        """Take everything back, as no request is left that an encode is for."""
+        self.lent_blocks, self.admits = 0, None
+        if self._ahead is not None:
+            self._ahead.ledger.max_active_embeds = self.limit_embeds
+
     def forget(self) -> None:
         """Forget the steps under way and the loan, after the engine has lost them."""
         self._in_steps.clear()
-        self.lent_blocks, self.admits = 0, True
+        self.lent_blocks, self.admits = 0, None
 
     def plan(self, view: LendingView, now: float) -> int:
         """Plan the loan from now on, and return how many blocks it has; the driver reserves or frees the difference."""
         kv = view.kv_blocks()
         demands, seconds = self._lane_demands() if self._ahead is not None else self._step_demands(view)
         used = self._blocks(max([self._lane_embeds, *self._in_steps]))
+        needed = kv.prompt_blocks + self._growth(kv.decodes, seconds)
+        blocked = kv.blocked
+        if self.lent_blocks and kv.waiting and kv.waiting[0] > kv.free_blocks - needed:
+            blocked = True
         snapshot = LendingSnapshot(
             self._facts.total_blocks,
             kv.free_blocks,
             self.lent_blocks,
             min(used, self.lent_blocks),
-            kv.prompt_blocks + self._growth(kv.decodes, seconds),
+            needed,
             demands,
-            kv.blocked,
+            blocked,
         )
         plan = self.policy.plan(snapshot, now)
         if plan.reason is not LendingReason.NOT_NEEDED:
             self.reasons[plan.reason] += 1
-        self.lent_blocks, self.admits = plan.blocks, plan.admits
+        left = kv.free_blocks + self.lent_blocks - plan.blocks - needed
+        self.lent_blocks = plan.blocks
+        self.admits = 0 if not plan.admits else _fitting(kv.waiting, left) if plan.blocks else None
         if self._ahead is not None:
             self._ahead.ledger.max_active_embeds = self.limit_embeds
         return plan.blocks

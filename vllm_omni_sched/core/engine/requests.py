@@ -104,13 +104,14 @@ class KvBlocks(NamedTuple):
     """Blocks of the KV cache now: those that are neither used nor lent, and what running requests still need.
 
     ``prompt_blocks``: for the rest of running prompts. ``decodes``: decoding requests. ``blocked``: whether the first
-    waiting request has no room for its prompt.
+    waiting request has no room for its prompt. ``waiting``: what the first waiting requests need.
     """
 
     free_blocks: int
     prompt_blocks: int
     decodes: int
     blocked: bool
+    waiting: Sequence[int] = ()
 
 
 class EngineView(Protocol):

@@ -236,7 +236,13 @@ def build_lane(
             raise ConfigError(f"option 'expert.encode_lane_sms' needs a CUDA device, not {device.type!r}: leave it out")
         encodes = [encode.at(one, together(processors)) for one in processors or (None,)]
         lanes = [
-            ProcessLane(one, capacity, nice=niceness(config, on), widening=one.widening)
+            ProcessLane(
+                one,
+                capacity,
+                nice=niceness(config, on),
+                widening=one.widening,
+                measures_memory=config.kv_lending > 0,
+            )
             for one, on in zip(encodes, processors or (None,), strict=True)
         ]
         for lane in lanes:

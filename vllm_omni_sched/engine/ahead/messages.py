@@ -42,6 +42,7 @@ class AheadOrders(ECConnectorMetadata):
         ranks: orders that only the workers of an engine with several ranks get; None without news for them. They are
             carried out first.
         known: tickets whose encodes have ended by all reports that the scheduler had when it gave these orders.
+        lent: KV blocks whose memory is lent to encodes from now on.
     """
 
     forget: tuple[str, ...] = ()
@@ -54,6 +55,7 @@ class AheadOrders(ECConnectorMetadata):
     ranks: "RankOrders | None" = None
     llm_idle: bool = False
     known: tuple[int, ...] = ()
+    lent: tuple[int, ...] = ()
 
 
 class LaneFacts(NamedTuple):
@@ -102,6 +104,8 @@ class AheadReport(ECConnectorWorkerMetadata):
         lane: properties of the lane.
         loss: end of a lane that needs the scheduler's orders; None if there is none.
         rested: seconds for which the step was held back in favour of the lane.
+        given_back_bytes: memory of lent KV blocks that was given back.
+        bytes_per_embed: the most memory that an encode took, for each of its embeddings; 0 if none was measured.
     """
 
     ready: dict[int, Encoded] = field(default_factory=dict)
@@ -112,6 +116,8 @@ class AheadReport(ECConnectorWorkerMetadata):
     lane: LaneFacts = field(default_factory=LaneFacts)
     loss: LaneLoss | None = None
     rested: float = 0.0
+    given_back_bytes: int = 0
+    bytes_per_embed: float = 0.0
 
     def aggregate(self, other: ECConnectorWorkerMetadata) -> "AheadReport":
         """Merge this report with that of another worker about the same step."""
@@ -133,4 +139,6 @@ class AheadReport(ECConnectorWorkerMetadata):
             LaneFacts(max(self.lane.items, other.lane.items), self.lane.own_processors and other.lane.own_processors),
             max(losses, key=lambda loss: (loss.final, loss.generation), default=None),
             max(self.rested, other.rested),
+            self.given_back_bytes + other.given_back_bytes,
+            max(self.bytes_per_embed, other.bytes_per_embed),
         )

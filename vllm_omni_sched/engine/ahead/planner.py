@@ -13,9 +13,11 @@ from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.encode_ahead import EncodeAhead
 from vllm_omni_sched.core.engine.lane_ranks import AfterLoss, LaneRanks
 from vllm_omni_sched.core.engine.ledger import EncodeState
+from vllm_omni_sched.core.engine.lending import KvLending
 from vllm_omni_sched.engine.ahead.host_planner import HostPlanner
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, LaneFacts, LaneLoss, RankOrders
 from vllm_omni_sched.engine.ahead.polling import sleep_beside
+from vllm_omni_sched.engine.lending.blocks import LentBlocks
 from vllm_omni_sched.engine.scheduler_view import RequestPrompt, SchedulerView, prompt_tokens_of
 from vllm_omni_sched.logs import logger_name
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
@@ -50,9 +52,13 @@ class AheadPlanner:
         self.host = HostPlanner(config.encoder_cache_host_bytes)
         self.encoded_in_step = 0
         self._decisions: EncodeAhead | None = None
+        self._lent: LentBlocks | None = None
+        self._lending: KvLending | None = None
+        self._largest_told = config.encode_bytes_per_embed
 
-    def bind(self, scheduler: Any, core: EngineCore, view: SchedulerView) -> None:
-        """Give this planner access to the scheduler and to the core that decides for it."""
+    def bind(self, scheduler: Any, core: EngineCore, view: SchedulerView, lent: LentBlocks | None = None) -> None:
+        """Give this planner access to the scheduler, to the core that decides for it, and to the lent KV blocks."""
+        self._lent, self._lending = lent, core.lending
         self._scheduler, self._view = scheduler, view
         self._decisions, self._metrics = core.ahead, core.metrics
         self.host.bind(scheduler.encoder_cache_manager)
@@ -110,7 +116,8 @@ class AheadPlanner:
         if pending and not idle:
             rest = decisions.rest_seconds(self._view, prompt_tokens_of(output))
         known, self._known = tuple(self._known), []
-        return AheadOrders(forget, load, submit, decisions.share, pending, rest, host, ranks, idle, known)
+        lent = () if self._lent is None else self._lent.take_new()
+        return AheadOrders(forget, load, submit, decisions.share, pending, rest, host, ranks, idle, known, lent)
 
     def _rank_orders(self) -> RankOrders | None:
         """Return the orders that only several workers get; None without news for them."""
@@ -151,9 +158,25 @@ class AheadPlanner:
         if report.loss is not None:
             self._lane_lost(report.loss)
         self._rested = report.rested
+        if self._lent is not None:
+            self._lent_memory(report)
         self._metrics.lane_restarts = max(self._metrics.lane_restarts, report.restarts)
         self.host.take_encode_times(report.times)
         self.host.take_report(report.host)
+
+    def _lent_memory(self, report: AheadReport) -> None:
+        """Count the memory that was given back, and compare what encodes take with what the operator has set."""
+        self._metrics.kv_given_back_bytes += report.given_back_bytes
+        measured = report.bytes_per_embed
+        self._metrics.bytes_per_embed = max(self._metrics.bytes_per_embed, measured)
+        if measured > self._largest_told:
+            logger.warning(
+                "An encode took %.0f bytes for each of its embeddings, and KV blocks are lent for %.0f: raise "
+                "'expert.encode_bytes_per_embed', or encodes may take more memory than was lent to them.",
+                measured,
+                self._largest_told,
+            )
+            self._largest_told = measured
 
     def take_rested(self) -> float:
         """Return, once, for how many seconds the step was held back whose results have come last."""
@@ -203,4 +226,7 @@ class AheadPlanner:
         metrics.lane_share = decisions.share
         metrics.encoder_tier_lane = decisions.taken_from_lane
         metrics.encoder_tier_miss = self.encoded_in_step
+        if self._lent is not None and self._lending is not None:
+            metrics.kv_lent_blocks = len(self._lent)
+            metrics.kv_loans.update({reason.value: number for reason, number in self._lending.reasons.items()})
         self.host.count_into(metrics)

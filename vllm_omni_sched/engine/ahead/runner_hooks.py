@@ -7,6 +7,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_omni_sched.engine.ahead.halves import worker_half
 from vllm_omni_sched.engine.ahead.warm_up import dummy_batches
+from vllm_omni_sched.engine.lending.pages import kv_pages_of
 from vllm_omni_sched.resource.engine.lane import IDLE_STEP_SECONDS
 
 
@@ -14,6 +15,7 @@ def start_lane(runner: Any) -> Any:
     """Start the lane once the model is loaded, and return the worker half; None when encode-ahead is off."""
     ahead = worker_half()
     if ahead is not None:
+        ahead.kv_pages = partial(kv_pages_of, runner)
         ahead.start(runner.get_model(), runner.device, partial(dummy_batches, runner))
     return ahead
 

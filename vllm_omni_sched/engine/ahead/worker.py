@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from vllm.logger import init_logger
 
-from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import LaneDiedError, LaneError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead.encode import Encode, build_lane, processors_here, refuse_lora_layers
@@ -16,6 +16,7 @@ from vllm_omni_sched.engine.ahead.host_store import HostStore
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, Encoded, LaneFacts
 from vllm_omni_sched.engine.ahead.polling import sleep_beside
 from vllm_omni_sched.engine.ahead.warm_up import WARM_UP
+from vllm_omni_sched.engine.lending.pages import KvPages
 from vllm_omni_sched.lanes import Done, InlineLane, Job, Lane
 from vllm_omni_sched.lanes.base import no_pause
 from vllm_omni_sched.lanes.processors import Processors, together
@@ -48,7 +49,10 @@ class AheadWorker:
     The lane is built by `start`, once the model is loaded.
 
     ``alone``: whether no other engine uses CPUs of this machine, as far as vLLM and `attach_encode_ahead` know.
+    ``kv_pages``: returns the memory of the KV cache, which there is once steps come.
     """
+
+    kv_pages: Callable[[], KvPages]
 
     def __init__(self, config: OmniSchedConfig, *, alone: bool = True) -> None:
         self._config = config
@@ -68,6 +72,9 @@ class AheadWorker:
         self._rested = 0.0  # seconds for which this step was held back
         self._restarts = 0  # of lanes before this one
         self._times: dict[str, tuple[int, float]] = {}  # modality -> embeddings, seconds
+        self._pages: KvPages | None = None
+        self._given_back = 0
+        self._bytes_per_embed = 0.0
         self.host = HostStore(config.encoder_cache_host_bytes)
 
     def start(self, model: Any, device: torch.device, dummies: Callable[[], Iterable[Any]] = tuple) -> None:
@@ -118,6 +125,8 @@ class AheadWorker:
         """Carry out the scheduler's orders for this step, on ``encoder_cache`` (mm_hash -> embeddings)."""
         self._collect()
         self._unknown.difference_update(orders.known)
+        if orders.lent:
+            self._give_back(orders.lent)
         for mm_hash in orders.forget:
             self._made.pop(mm_hash, None)
             ticket = self._tickets.pop(mm_hash, None)
@@ -138,6 +147,20 @@ class AheadWorker:
             begun = monotonic_seconds()
             self._ask("wait", orders.rest_seconds)
             self._rested = monotonic_seconds() - begun
+
+    def _give_back(self, block_ids: tuple[int, ...]) -> None:
+        """Give the memory of lent KV blocks back to the operating system, before the encodes begin that need it."""
+        if self._pages is None:
+            self._pages = self.kv_pages()
+        try:
+            self._given_back += self._pages.give_back(block_ids)
+        except OSError as error:
+            logger.error(
+                "Encode-ahead: the operating system keeps the memory of %d KV blocks that were lent to encodes, which "
+                "therefore take more memory in all; set 'kv_lending' to 0: %s",
+                len(block_ids),
+                error,
+            )
 
     def _take(self, item: Item) -> None:
         self._tickets[item.mm_hash] = item.ticket
@@ -189,6 +212,7 @@ class AheadWorker:
             self._ready[item.ticket] = Encoded(item.mm_hash, done.seconds)
             embeds, seconds = self._times.get(item.modality, (0, 0.0))
             self._times[item.modality] = (embeds + len(done.result), seconds + done.seconds)
+            self._bytes_per_embed = max(self._bytes_per_embed, done.peak_bytes / max(1, len(done.result)))
         else:
             logger.error(
                 "Encode-ahead: item %s cannot be encoded; the requests that need it fail: %s", item.mm_hash, done.error
@@ -224,9 +248,11 @@ class AheadWorker:
         self._lane, self._facts = InlineLane(self._encode, LANE_JOBS), LaneFacts()
 
     def wait(self, seconds: float) -> None:
-        """Wait up to ``seconds`` for an encode to end; for steps without tokens."""
+        """Wait up to ``seconds`` for an encode to end, or for a loan that lets one begin; for steps without tokens."""
         if self._may_wait:
             self._ask("wait", seconds)
+        elif not (self._at_lane or self._backlog or self._unknown or self._ready or self._failed):
+            sleep_seconds(seconds)
 
     @property
     def _may_wait(self) -> bool:
@@ -241,11 +267,23 @@ class AheadWorker:
         self._feed()
         host, restarts = self.host.take_report(), self._restarts + self._lane.restarts
         rested, self._rested = self._rested, 0.0
-        if not self._ready and not self._failed and not host and not rested and self._told == self._facts:
+        given_back, self._given_back = self._given_back, 0
+        news = self._ready or self._failed or host or rested or given_back
+        if not news and self._told == self._facts:
             return None
         self._told = self._facts
         self._unknown.update(self._ready, self._failed)
-        report = AheadReport(self._ready, self._failed, restarts, self._times, host, self._facts, rested=rested)
+        report = AheadReport(
+            self._ready,
+            self._failed,
+            restarts,
+            self._times,
+            host,
+            self._facts,
+            rested=rested,
+            given_back_bytes=given_back,
+            bytes_per_embed=self._bytes_per_embed,
+        )
         self._ready, self._failed, self._times = {}, {}, {}
         return report
 

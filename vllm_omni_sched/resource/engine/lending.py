@@ -25,20 +25,62 @@ class LendingReason(str, Enum):
 
 
 WHY_NOT = (
-    "vLLM makes the KV cache of each layer in one allocation, so that the memory behind single blocks cannot be given "
-    "to activations"
+    "vLLM makes the KV cache in one allocation, and on a device other than a CPU the memory behind single blocks "
+    "cannot be given to activations"
 )
-"""Why an engine cannot lend, for all devices and all supported versions of vLLM."""
+"""Why an engine on an accelerator cannot lend, for all supported versions of vLLM."""
 
 
-def refuse_lending(most: float) -> None:
-    """Refuse ``kv_lending`` for a real engine.
+class LendingEngine(NamedTuple):
+    """Facts that decide whether a real engine may lend.
+
+    ``device``: its type. ``workers``: in all. ``takes_embeddings``: whether clients may send embeddings instead of
+    items; ``shared_items``: whether processed items are in shared memory: no lane encodes either. ``bytes_per_embed``:
+    of an encode's activations, 0 if the operator has not set it. ``kv_groups``: groups of layers that share the KV
+    blocks; ``block_bytes``: memory of a block that can be given back, None before the KV cache is known.
+    """
+
+    device: str
+    encode_ahead: bool
+    workers: int = 1
+    takes_embeddings: bool = False
+    shared_items: bool = False
+    bytes_per_embed: float = 0.0
+    kv_groups: int = 1
+    block_bytes: int | None = None
+
+
+def refuse_lending(most: float, engine: LendingEngine) -> None:
+    """Refuse ``kv_lending`` for a real engine that cannot lend.
 
     Raises:
-        ConfigError: something is to be lent.
+        ConfigError: something is to be lent, and the engine cannot.
     """
-    if most:
-        raise ConfigError(f"option 'kv_lending' works in the simulator only, because {WHY_NOT}: set it to 0")
+    why_not, what = None, "set it to 0"
+    if not most:
+        return
+    if engine.device != "cpu":
+        why_not = f"it has the device {engine.device!r}: {WHY_NOT}"
+    elif not engine.encode_ahead:
+        why_not, what = "only the lane of encode-ahead borrows blocks", "set 'encode_ahead' to true, or it to 0"
+    elif not engine.bytes_per_embed:
+        why_not = "the memory of an encode is not known"
+        what = "set 'expert.encode_bytes_per_embed' to the bytes of activations for each embedding, or it to 0"
+    elif engine.workers > 1:
+        why_not = "there are several workers, and their lanes encode together"
+    elif engine.takes_embeddings:
+        why_not = "clients may send embeddings, which no lane encodes"
+        what = "leave out --enable-mm-embeds, or set it to 0"
+    elif engine.shared_items:
+        why_not = "processed items are kept in shared memory, where no lane gets them"
+        what = "name --mm-processor-cache-type lru, or set it to 0"
+    elif engine.kv_groups != 1:
+        why_not = f"the layers of this model are in {engine.kv_groups} groups, which use KV blocks in different ways"
+    elif engine.block_bytes is not None and engine.block_bytes <= 0:
+        why_not = "a KV block has less memory in a layer than two pages"
+        what = "raise --block-size, or set it to 0"
+    if why_not is not None:
+        raise ConfigError(f"option 'kv_lending' cannot be on in this engine, because {why_not}; {what}")
 
 
 class EncodeDemand(NamedTuple):

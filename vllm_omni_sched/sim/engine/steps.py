@@ -208,7 +208,10 @@ class Steps(FrontEnd):
         decoding = decodes.number
         lending = self._lending
         if lending is not None:
-            lending.plan(self._view, sim.now)
+            if self.ahead is not None:
+                self.ahead.send()  # also where no prompt is planned: a loan may let an encode begin
+            else:
+                lending.plan(self._view, sim.now)
             self._kv_tokens = prompts.kv_room
         if decodes.context + prompts.computed + decoding * decodes.each > self._kv_tokens:
             decoding = self._make_room()

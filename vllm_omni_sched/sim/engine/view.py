@@ -4,6 +4,7 @@ from collections.abc import Sequence as Many
 
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import Decodes, KvBlocks
+from vllm_omni_sched.resource.engine.encoder_budget import LOOK_AHEAD
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.engine.ahead import Ahead
 from vllm_omni_sched.sim.engine.decoding import DecodingSequences
@@ -108,9 +109,9 @@ class StepView:
         for one in prompts.running:
             left += one.left
         free = prompts.kv_room - prompts.kv_tokens
-        first = self._waiting.peek(self._sim.now) if prompts.room() else None
-        blocked = first is not None and not prompts.fits(first)
-        return KvBlocks(max(free, 0), left, decodes.number, blocked)
+        waiting = self._waiting.first(LOOK_AHEAD, self._sim.now) if prompts.room() else []
+        blocked = bool(waiting) and not prompts.fits(waiting[0])
+        return KvBlocks(max(free, 0), left, decodes.number, blocked, [one.prompt for one in waiting])
 
     # -- the lane ------------------------------------------------------------
 

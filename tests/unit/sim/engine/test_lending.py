@@ -93,6 +93,15 @@ def test_everything_returns():
     assert lending.lent_blocks == 0
 
 
+def test_a_loan_that_comes_while_no_prompt_is_planned_lets_the_encode_begin():
+    busy = [request(i, 0.0, text=200, output=output) for i, output in enumerate((60, 200, 200))]
+    known = request(8, 0.0, embeds=90, output=1)  # from here on the time of an encode is known
+    found = run(*busy, known, request(9, 0.3, embeds=300), **LANE)
+    assert len(found.ended) == 5
+    assert found.core.lending.reasons[LendingReason.NEEDED_BY_REQUESTS] > 0
+    assert found.jobs[9].first < 1.4, "it waits for the end of one request, and not of all"
+
+
 def test_an_engine_that_dies_forgets_its_loan():
     made = run(request(0, 0.0, embeds=300, output=250))
     made.core.lending.lent_blocks = 5  # type: ignore[union-attr]

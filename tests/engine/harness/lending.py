@@ -1,0 +1,169 @@
+"""Run a real engine that lends KV blocks to its lane, in rounds with and without faults: `… MODEL`, JSON on stdout.
+
+With `stock` as second argument the same requests are served by vLLM alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import sys
+from typing import Any
+
+from tests.engine.harness.inproc import InProcessEngine
+from tests.engine.harness.lane_faults import FAULTS, PLAIN, inject
+from tests.engine.harness.media import picture
+from tests.engine.harness.spec import OURS, EngineSpec
+
+BLOCKS = 40
+EMBEDS, RESERVE = 64, 16  # of each picture; set aside
+BYTES_PER_EMBED = 45_000  # some 38,000 are measured
+OPTIONS = {
+    "encode_ahead": True,
+    "itl_target_ms": 0.01,  # nothing goes unnoticed under such a target: all of it goes to the lane
+    "kv_lending": 0.6,
+    "expert": {"encoder_reserve_embeds": RESERVE, "encode_bytes_per_embed": BYTES_PER_EMBED},
+}
+TEXTS = 10
+ROUNDS = ["none", "raises", "no memory", "aborted", "dies", "dies without a successor"]
+
+
+def main() -> None:
+    stock = sys.argv[2:] == ["stock"]
+    fault = None if stock else inject()
+    spec = EngineSpec(
+        "lending",
+        sys.argv[1],
+        (),
+        args={
+            "max_model_len": 512,
+            "block_size": 128,
+            "max_num_batched_tokens": 128,
+            "num_gpu_blocks_override": BLOCKS,
+            "enable_prefix_caching": True,
+        },
+        scheduler=None if stock else OURS,
+        omni_sched=None if stock else OPTIONS,
+    )
+    here = InProcessEngine(spec)
+    found: dict[str, Any] = {}
+    for name in ["none"] if stock else ROUNDS:
+        if fault is not None:
+            fault[0] = list(FAULTS).index(name) if name in FAULTS else 0
+        here.engine.reset_encoder_cache()
+        here.engine.reset_prefix_cache()
+        found[name] = round_of(here, abort=name == "aborted")
+    print(json.dumps(found))
+
+
+def round_of(here: InProcessEngine, *, abort: bool) -> dict[str, Any]:
+    """Run text requests that fill most of the KV cache beside three pictures, and return what came of them."""
+    scheduler = here.core.scheduler
+    pool, lending = scheduler.kv_cache_manager.block_pool, Lending(here)
+    preempted: list[str] = []
+    preempt = scheduler._preempt_request
+
+    def count(request: Any, *args: Any, **kwargs: Any) -> None:
+        preempted.append(request.request_id)
+        preempt(request, *args, **kwargs)
+
+    scheduler._preempt_request = count
+    free = pool.get_num_free_blocks()
+    for one in range(TEXTS):
+        here._add(f"text-{one}", {"prompt_token_ids": list(range(5 + one, 105 + one))}, 200)
+    for _ in range(3):
+        here.engine.step()
+    pictures = {"good-1": picture(1), "plain": PLAIN, "good-2": picture(3)}
+    for id_, data in pictures.items():
+        here._add(id_, {"prompt": "<image>what is it", "multi_modal_data": {"image": data}}, 6)
+    tokens: dict[str, list[int]] = {id_: [] for id_ in [*(f"text-{one}" for one in range(TEXTS)), *pictures]}
+    reasons: dict[str, str] = {}
+    for _ in range(20_000):
+        for output in here.engine.step():
+            tokens[output.request_id] += output.outputs[0].token_ids
+            if output.outputs[0].finish_reason:
+                reasons[output.request_id] = output.outputs[0].finish_reason
+        lending.look()
+        if abort and lending.in_use:
+            here.engine.abort_request([id_ for id_ in pictures if id_ not in reasons])
+            reasons |= {id_: "abort" for id_ in pictures if id_ not in reasons}
+        if len(reasons) == len(tokens):
+            break
+    for _ in range(4):  # what was in flight when the last request left
+        here.engine.step()
+    scheduler._preempt_request = preempt
+    return {
+        "tokens": tokens,
+        "reasons": reasons,
+        "preempted": preempted,
+        "not_back": free - pool.get_num_free_blocks(),
+        "left": sorted(scheduler.requests),
+        **lending.report(),
+    }
+
+
+class Lending:
+    """What is lent in a round, as seen from outside."""
+
+    def __init__(self, here: InProcessEngine) -> None:
+        omni = getattr(here.core.scheduler, "omni", None)
+        self._steered = None if omni is None else omni.policies
+        self._scheduler = here.core.scheduler
+        self._runner = here.core.model_executor.driver_worker.worker.model_runner
+        self._before = dict(self._counts())
+        self.most = 0
+        self.resident: list[int] = []
+
+    def _counts(self) -> dict[str, int]:
+        if self._steered is None:
+            return {}
+        planner, metrics = self._steered.planner, self._steered.metrics
+        planner.count_into(metrics)
+        return {
+            "taken": self._steered.lent.taken,
+            "given_back_bytes": metrics.kv_given_back_bytes,
+            **{f"loans_{reason}": number for reason, number in metrics.kv_loans.items()},
+        }
+
+    @property
+    def in_use(self) -> bool:
+        return self._steered is not None and self._steered.core.ahead.ledger.active_embeds() > RESERVE
+
+    def look(self) -> None:
+        if self._steered is None:
+            return
+        lent = self._steered.lent
+        self.most = max(self.most, len(lent))
+        managers = self._scheduler.kv_cache_manager.coordinator.single_type_managers
+        held = {one.block_id for each in managers for blocks in each.req_to_blocks.values() for one in blocks}
+        assert not held & set(lent.block_ids), "a lent block belongs to a request"
+        if len(lent) and not lent.has_news:
+            self.resident.append(resident_pages(self._runner, lent.block_ids))
+
+    def report(self) -> dict[str, Any]:
+        now = self._counts()
+        return {
+            "most": self.most,
+            "resident": self.resident,
+            "bytes_per_embed": 0.0 if self._steered is None else self._steered.metrics.bytes_per_embed,
+            **{name: number - self._before[name] for name, number in now.items()},
+        }
+
+
+def resident_pages(runner: Any, block_ids: list[int]) -> int:
+    """Return how many whole pages of these blocks are in memory."""
+    from vllm_omni_sched.engine.lending.pages import kv_pages_of
+
+    mincore, found = ctypes.CDLL(None, use_errno=True).mincore, 0
+    pages = kv_pages_of(runner)
+    for block_id in block_ids:  # each alone: blocks may have been lent one after the other
+        for address, length in pages.ranges([block_id]):
+            seen = (ctypes.c_ubyte * (length // mmap.PAGESIZE))()
+            assert mincore(ctypes.c_void_p(address), ctypes.c_size_t(length), seen) == 0
+            found += sum(one & 1 for one in seen)
+    return found
+
+
+if __name__ == "__main__":
+    main()
