@@ -259,6 +259,56 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
 
 
+# ---- memory lent to encodes
+
+
+def lending(body: Mapping[str, Any]) -> str:
+    """Show a row for each load and way to set memory aside; the ratio is of goodput to that of memory all day."""
+    rows, by = [], _by_load(body)
+    for load, found in by.items():
+        for variant, summaries in found.items():
+            goodput = [one["goodput_per_second"] for one in summaries]
+            against = [one["goodput_per_second"] for one in found.get(_ALL_DAY, ())]
+            rows.append(
+                [
+                    f"{load:g} requests/s, {variant}",
+                    *(_measured(summaries, of) for of in _LENDING.values()),
+                    "" if variant == _ALL_DAY else _ratio(goodput, against, less=False),
+                ]
+            )
+    return table(("", *_LENDING, f"goodput to {_ALL_DAY}"), rows) + source(body)
+
+
+def lending_chosen(body: Mapping[str, Any]) -> str:
+    """Show what was chosen for each load and variant."""
+    rows = [
+        [f"{one['values']['workload.rate']:g} requests/s, {one['variant']}", _flags(one["tuned"]["chosen"])]
+        for one in body["results"]
+        if one["seed"] == min(other["seed"] for other in body["results"]) and one.get("tuned")
+    ]
+    return table(("", "chosen"), rows).replace("| --- | ---: |", "| --- | --- |") + source(body)
+
+
+def _by_load(body: Mapping[str, Any]) -> dict[float, dict[str, list[Record]]]:
+    by: dict[float, dict[str, list[Record]]] = {}
+    for one in sorted(body["results"], key=lambda one: one["seed"]):
+        if one.get("summary"):
+            load = by.setdefault(one["values"]["workload.rate"], {})
+            load.setdefault(one["variant"], []).append(one["summary"])
+    return dict(sorted(by.items()))
+
+
+_ALL_DAY = "all day"
+_LENDING: Mapping[str, Callable[[Record], float | None]] = {
+    "goodput, requests/s": lambda one: one["goodput_per_second"],
+    "within the SLO": lambda one: one["within_slo"],
+    "TTFT P99, s": lambda one: one["ttft_seconds"]["p99"],
+    "ITL P99, ms": lambda one: _ms(one["itl_seconds"]["p99"]),
+    "preempted": lambda one: one["counters"].get("preempted", 0),
+    "loans": lambda one: one["counters"].get("kv_loans_lent"),
+}
+
+
 # ---- the README's sentence
 
 
@@ -416,5 +466,7 @@ PARTS = {
     "ablation": _of("ablation", ablation),
     "ablation-mixed": _of("ablation-mixed", ablation),
     "ablation-failures": _of("ablation-failures", ablation),
+    "study-lending": _of("lending", lending),
+    "study-lending-chosen": _of("lending", lending_chosen),
 }
 """By the names that pages use."""

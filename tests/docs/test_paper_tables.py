@@ -212,6 +212,32 @@ def test_an_ablation_has_a_row_for_each_mechanism() -> None:
     assert lane.startswith("| lane | 3 → 4 |")
 
 
+def test_lending_has_a_row_for_each_load_and_way() -> None:
+    def one(variant, seed, goodput, rate=2.0, **counters):
+        summary = {
+            "goodput_per_second": goodput,
+            "within_slo": 0.5,
+            "itl_seconds": {"p99": 0.0123},
+            "ttft_seconds": {"p99": 2.5},
+            "counters": {"preempted": 3, **counters},
+        }
+        tuned = {"chosen": {"stages.llm.max_num_seqs": 128}}
+        return {
+            "variant": variant,
+            "values": {"workload.rate": rate},
+            "seed": seed,
+            "summary": summary,
+            "tuned": tuned,
+        }
+
+    found = body(one("all day", 7, 1.0), one("lent", 7, 2.0, kv_loans_lent=9), one("all day", 7, 3.0, rate=1.5))
+    less, day, lent = lines(paper_tables.lending(found))[1:]
+    assert less.startswith("| 1.5 requests/s, all day | 3 |")
+    assert day == "| 2 requests/s, all day | 1 | 0.5 | 2.5 | 12.3 | 3 |  |  |"
+    assert lent == "| 2 requests/s, lent | 2 | 0.5 | 2.5 | 12.3 | 3 | 9 | 2.00x |"
+    assert lines(paper_tables.lending_chosen(found))[1] == "| 2 requests/s, all day | llm.max_num_seqs 128 |"
+
+
 def test_a_file_that_is_not_there_leaves_a_word(tmp_path) -> None:
     assert paper_tables.study("paper", tmp_path) is None
     (tmp_path / "paper.json").write_text(json.dumps(body()))
