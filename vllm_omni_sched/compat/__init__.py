@@ -30,6 +30,7 @@ from vllm_omni_sched.compat.behaviour import (
     strip_feature,
     tensor_parallel_group,
     waiting_queues,
+    waiting_requests,
     workers_on_one_host,
     workers_take_deltas,
 )
@@ -136,6 +137,7 @@ __all__ = [
     "upright_modules",
     "vllm_version",
     "waiting_queues",
+    "waiting_requests",
     "why_no_preprocessing",
     "workers_on_one_host",
     "workers_take_deltas",

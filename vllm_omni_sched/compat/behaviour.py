@@ -1,7 +1,7 @@
 """Differences in behaviour between vLLM's versions, and the class of its objects."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -110,6 +110,12 @@ def waiting_queues(scheduler: Any) -> tuple[str, ...]:
     """
     waiting = _attribute(scheduler, "waiting_order", "waiting")
     return (waiting, "skipped_waiting") if hasattr(scheduler, "skipped_waiting") else (waiting,)
+
+
+def waiting_requests(scheduler: Any) -> Iterator[Any]:
+    """Yield the waiting requests of all queues, in any version of vLLM, about in the order of admission."""
+    for name in ("kv_holding_waiting", "skipped_waiting", "waiting"):
+        yield from getattr(scheduler, name, ())
 
 
 def is_queued(scheduler: Any, request: Any) -> bool:

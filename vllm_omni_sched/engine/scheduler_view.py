@@ -1,13 +1,14 @@
 """Shows vLLM's scheduler to the core (`EngineView`), and its requests (`Prompt`)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from math import inf
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from vllm_omni_sched import compat
 from vllm_omni_sched.core.engine.requests import Decodes, KvBlocks, PromptItem, RequestBook
 from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.resource.engine.encoder_budget import LOOK_AHEAD
@@ -177,9 +178,9 @@ class SchedulerView:
             request = prompt.request
             prompts += -(-request.num_tokens // size) + -request.num_computed_tokens // size
         waiting: list[int] = []
-        if len(scheduler.running) < scheduler.max_num_running_reqs:
-            first = islice(filter(self._needs_blocks, chain(scheduler.skipped_waiting, scheduler.waiting)), LOOK_AHEAD)
-            waiting = [-(-request.num_tokens // size) for request in first]
+        if len(scheduler.running) < getattr(scheduler, compat.admission_limit(scheduler)):
+            first = islice(filter(self._needs_blocks, compat.waiting_requests(scheduler)), LOOK_AHEAD)
+            waiting = [-(-one.num_tokens // size) + -one.num_computed_tokens // size for one in first]
         blocked = bool(waiting) and waiting[0] > free - prompts
         return KvBlocks(free, prompts, len(scheduler.running), blocked, waiting)
 
