@@ -228,5 +228,6 @@ class AheadPlanner:
         metrics.encoder_tier_miss = self.encoded_in_step
         if self._lent is not None and self._lending is not None:
             metrics.kv_lent_blocks = len(self._lent)
-            metrics.kv_loans.update({reason.value: number for reason, number in self._lending.reasons.items()})
+            for reason, number in self._lending.reasons.items():
+                metrics.kv_loans[reason.value] = number
         self.host.count_into(metrics)
