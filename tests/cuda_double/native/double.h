@@ -111,7 +111,7 @@ struct op {
 struct stream {
     int device, priority, index;
     unsigned flags;
-    bool alive, started, held, wants_engine;
+    bool alive, started, held;
     uint64_t issued, done;
     uint64_t random;
     struct op *head, *tail;

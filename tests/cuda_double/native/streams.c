@@ -112,14 +112,23 @@ static bool is_ready(struct op *op)
     return op->verb != WAIT || is_reached(op->mark);
 }
 
+/* Whether nothing but its turn keeps the next kernel of a stream, whatever its thread has seen of that by now. */
+static bool wants_engine(struct stream *stream)
+{
+    struct op *op = stream->head;
+    while (op && (op->verb == RECORD || op->verb == WAIT) && is_ready(op))
+        op = op->next;
+    return op && op->verb == KERNEL && is_ready(op) && !stream->held;
+}
+
 /* One kernel runs at a time on a device; of the streams that wait, that of the highest priority is next. */
 static bool gets_engine(struct stream *stream)
 {
     if (devices[stream->device].engine_busy)
         return false;
     for (int i = 0; i < num_streams; i++)
-        if (streams[i]->device == stream->device && streams[i]->wants_engine && !streams[i]->held &&
-            streams[i]->priority < stream->priority)
+        if (streams[i]->device == stream->device && streams[i]->priority < stream->priority &&
+            wants_engine(streams[i]))
             return false;
     return true;
 }
@@ -183,10 +192,8 @@ static cudaError_t run_kernel(struct stream *stream, struct op *op)
                    (content[i] = memory_at(op->ranges[i], stream->device, true, &used[i]));
     }
     struct device *device = &devices[stream->device];
-    stream->wants_engine = true;
     while (!ending && !gets_engine(stream))
         pthread_cond_wait(&changed, &world);
-    stream->wants_engine = false;
     device->engine_busy = true;
     pthread_mutex_unlock(&world);
     delay(stream);
