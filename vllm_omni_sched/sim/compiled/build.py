@@ -67,8 +67,11 @@ class BuildError(Exception):
     """Explains in one line why the modules could not be built."""
 
 
-def build(folder: Path = FOLDER, package: Path = PACKAGE) -> Path:
+def build(folder: Path = FOLDER, package: Path = PACKAGE, level: str = "3") -> Path:
     """Compile the modules for the running Python into a folder, which replaces a former one; return it.
+
+    Args:
+        level: how much the C compiler optimises, from "0" to "3". Nearly all of the time is spent there.
 
     Raises:
         BuildError: mypyc or a C compiler is missing, or compiling fails.
@@ -83,7 +86,7 @@ def build(folder: Path = FOLDER, package: Path = PACKAGE) -> Path:
     if not os.access(folder.parent, os.W_OK):
         raise BuildError(f"{folder.parent} cannot be written: build as the user who installed the package")
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".build-") as scratch:
-        command = [sys.executable, str(Path(__file__).with_name("compile.py")), str(package), *MODULES]
+        command = [sys.executable, str(Path(__file__).with_name("compile.py")), level, str(package), *MODULES]
         try:
             done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, timeout=SECONDS)
         except subprocess.TimeoutExpired as error:

@@ -11,14 +11,14 @@ FLAGS = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silent"
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Compile modules of a package into the current folder; ``arguments``: the package's path, then their names."""
+    """Compile modules into the current folder; ``arguments``: optimisation level, path of the package, their names."""
     from mypyc.build import mypycify
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext
 
-    package, *names = arguments
+    level, package, *names = arguments
     sources = [str(Path(package, *name.split(".")).with_suffix(".py")) for name in names]
-    extensions = mypycify([*FLAGS, *sources], opt_level="3", debug_level="0", target_dir="c", group_name=GROUP)
+    extensions = mypycify([*FLAGS, *sources], opt_level=level, debug_level="0", target_dir="c", group_name=GROUP)
     command = build_ext(Distribution({"name": GROUP, "ext_modules": extensions}))
     command.build_lib, command.build_temp = "lib", "objects"
     command.ensure_finalized()
