@@ -112,7 +112,7 @@ def test_the_installed_wheel_runs_by_itself(installed: Path, environment: str, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
+@pytest.mark.parametrize("environment", [".venv", pytest.param(".venv-latest", marks=pytest.mark.long)])
 def test_doctor_of_the_installed_wheel_finds_vllm_and_its_plugin(
     installed: Path, environment: str, tmp_path: Path
 ) -> None:
