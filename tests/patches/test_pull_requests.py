@@ -5,9 +5,7 @@ The snippets print times. Here their clock counts how often an item of the reque
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import pytest
 from patches import sources
 from patches.series import ROOT
 from patches.upstream import python_for
+from tests.support.tree_programs import Ended, run_on_tree
 
 VERSION = "0.33.0"
 PAGES = sorted((ROOT / "docs" / "upstream").glob("*.md"))
@@ -46,22 +45,33 @@ def trees() -> dict[str, Path]:
         pytest.skip(str(error))
 
 
-def visits(page: Path, tree: Path) -> list[int]:
-    """Run the snippet of a page on a tree, and return how often it looks at an item, by size."""
-    (snippet,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    assert len([line for line in snippet.splitlines() if line]) <= 10
-    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "VLLM_PLUGINS": ""}
-    command = [python_for(VERSION), "-W", "ignore", "-c", COUNTING_CLOCK + snippet]
-    result = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-2000:]
-    lines = re.findall(r"^ *([\d,]+) items: +([\d.]+) ms", result.stdout, re.MULTILINE)
+def snippet(page: Path) -> str:
+    (found,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+@pytest.fixture(scope="module")
+def ended(trees: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Ended]]:
+    """Run the snippets of all pages on both trees."""
+    programs = [["-c", COUNTING_CLOCK + snippet(page)] for page in PAGES]
+    return {
+        name: run_on_tree(tree, programs, tmp_path_factory.mktemp(name), python=python_for(VERSION))
+        for name, tree in trees.items()
+    }
+
+
+def visits(program: Ended) -> list[int]:
+    """Return how often a snippet looked at an item, by size."""
+    assert program.exit_code == 0, program.output[-2000:]
+    lines = re.findall(r"^ *([\d,]+) items: +([\d.]+) ms", program.output, re.MULTILINE)
     assert [int(size.replace(",", "")) for size, _ in lines] == list(SIZES)
     return [round(float(number)) for _, number in lines]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_snippet_visits_every_item_before_and_few_after(page: Path, trees: dict[str, Path]) -> None:
-    before, after = visits(page, trees["before"]), visits(page, trees["after"])
+def test_snippet_visits_every_item_before_and_few_after(page: Path, ended: dict[str, list[Ended]]) -> None:
+    assert len([line for line in snippet(page).splitlines() if line]) <= 10
+    before, after = (visits(ended[name][PAGES.index(page)]) for name in ("before", "after"))
     assert all(number >= size * 0.99 for number, size in zip(before, SIZES, strict=True))
     assert max(after) < 100
 

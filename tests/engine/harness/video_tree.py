@@ -1,15 +1,13 @@
-"""Our video loader beside the rules of a vLLM whose sources come first on PYTHONPATH.
+"""Our video loader beside the rules of a vLLM that may not be the installed one.
 
-`python -m tests.engine.harness.video_tree` prints as JSON where vLLM came from, and for every rule and video of a few
-whether ours gives what stock gives.
+`tests/differential/test_other_versions.py` runs it on trees of sources. It prints as JSON where vLLM came from, and for
+every rule and video of a few whether ours gives what stock gives.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
@@ -18,8 +16,6 @@ TARGETS: tuple[dict[str, Any], ...] = ({}, {"num_frames": 8}, {"num_frames": -1,
 
 
 def main() -> None:
-    for name in ("gguf", "gguf.constants", "gguf.quants"):  # 0.22 imports it, for files of models
-        sys.modules.setdefault(name, mock.MagicMock(__spec__=None))
     import vllm
     from vllm.multimodal.video import VIDEO_LOADER_REGISTRY as registry
 
