@@ -13,6 +13,8 @@ import os
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 
+from dev.fork_spawned import fork_what_is_spawned
+
 PRELOAD = [
     "vllm.v1.attention.backends.cpu_attn",
     "vllm_omni.diffusion.stage_diffusion_proc",
@@ -26,6 +28,8 @@ PRELOAD = [
     "dev.omni_cpu.workers",
 ]
 LAST = "dev.omni_cpu.frozen"
+WORKERS_APART = "VLLM_ENABLE_V1_MULTIPROCESSING"
+"""Variable that is 1 if a stage starts its worker in another process."""
 
 
 class _Stage(ForkServerProcess):
@@ -36,6 +40,8 @@ class _Stage(ForkServerProcess):
     def run(self) -> None:
         os.environ.clear()
         os.environ.update(self._environment)
+        if os.environ.get(WORKERS_APART) == "1":
+            fork_what_is_spawned()
         super().run()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dev.omni_cpu.deploy import write_deploy
+from dev.omni_cpu.forkserver import WORKERS_APART
 from dev.omni_cpu.spec import PipelineSpec
 
 START_SECONDS = 900  # a busy machine is slow
@@ -23,7 +24,7 @@ def running(spec: PipelineSpec, *, model: Path, folder: Path) -> Iterator[Any]:
 
     load_omni_general_plugins()  # AsyncOmni looks for the pipeline before it loads the plugin that registers it
     # else vLLM moves each worker to a process of its own, for OpenMP's sake
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(spec.workers))
+    os.environ[WORKERS_APART] = str(int(spec.workers))
     omni = {"AsyncOmni": AsyncOmni, "Omni": Omni}[spec.entrypoint](
         model=str(model),
         deploy_config=str(write_deploy(spec, folder / "deploy.yaml")),

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from dev.child_process import ChildProcess
+from tests.engine.harness.processes import ENVIRONMENT
 from tests.support.warm import WarmPopen
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = "tests.support.warm_program"
 
 
 def start(tmp_path: Path, *words: str, **environment: str) -> ChildProcess:
     command = [sys.executable, "-m", PROGRAM, *words]
-    return ChildProcess(command, log=tmp_path / "log", env={"PYTHONPATH": str(ROOT), **environment}, start=WarmPopen)
+    return ChildProcess(command, log=tmp_path / "log", env={**ENVIRONMENT, **environment}, start=WarmPopen)
 
 
 def test_a_program_has_its_own_arguments_environment_session_and_log(tmp_path):
@@ -42,6 +42,20 @@ def test_what_it_spawns_is_warm_too_and_has_the_environment_of_that_moment(tmp_p
     assert child["vllm_was_there"]
     assert grandchild["vllm_was_there"]
     assert {child["session"], grandchild["session"]} == {process.pid}
+
+
+def test_it_looks_at_the_class_of_a_model_itself(tmp_path):
+    with start(tmp_path, "look", VLLM_CACHE_ROOT=str(tmp_path / "cache")) as process:
+        assert process.wait() == 0, process.last_lines(20)
+    assert json.loads(process.last_lines(1)[0]) == {"generates_text": True}
+    assert list((tmp_path / "cache" / "modelinfos").iterdir())  # nobody had looked before
+
+
+def test_what_was_imported_stays_hidden_from_the_garbage_collector(tmp_path):
+    with start(tmp_path, "unfreeze") as process:
+        assert process.wait() == 0, process.last_lines(20)
+    said = json.loads(process.last_lines(1)[0])
+    assert said["frozen_after"] == said["frozen"] > 100_000
 
 
 @pytest.mark.parametrize(("word", "code"), [("fail", 3), ("raise", 1), ("die", -9)])

@@ -10,6 +10,7 @@ import pytest
 
 from tests.engine.harness.engines import VARIANTS, our_engines, served_engine, stock_engines
 from tests.engine.harness.processes import (
+    ENVIRONMENT,
     IN_PROCESS,
     NO_PLUGIN,
     OUR_PLUGIN,
@@ -19,6 +20,7 @@ from tests.engine.harness.processes import (
     write_model,
 )
 from tests.engine.harness.spec import OURS
+from tests.support import warm
 
 HERE = Path(__file__).parent
 
@@ -30,6 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE) and FIXTURES_WITH_ENGINES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.engine)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let one server import vLLM while the first tests run, for the engines of all processes that will be forked."""
+    several = session.config.getoption("--processes", 1) > 1
+    if several and any(item.get_closest_marker("engine") for item in session.items):
+        warm.prepare(ENVIRONMENT)
 
 
 class Results(NamedTuple):

@@ -1,8 +1,10 @@
 """Python programs that begin with vLLM imported: forked from a server, in place of ten seconds of imports each.
 
-Each process of pytest has at most one server, which starts with the first program. A program is as it would be
-otherwise: a process with the command, the environment and the log that it was given, the leader of its own session.
-What it spawns through multiprocessing is forked as well, from a copy of the program that was made before it began.
+The processes of pytest share one server, which `prepare` starts before they are forked; without it, each has one of its
+own, which starts with the first program. A program is as it would be otherwise: a process with the command, the
+environment and the log that it was given, the leader of its own session. What it spawns through multiprocessing is
+forked as well, from a copy of the program that was made before it began. vLLM looks at a model's class in the program
+itself, where it would start another process, which imports vLLM and leaves CUDA alone.
 
 Tests of what an import does, or of a start as users have it, start their programs in the usual way.
 """
@@ -11,7 +13,6 @@ from __future__ import annotations
 
 import array
 import atexit
-import gc
 import json
 import os
 import runpy
@@ -25,6 +26,10 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
+
+from dev.fork_spawned import choose_where_metrics_are, fork_what_is_spawned
+from dev.frozen_heap import freeze_for_good
+from dev.model_registry import look_at_models_here
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
@@ -125,6 +130,11 @@ def _late(name: str) -> bool:
     return name.startswith(READ_LATE) and not name.startswith(READ_AT_IMPORT)
 
 
+def prepare(env: Mapping[str, str]) -> None:
+    """Start the server of programs with this environment, which processes that are forked from this one share."""
+    _server_for({**os.environ, **env})
+
+
 def _server_for(env: Mapping[str, str]) -> _Server:
     """Return the server whose imports saw the same environment, as far as imports read it."""
     asked = {name: value for name, value in env.items() if not _late(name)}
@@ -141,8 +151,8 @@ def _serve(asked: socket.socket) -> dict[str, Any] | None:
     for module in MODULES:
         with suppress(ImportError):  # it has another name in another version: that program imports it itself
             import_module(module)
-    gc.collect()
-    gc.freeze()  # else the first collection of each program copies every page
+    look_at_models_here()
+    freeze_for_good()
     ended, wake = socket.socketpair()
     wake.setblocking(False)
     signal.set_wakeup_fd(wake.fileno())
@@ -192,64 +202,12 @@ def _take_place(program: Mapping[str, Any], output: int) -> None:
     os.environ.clear()
     os.environ.update(program["env"])
     os.chdir(program["cwd"])
-    _choose_where_metrics_are()
-    _fork_what_is_spawned()
-
-
-def _choose_where_metrics_are() -> None:
-    """Let prometheus_client keep values where the environment says: in memory, or in files that processes share.
-
-    It chooses when it is imported. vLLM names the folder of these files before it spawns several API servers.
-    """
-    from prometheus_client import values
-
-    values.ValueClass = values.get_value_class()
-
-
-def _fork_what_is_spawned() -> None:
-    """Let multiprocessing fork what it would spawn from a copy of this process, as its own fork server does.
-
-    A process gets the environment of the one that starts it, at that moment, as if it were spawned.
-    """
-    from multiprocessing import context, forkserver, popen_forkserver, process, resource_tracker, spawn
-
-    prepare, get_preparation_data = spawn.prepare, spawn.get_preparation_data
-
-    def with_environment(name: str) -> dict[str, Any]:
-        return {**get_preparation_data(name), "environment": dict(os.environ)}
-
-    def prepare_environment(data: dict[str, Any]) -> None:
-        os.environ.clear()
-        os.environ.update(data.pop("environment"))
-        _choose_where_metrics_are()
-        prepare(data)
-
-    spawn.get_preparation_data, spawn.prepare = with_environment, prepare_environment  # type: ignore[assignment]
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
-    server.ensure_running = resource_tracker.ensure_running
-    spawned: Any = context.SpawnProcess
-    spawned._Popen = staticmethod(popen_forkserver.Popen)
-    process.current_process()._config["authkey"] = process.AuthenticationString(os.urandom(32))  # type: ignore[attr-defined]
-
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind("")  # an abstract address of the kernel's choice
-    listener.listen()
-    alive_r, alive_w = os.pipe()
-    server._forkserver_address = listener.getsockname()
-    if os.fork():
-        server._forkserver_alive_fd = alive_w
-        os.close(alive_r)
-        listener.close()
-        return
-    os.close(alive_w)
-    try:
-        forkserver.main(listener.detach(), alive_r, [])
-    finally:
-        os._exit(0)
+    choose_where_metrics_are()
+    fork_what_is_spawned()
 
 
 def _run(command: Sequence[str]) -> None:
-    if command[1] == "-m":
+    if list(command[1:2]) == ["-m"]:
         sys.argv = list(command[2:])
         runpy.run_module(command[2], run_name="__main__", alter_sys=True)
     else:

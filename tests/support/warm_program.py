@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -9,6 +10,7 @@ import signal
 import sys
 import time
 from typing import Any
+from unittest.mock import patch
 
 from prometheus_client import values
 
@@ -45,6 +47,22 @@ def _stay() -> None:
     child.join()
 
 
+def _look_at_a_model() -> None:
+    """Ask vLLM about a class of models; whoever starts a process for that fails."""
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    with patch("subprocess.Popen", side_effect=AssertionError("a process is started")):
+        info = ModelRegistry.models["LlamaForCausalLM"].inspect_model_cls()
+    print(json.dumps({"generates_text": info.is_text_generation_model}))
+
+
+def _end_an_engine() -> None:
+    """Do to the garbage collector what vLLM does when an engine ends."""
+    before = gc.get_freeze_count()
+    gc.unfreeze()
+    print(json.dumps({"frozen": before, "frozen_after": gc.get_freeze_count()}))
+
+
 def main(word: str) -> None:
     if word == "say":
         print(json.dumps(state()))
@@ -52,6 +70,10 @@ def main(word: str) -> None:
         _spawn(["child", "grandchild"])
     elif word == "stay":
         _stay()
+    elif word == "unfreeze":
+        _end_an_engine()
+    elif word == "look":
+        _look_at_a_model()
     elif word == "raise":
         raise ValueError(word)
     elif word == "die":

@@ -7,7 +7,6 @@ calls of the methods below, or a stage without a front end (``vllm serve --headl
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import sys
 import threading
@@ -16,6 +15,8 @@ from concurrent.futures import Future
 from importlib import import_module
 from typing import Any
 
+from dev.frozen_heap import freeze_for_good
+from dev.model_registry import look_at_models_here
 from dev.omni_cpu.asking import Ask
 from dev.omni_cpu.forkserver import PRELOAD
 from dev.omni_cpu.spec import PipelineSpec
@@ -113,8 +114,8 @@ def _import() -> None:
     modules += ["vllm_omni.engine.stage_runtime", "vllm_omni.engine.membership_controller", *PRELOAD]
     for module in modules:
         import_module(module)
-    gc.collect()
-    gc.freeze()  # else the first collection of each program copies every page
+    look_at_models_here()
+    freeze_for_good()
 
 
 if __name__ == "__main__":

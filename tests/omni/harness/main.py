@@ -20,6 +20,8 @@ from typing import Any
 
 import psutil
 
+from dev.frozen_heap import freeze_for_good
+from dev.model_registry import look_at_models_here
 from dev.omni_cpu import forkserver
 from dev.omni_cpu.running import running
 from tests.omni.harness.branch_scenarios import BRANCH_SCENARIOS, BRANCHES_ALONE
@@ -44,6 +46,8 @@ def main(folder_name: str, model: str, prefix: str) -> None:
     import vllm_omni.entrypoints.async_omni  # noqa: F401  while the server imports it, too
 
     forkserver.use_for_stages()
+    look_at_models_here()
+    freeze_for_good()
     folder, parent = Path(folder_name), os.getppid()
     for number in itertools.count():
         spec_file = folder / f"{number}.spec.json"

@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 from omni_sched_stand_ins import as_workers_see_it, following_its_class, runner_with
 
+from dev.model_registry import look_at_models_here
+
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 ASYNC_SCHEDULER = "vllm.v1.core.sched.async_scheduler"
 DIFFUSION_SCHEDULER = "vllm.v1.core.sched.diffusion_scheduler"
@@ -69,6 +71,7 @@ class Run:
             if _exists(name):
                 import_module(name)
         _pageable_memory_for_pinned()
+        look_at_models_here()
         self._count_schedulers()
         if swap == "scheduler":
             self._swap_schedulers(force_async, narrow)
