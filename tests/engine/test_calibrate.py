@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.engine.harness.processes import ENVIRONMENT, ROOT, WORKER_IN_ENGINE_CORE
+from dev.child_process import ChildProcess
+from tests.engine.harness.processes import ENVIRONMENT, WORKER_IN_ENGINE_CORE
+from tests.support.warm import WarmPopen
 from vllm_omni_sched.sim.costs.fit import STEP_COSTS
 
 ARGUMENTS = {
@@ -29,17 +29,16 @@ ARGUMENTS = {
 def test_a_tiny_model_is_calibrated(llava: Path, tmp_path: Path) -> None:
     out = tmp_path / "calibration.json"
     words = ["calibrate", str(llava), "--engine-args", json.dumps(ARGUMENTS), "--rounds", "1", "--longest", "300"]
-    script = "import sys; from vllm_omni_sched.cli import app; app(sys.argv[1:])"
-    ran = subprocess.run(
-        [sys.executable, "-c", script, *words, "--no-lane", "--out", str(out)],
-        cwd=ROOT,
-        env={**os.environ, **ENVIRONMENT, **WORKER_IN_ENGINE_CORE},
-        capture_output=True,
-        text=True,
-        check=False,
+    process = ChildProcess(
+        [sys.executable, "-m", "vllm_omni_sched", *words, "--no-lane", "--out", str(out)],
+        log=tmp_path / "log",
+        env={**ENVIRONMENT, **WORKER_IN_ENGINE_CORE},
+        start=WarmPopen,
     )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    assert "Exception ignored" not in ran.stderr  # destructors that run when their modules are gone
+    with process:
+        assert process.wait() == 0, process.last_lines(40)
+    said = process.log.read_text()
+    assert "Exception ignored" not in said  # destructors that run when their modules are gone
     found = json.loads(out.read_text())
     assert found["version"] == 1
     assert set(STEP_COSTS) <= set(found["step"])
@@ -50,4 +49,4 @@ def test_a_tiny_model_is_calibrated(llava: Path, tmp_path: Path) -> None:
     assert found["source"]["image_size"] == [28, 28]
     # longer than what it has room for in one step: its steps were counted, and fitted
     assert found["residuals"]["points"] > len(STEP_COSTS)
-    assert "step" in ran.stdout
+    assert "step" in said

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 from tests.engine.conftest import Results
 from tests.engine.harness.engines import SHORT
-from tests.engine.harness.processes import ENVIRONMENT, NO_PLUGIN, ROOT
+from tests.engine.harness.processes import NO_PLUGIN, run_program
 
 HOOKS = [
     "vllm.engine.arg_utils.EngineArgs.create_engine_config",
@@ -20,16 +15,11 @@ HOOKS = [
 
 
 @pytest.fixture(scope="module")
-def registration() -> dict:
-    """Return what `register()` changed in a fresh interpreter (see `harness/absence.py`)."""
-    answer = subprocess.run(
-        [sys.executable, "-m", "tests.engine.harness.absence"],
-        cwd=ROOT,
-        env={**os.environ, **ENVIRONMENT, **NO_PLUGIN},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    return json.loads(answer.stdout.splitlines()[-1])
+def registration(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Return what `register()` changed in a process with vLLM and nothing of ours (see `harness/absence.py`)."""
+    log = tmp_path_factory.mktemp("absence") / "log"
+    found: dict = run_program("tests.engine.harness.absence", environment=NO_PLUGIN, log=log)
+    return found
 
 
 def test_registering_wraps_two_methods_and_nothing_else(registration):

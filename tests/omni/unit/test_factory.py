@@ -1,15 +1,17 @@
-"""vLLM-Omni's factory makes our connectors, whichever of both is imported first, in processes of their own."""
+"""vLLM-Omni's factory makes our connectors, whichever of both is imported first, in processes that have vLLM."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
+from dev.child_process import ChildProcess
+from tests.engine.harness.processes import ENVIRONMENT
 from tests.support.arena import place
+from tests.support.warm import WarmPopen
 from vllm_omni_sched.connector_names import CONNECTORS
 
 pytestmark = pytest.mark.omni
@@ -40,12 +42,11 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_tool_makes_one_of_ours_through_the_factory(order: str) -> None:
+def test_a_tool_makes_one_of_ours_through_the_factory(order: str, tmp_path: Path) -> None:
     before, after = ORDERS[order]
+    tool = tmp_path / "tool.py"
     with place() as root:
-        program = TOOL.format(before=before, after=after, root=root, names=set(CONNECTORS))
-        ended = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
-        )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    assert ended.stdout.strip().splitlines()[-1] == str(sorted(CONNECTORS))
+        tool.write_text(TOOL.format(before=before, after=after, root=root, names=set(CONNECTORS)))
+        with ChildProcess([str(tool)], log=tmp_path / "log", env=ENVIRONMENT, start=WarmPopen) as process:
+            assert process.wait() == 0, process.last_lines(40)
+    assert process.last_lines(1) == [str(sorted(CONNECTORS))]

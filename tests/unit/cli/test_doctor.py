@@ -8,7 +8,10 @@ from importlib import metadata
 import pytest
 from typer.testing import CliRunner
 
+from dev.child_process import ChildProcess
+from tests.engine.harness.processes import ENVIRONMENT
 from tests.support.nvml import FakeNvml
+from tests.support.warm import WarmPopen
 from vllm_omni_sched import __version__
 from vllm_omni_sched.cli import app, diagnosis
 from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, features, modules, versions
@@ -285,11 +288,13 @@ def test_a_vllm_that_cannot_be_imported_is_reported(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_vllm_of_this_environment_passes():
-    command = [sys.executable, "-c", "from vllm_omni_sched.cli import app; app()", "doctor", "--json"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    findings = json.loads(result.stdout)
-    assert (result.returncode, findings["problems"]) == (0, [])
+def test_the_vllm_of_this_environment_passes(tmp_path):
+    command = [sys.executable, "-m", "vllm_omni_sched", "doctor", "--json"]
+    with ChildProcess(command, log=tmp_path / "log", env=ENVIRONMENT, start=WarmPopen) as process:
+        status = process.wait()
+    lines = process.log.read_text().splitlines()
+    findings = json.loads("\n".join(lines[lines.index("{") :]))
+    assert (status, findings["problems"]) == (0, [])
     active = {feature["feature"] for feature in findings["features"] if feature["active"]}
     assert active >= {"windows", "encoder_cache", "strip_frontier", "session_delta"}
     assert [probe["symbol"] for probe in findings["probes"] if probe["reason"] == "missing"] == []
