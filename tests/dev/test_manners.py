@@ -31,7 +31,7 @@ def test_continuous_integration_runs_the_suites_and_may_only_read() -> None:
     workflow = read(".github/workflows/ci.yml")
     commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
     made = [command for command in commands if command.startswith("make ")]
-    assert made == ["make check", "make test"]
+    assert made == ["make check", "make test", "make test-cuda"]
     assert {command.split()[1] for command in made} <= targets_of_make()
     assert workflow["permissions"] == {"contents": "read"}
     assert all("timeout-minutes" in job for job in workflow["jobs"].values())
