@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from dataclasses import dataclass
 
 import psutil
@@ -38,6 +40,29 @@ class ProcessTree:
                 continue
             seen[role] = Usage(times.user + times.system, memory.rss)
         return seen
+
+
+class OtherProcesses:
+    """The processor time, since it was made, of all processes but this one and its descendants."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._all, self._own = self._seconds()
+
+    def share(self) -> float:
+        """Return how many cores they had in the mean."""
+        busy, own = self._seconds()
+        return max(busy - self._all - (own - self._own), 0.0) / max(time.monotonic() - self._began, 1e-9)
+
+    def _seconds(self) -> tuple[float, float]:
+        machine = psutil.cpu_times()
+        me = psutil.Process()
+        own = 0.0
+        for process in [me, *me.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                own += times.user + times.system
+        return machine.user + machine.nice + machine.system + machine.irq + machine.softirq, own
 
 
 def role_of(process: psutil.Process) -> str | None:

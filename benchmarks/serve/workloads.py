@@ -130,7 +130,7 @@ def _made(client: Client, number: int, seed: int) -> list[Prompt]:
     return [
         Prompt(
             _words(rng, int(rng.integers(low, client.tokens + low + 1))),
-            tuple(_picture(rng) for _ in range(int(rng.integers(client.pictures[0], client.pictures[1] + 1)))),
+            tuple(picture(rng) for _ in range(int(rng.integers(client.pictures[0], client.pictures[1] + 1)))),
             client.output_tokens,
         )
         for _ in range(number)
@@ -145,7 +145,7 @@ def _custom(number: int, seed: int) -> list[Prompt]:
     shown = numbers.random(number) < 0.2
     found = []
     for count, with_pictures in zip(counts, shown, strict=True):
-        pictures = tuple(_picture(rng) for _ in range(int(count) if with_pictures else 0))
+        pictures = tuple(picture(rng) for _ in range(int(count) if with_pictures else 0))
         found.append(Prompt(_words(rng, int(rng.integers(5, 40))), pictures, 120))
     return found
 
@@ -168,7 +168,7 @@ def _derived(name: str, rate: float, text_scale: float, output_scale: float) -> 
         return [
             Prompt(
                 _words(rng, request.text_tokens),
-                tuple(_picture(rng) for _ in request.items),
+                tuple(picture(rng) for _ in request.items),
                 request.output_tokens,
                 request.arrival,
             )
@@ -178,7 +178,7 @@ def _derived(name: str, rate: float, text_scale: float, output_scale: float) -> 
     return Client(rate, 1 / dispersion, prompts)
 
 
-def _picture(rng: np.random.Generator) -> str:
+def picture(rng: np.random.Generator) -> str:
     from PIL import Image
 
     picture = io.BytesIO()

@@ -42,6 +42,7 @@ def calibrate(
         str | None, typer.Option(metavar="WxH", help="Pixels of an image; default: the model's.", show_default=False)
     ] = None,
     lane: Annotated[bool, typer.Option(help="Measure encode-ahead too, with a second engine.")] = True,
+    server: Annotated[bool, typer.Option(help="Measure `vllm serve` over HTTP too; needs its chat template.")] = False,
 ) -> None:
     """Measure what steps, encodes and the front end cost on this machine, and write it as a file for `simulate`.
 
@@ -59,7 +60,7 @@ def calibrate(
     from vllm_omni_sched.sim.costs.calibration import write_calibration
     from vllm_omni_sched.sim.costs.fit import fit
 
-    plan = Plan(rounds=rounds, longest=longest, image_size=size, lane=lane)
+    plan = Plan(rounds=rounds, longest=longest, image_size=size, lane=lane, server=server)
     try:
         with progress_bar(MofNCompleteColumn(), transient=False) as bar, contextlib.redirect_stdout(sys.stderr):
             task = bar.add_task("", total=None)
@@ -104,6 +105,9 @@ def screen(costs: dict[str, Any]) -> Table:
     shown.add_row("  for each token of text", f"{1e6 * front['per_text_token']:.3g} µs")
     for modality, seconds in front["per_item"].items():
         shown.add_row(f"  for each {modality}", f"{1e3 * seconds:.3g} ms")
+    if "per_output" in front:
+        shown.add_row("  for the outputs of a step", f"{1e6 * front['per_step']:.3g} µs")
+        shown.add_row("  for each output", f"{1e6 * front['per_output']:.3g} µs")
     shown.add_row("answer", f"{1e3 * costs['answer_seconds']:.3g} ms")
     fits = costs["residuals"]["predicted_by_measured"]
     shown.add_row("steps as fitted, of those measured", f"{fits['min']:.2f} – {fits['median']:.2f} – {fits['max']:.2f}")

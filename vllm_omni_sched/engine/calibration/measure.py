@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.engine.calibration.client import Client, running
 from vllm_omni_sched.engine.calibration.loads import Loads
 from vllm_omni_sched.engine.calibration.prompts import Prompts
+from vllm_omni_sched.engine.calibration.served import ApiServer, HttpClient, ServedLoads, image_url, serving
 from vllm_omni_sched.sim.costs.fit import Observations
 
 _DECODES = (1, 2, 4, 8, 16, 32)
@@ -34,6 +37,7 @@ class Plan:
         most_requests: most requests that decode at a time.
         image_size: width and height of the images, in pixels; None to take the model's.
         lane: whether to measure the lane of encode-ahead, too.
+        server: whether to measure `vllm serve` over HTTP, too.
         seed: of the random prompts.
     """
 
@@ -42,6 +46,7 @@ class Plan:
     most_requests: int = 32
     image_size: tuple[int, int] | None = None
     lane: bool = True
+    server: bool = False
     seed: int = 0
 
 
@@ -57,7 +62,9 @@ class Measured:
 
 
 def measure(arguments: dict[str, Any], plan: Plan, progress: Progress) -> Measured:
-    """Start the engine, run all loads on it, and shut it down; then repeat with encode-ahead, to measure the lane.
+    """Start the engine, run all loads on it, and shut it down.
+
+    Then, if they are asked for, an engine with encode-ahead, to measure the lane, and a server of the first one.
 
     Raises:
         ConfigError: the engine arguments cannot be used, or images for the model cannot be made.
@@ -68,6 +75,7 @@ def measure(arguments: dict[str, Any], plan: Plan, progress: Progress) -> Measur
         prompts = Prompts(client.config, plan.image_size, plan.seed)
         asyncio.run(_all_loads(Loads(client, prompts, observed), _loads(client, prompts, plan), plan, progress))
         kv_tokens = _kv_tokens(client.config)
+        max_num_seqs = client.config.scheduler_config.max_num_seqs
         facts = {"max_num_batched_tokens": client.config.scheduler_config.max_num_batched_tokens}
         if prompts.max_images:
             facts["image_size"] = prompts.image_size
@@ -76,6 +84,12 @@ def measure(arguments: dict[str, Any], plan: Plan, progress: Progress) -> Measur
         with running(_with_lane(arguments), monotonic_seconds) as client:
             prompts = Prompts(client.config, plan.image_size, plan.seed + 1)
             asyncio.run(_all_loads(Loads(client, prompts, observed), _lane_loads(prompts), plan, progress))
+    if plan.server:
+        progress("starting the server", 0, 1)
+        most = min(plan.most_requests, max_num_seqs)
+        size = prompts.image_size if prompts.max_images else None
+        with serving(arguments["model"], _without_model(arguments), monotonic_seconds) as server:
+            asyncio.run(_served(server, size, most, observed, plan, progress))
     return Measured(observed, kv_tokens, facts)
 
 
@@ -96,6 +110,40 @@ async def _all_loads(loads: Loads, chosen: list[Load], plan: Plan, progress: Pro
         progress(name, done, len(turns))
         await load(loads)
     progress("done", len(turns), len(turns))
+
+
+async def _served(
+    server: ApiServer,
+    image_size: tuple[int, int] | None,
+    most_requests: int,
+    observed: Observations,
+    plan: Plan,
+    progress: Progress,
+) -> None:
+    """Run all loads on a server, the first time to warm it up."""
+    import aiohttp
+
+    random = np.random.default_rng(plan.seed + 2)
+    image = partial(image_url, random, image_size) if image_size is not None else None
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), connector=connector) as session:
+        await server.wait(session)
+        loads = ServedLoads(HttpClient(session, server.url, monotonic_seconds), server.cpu_seconds, image, observed)
+        chosen = loads.all(most_requests)
+        turns = [(name, load) for _ in range(plan.rounds) for name, load in chosen]
+        loads.observed = Observations()
+        for _, load in chosen:
+            progress("warming up the server", 0, 1)
+            await load()
+        loads.observed = observed
+        for done, (name, load) in enumerate(turns):
+            progress(name, done, len(turns))
+            await load()
+        progress("done", len(turns), len(turns))
+
+
+def _without_model(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name != "model"}
 
 
 def _loads(client: Client, prompts: Prompts, plan: Plan) -> list[Load]:

@@ -139,9 +139,10 @@ class Engines:
         if self._share_of is not None:
             share, first = self._share_of(index), self._on_first_output
             engine = PlacedEngine(self._sim, self._costs, self._limits, core, done, self._itl, share, watcher, first)
-        elif self._host is not None and isinstance(self._costs, MeasuredCosts):
+        elif isinstance(self._costs, MeasuredCosts) and (self._host is not None or self._costs.has_output_costs):
+            host = Host(self._sim, 1) if self._host is None else self._host  # a front end of its own
             engine = HostedEngine(
-                self._sim, self._costs, self._limits, core, done, self._itl, self._host, watcher, self._on_first_output
+                self._sim, self._costs, self._limits, core, done, self._itl, host, watcher, self._on_first_output
             )
         else:
             engine = EngineServer(

@@ -48,6 +48,30 @@ class FrontPoint(NamedTuple):
     seconds: float
 
 
+class ServedFirst(NamedTuple):
+    """Time from a client's call of a server to the first token, alone. ``prompt_tokens``: with those of the items."""
+
+    prompt_tokens: int
+    modality: str
+    items: int
+    seconds: float
+
+
+class ServedSteps(NamedTuple):
+    """A load of a server: so many requests decode together for ``steps`` steps.
+
+    ``seconds``: mean time of a step, as clients see it. ``outputs``: events that all clients got. ``cpu_seconds``: of
+    the API server.
+    """
+
+    decodes: int
+    context_tokens: int
+    seconds: float
+    steps: int
+    outputs: int
+    cpu_seconds: float
+
+
 @dataclass
 class Observations:
     """Holds all measurements of one engine, in order.
@@ -55,7 +79,8 @@ class Observations:
     ``steadiness``: each step of the decode loads, relative to the median of those around it. ``answers``: seconds
     from the end of a step until the client has its tokens. ``lane_slowdowns``: of steps while a lane encodes, relative
     to the same steps without. ``front_stalls``: seconds by which a client's token was late because the front end
-    processed an item, by modality.
+    processed an item, by modality. ``served_steps``, ``served_firsts``, ``served_steadiness``: of the same engine
+    behind its API server, over HTTP; empty if no server was measured.
     """
 
     steps: list[StepPoint] = field(default_factory=list)
@@ -66,6 +91,9 @@ class Observations:
     fronts: list[FrontPoint] = field(default_factory=list)
     front_stalls: dict[str, list[float]] = field(default_factory=dict)
     answers: list[float] = field(default_factory=list)
+    served_steps: list[ServedSteps] = field(default_factory=list)
+    served_firsts: list[ServedFirst] = field(default_factory=list)
+    served_steadiness: list[float] = field(default_factory=list)
 
 
 def fit(seen: Observations) -> dict[str, Any]:
@@ -74,6 +102,7 @@ def fit(seen: Observations) -> dict[str, Any]:
     1. Repeated points count as their median; half of the steps take longer than the fit.
     2. Every cost is 0 or more, and errors are relative (Lawson and Hanson, 1974, chapter 23).
     3. Items that all have the same size do not determine a cost per item: it is assigned to the embeddings.
+    4. Behind a server (`_served`), a step takes longer by what its API server takes from the engine's cores.
 
     Raises:
         ConfigError: a required kind of point is missing.
@@ -97,10 +126,39 @@ def fit(seen: Observations) -> dict[str, Any]:
             "predicted_by_measured": {"min": min(off), "median": statistics.median(off), "max": max(off)},
         },
     }
-    if seen.steadiness:
-        values = np.quantile(seen.steadiness, _PARTS)
+    if seen.served_firsts and seen.served_steps:
+        _served(found, seen)
+    steadiness = seen.served_steadiness or seen.steadiness
+    if steadiness:
+        values = np.quantile(steadiness, _PARTS)
         found["step"]["steadiness"] = [[part, float(value)] for part, value in zip(_PARTS, values, strict=True)]
     return found
+
+
+def _served(found: dict[str, Any], seen: Observations) -> None:
+    """Change fitted costs to those behind an API server.
+
+    1. Steps: the constant grows by the median of what they take longer, as clients see them.
+    2. For a request, the front end has what the first token takes beyond its step, its encodes and the answer.
+    3. For outputs, it has the processor time of the API server beyond that of the requests themselves.
+    """
+    step = found["step"]
+    loads = [StepPoint(one.decodes, one.context_tokens, 0, 0.0, one.seconds) for one in seen.served_steps]
+    step["base_seconds"] += max(statistics.median(one.seconds - step_seconds(step, one) for one in loads), 0.0)
+    fronts = []
+    for first in seen.served_firsts:
+        prompt = StepPoint(0, 0, first.prompt_tokens, prefill_pairs(0, first.prompt_tokens), 0.0)
+        seconds = first.seconds - step_seconds(step, prompt) - found["answer_seconds"]
+        if first.items:
+            encode = found["encode"][first.modality]
+            seconds -= encode["base_seconds"] + encode["per_item"] * first.items
+            seconds -= encode["per_embed"] * first.prompt_tokens
+        text = 0 if first.items else first.prompt_tokens
+        fronts.append(FrontPoint(text, first.modality, first.items, max(seconds, 1e-6)))
+    rows = [(one.decodes, one.steps, one.outputs) for one in seen.served_steps]
+    values = [max(one.cpu_seconds, 1e-3) for one in seen.served_steps]
+    _, per_step, per_output = relative_fit(rows, values)
+    found["frontend"] = {**_front(fronts), "per_step": per_step, "per_output": per_output}
 
 
 def step_seconds(step: dict[str, float], point: StepPoint) -> float:

@@ -117,6 +117,12 @@ class MeasuredCosts:
         return front.per_step + front.per_output * outputs
 
     @property
+    def has_output_costs(self) -> bool:
+        """Return whether the outputs of a step cost the front end something, as was measured behind a server."""
+        front = self.calibration.frontend
+        return front.per_step > 0 or front.per_output > 0
+
+    @property
     def answer_seconds(self) -> float:
         return self.calibration.answer_seconds
 
@@ -143,8 +149,9 @@ class UnsteadyCosts(MeasuredCosts):
     """Measured costs whose step times are drawn at random around the fit.
 
     1. A step takes the fitted time, times a factor.
-    2. The factor is drawn independently for each step from the calibration's ``steadiness``, which was measured for
-    steps of one size, with linear interpolation between its entries.
+    2. The factor is drawn independently for each step from the calibration's ``steadiness``, with linear interpolation
+    between its entries. It was measured for steps that only decode: a step that takes as long as several of those has
+    the mean of as many factors, because what delays them is short.
     3. Encodes, the front end and answers take the fitted time: they are long, or hardly affect a gap.
 
     Args:
@@ -158,13 +165,17 @@ class UnsteadyCosts(MeasuredCosts):
         self._parts = [part for part, _ in table]
         self._factors = [factor for _, factor in table]
         self._rng = rng
+        self._usual = self._base + self._decode
 
     def step_seconds(
         self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float, share: float = 1.0
     ) -> float:
         """Return the seconds of a step of the LLM; 0 if it has no token to compute."""
         steady = super().step_seconds(decodes, context_tokens, prefill_tokens, prefill_pairs, share)
-        return steady * self.factor(self._rng.random()) if steady else 0.0
+        if not steady:
+            return 0.0
+        times = max(round(steady / self._usual), 1) if self._usual else 1
+        return steady * sum([self.factor(self._rng.random()) for _ in range(times)]) / times
 
     def beside_seconds(self) -> Sequence[float]:
         """Return the extra seconds beside other engines, times a factor drawn once for each step."""

@@ -192,7 +192,7 @@ def _servegen(folder: Path) -> tuple[ClientStatistics, ...]:
     )
     if not numbers:
         raise ConfigError(f"{folder}: no chunk-N-trace.csv in it: name the folder of one of ServeGen's categories")
-    rates = {number: _servegen_rates(folder / f"chunk-{number}-trace.csv") for number in numbers}
+    rates = {number: servegen_rates(folder / f"chunk-{number}-trace.csv") for number in numbers}
     windows = max(len(of_client) for of_client in rates.values())
     clients = []
     for number in numbers:
@@ -216,7 +216,7 @@ def _servegen(folder: Path) -> tuple[ClientStatistics, ...]:
     return tuple(sorted(clients, key=lambda client: -client.rate))
 
 
-def _servegen_rates(path: Path) -> list[tuple[float, float, float]]:
+def servegen_rates(path: Path) -> list[tuple[float, float, float]]:
     """Return (time, requests per second, cv) of each window; a window without requests has the rate 0."""
     found = []
     for number, row in enumerate(csv.reader(io.StringIO(_text(path))), 1):

@@ -1,0 +1,246 @@
+"""Runs `vllm serve`, and measures over HTTP what a client waits for besides the steps of the engine."""
+
+import asyncio
+import base64
+import io
+import itertools
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from vllm_omni_sched.clock import Clock
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.sim.costs.fit import Observations, ServedFirst, ServedSteps
+
+_START_SECONDS = 1800.0
+_GRACE_SECONDS = 30.0
+_NAME = "calibrated"
+_DECODES = (1, 4, 16)
+_TOKENS = 96  # of each decode load
+_SKIPPED = 4  # outputs of a request, until all of a load have begun
+_WINDOW = 16  # steps that are compared with their median
+_WORDS = (4, 32, 128)
+
+
+@dataclass
+class Streamed:
+    """Times of one streamed answer, in seconds of one clock.
+
+    Attributes:
+        sent: when the client began to send the request.
+        outputs: for each event with tokens, when the client had it. Their text may be empty.
+    """
+
+    sent: float
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    outputs: list[float] = field(default_factory=list)
+
+
+class HttpClient:
+    """Sends streamed chat requests to one server of vLLM."""
+
+    def __init__(self, session: Any, url: str, clock: Clock, model: str = _NAME) -> None:
+        self._session, self._url, self._clock, self._model = session, url, clock, model
+
+    def body(self, content: Any, output_tokens: int) -> bytes:
+        """Return the body of a request; ``content``: of its message, as OpenAI's API defines it."""
+        return json.dumps(
+            {
+                "model": self._model,
+                "messages": [{"role": "user", "content": content}],
+                "temperature": 0,
+                "max_tokens": output_tokens,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        ).encode()
+
+    async def ask(self, body: bytes) -> Streamed:
+        """Send a request and read its answer to the end; events are parsed when it is complete.
+
+        Raises:
+            ConfigError: the server refuses the request; the message has its reason.
+        """
+        events: list[tuple[float, bytes]] = []
+        headers = {"Content-Type": "application/json"}
+        answer = Streamed(self._clock())
+        async with self._session.post(f"{self._url}/v1/chat/completions", data=body, headers=headers) as response:
+            if response.status != 200:
+                raise ConfigError(f"the server refused a request: {(await response.text())[:500]}")
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    events.append((self._clock(), line))
+        for at, line in events:
+            event = json.loads(line[len(b"data: ") :])
+            if any("role" not in choice["delta"] for choice in event.get("choices", ())):
+                answer.outputs.append(at)
+            if event.get("usage"):
+                answer.prompt_tokens = event["usage"]["prompt_tokens"]
+                answer.output_tokens = event["usage"]["completion_tokens"]
+        return answer
+
+
+class ServedLoads:
+    """Designed loads for a server; they add to ``observed``.
+
+    Args:
+        cpu_seconds: returns the processor time of the API server so far.
+        image: returns the data URL of a new image; None if the model takes none.
+    """
+
+    def __init__(
+        self,
+        client: HttpClient,
+        cpu_seconds: Callable[[], float],
+        image: Callable[[], str] | None,
+        observed: Observations,
+    ) -> None:
+        self._client, self._cpu_seconds, self._image = client, cpu_seconds, image
+        self.observed = observed
+
+    async def decodes(self, requests: int) -> None:
+        """Measure steps as clients see them, and the API server's processor time, while so many requests decode."""
+        body = self._client.body(_words(_WORDS[0]), _TOKENS)
+        before = self._cpu_seconds()
+        answers = await asyncio.gather(*(self._client.ask(body) for _ in range(requests)))
+        cpu = self._cpu_seconds() - before
+        gaps: list[float] = []
+        for answer in answers:
+            own = [after - at for at, after in itertools.pairwise(answer.outputs[_SKIPPED:])]
+            gaps += own
+            for at in range(0, len(own) - _WINDOW + 1, _WINDOW):
+                usual = statistics.median(own[at : at + _WINDOW])
+                if usual > 0:
+                    self.observed.served_steadiness += [gap / usual for gap in own[at : at + _WINDOW]]
+        if not gaps:
+            return  # the server sent all tokens in a few events
+        read = requests * (answers[0].prompt_tokens + _TOKENS // 2)
+        outputs = sum(len(answer.outputs) for answer in answers)
+        # the mean: a late event makes the next gap shorter, and the median would forget it
+        step = statistics.fmean(gaps)
+        self.observed.served_steps.append(ServedSteps(requests, read, step, _TOKENS, outputs, cpu))
+
+    async def first(self, words: int, images: int) -> None:
+        """Measure the time to the first token of one request, alone."""
+        content: list[dict[str, Any]] = [{"type": "text", "text": _words(words)}]
+        for _ in range(images):
+            assert self._image is not None, "the model takes no images"
+            content.insert(0, {"type": "image_url", "image_url": {"url": self._image()}})
+        answer = await self._client.ask(self._client.body(content, 1))
+        seconds = answer.outputs[0] - answer.sent
+        self.observed.served_firsts.append(
+            ServedFirst(answer.prompt_tokens, "image" if images else "", images, seconds)
+        )
+
+    def all(self, most_requests: int) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+        """Return the loads with their names."""
+        found: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+            (f"server, {n} decoding", partial(self.decodes, n)) for n in _DECODES if n <= most_requests
+        ]
+        found += [(f"server, {n} words", partial(self.first, n, 0)) for n in _WORDS]
+        if self._image is not None:
+            found.append(("server, an image", partial(self.first, 1, 1)))
+        return found
+
+
+def image_url(random: Any, size: tuple[int, int]) -> str:
+    """Return an image of noise of this width and height as a data URL."""
+    import numpy as np
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(random.integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _words(number: int) -> str:
+    return " ".join(["word"] * number)
+
+
+def words_of(arguments: Mapping[str, Any]) -> list[str]:
+    """Return engine arguments as words of `vllm serve`."""
+    found = []
+    for name, value in arguments.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            found.append(f"--{option}" if value else f"--no-{option}")
+        elif value is not None:
+            found += [f"--{option}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return found
+
+
+class ApiServer:
+    """One `vllm serve`. ``url``: where it listens."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", url: str, log: IO[bytes], clock: Clock) -> None:
+        self._process, self.url, self._log, self._clock = process, url, log, clock
+
+    async def wait(self, session: Any) -> None:
+        """Return when it answers.
+
+        Raises:
+            ConfigError: it has ended, or does not answer in time; the message has the end of its log.
+        """
+        until = self._clock() + _START_SECONDS
+        while self._clock() < until:
+            if self._process.poll() is not None:
+                raise ConfigError(f"vllm serve ended by itself: {self._last_lines()}")
+            with suppress(OSError, asyncio.TimeoutError):
+                async with session.get(f"{self.url}/health") as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(0.5)
+        raise ConfigError(f"vllm serve did not answer within {_START_SECONDS:g} seconds")
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time of the API server so far, without the engine's processes."""
+        import psutil
+
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
+
+    def _last_lines(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").splitlines()
+        return " | ".join(line.strip() for line in lines[-5:])
+
+
+@contextmanager
+def serving(model: str, arguments: Mapping[str, Any], clock: Clock) -> Iterator[ApiServer]:
+    """Run `vllm serve` with these engine arguments for the duration of the block.
+
+    Raises:
+        ConfigError: the command `vllm` is not beside this interpreter.
+    """
+    program = Path(sys.executable).with_name("vllm")
+    if not program.is_file():
+        raise ConfigError(f"there is no command {program}: install vLLM with its command, or leave out --server")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command: Sequence[str] = [
+        *(str(program), "serve", model, "--served-model-name", _NAME, "--host", "127.0.0.1", "--port", str(port)),
+        *words_of(arguments),
+    ]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield ApiServer(process, f"http://127.0.0.1:{port}", log, clock)
+        finally:
+            process.terminate()  # it ends its engine
+            try:
+                process.wait(_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
