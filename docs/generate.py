@@ -20,6 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 import change_tables  # noqa: E402 - the root has to be importable first
 import connector_tables  # noqa: E402
 import costs_tables  # noqa: E402
+import fidelity_tables  # noqa: E402
 import learning_tables  # noqa: E402
 import paper_tables  # noqa: E402
 import result_tables  # noqa: E402
@@ -336,6 +337,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "stages": lambda: stage_tables.stages(result_tables.load(RESULTS, "stages")),
     "failover": lambda: stage_tables.stages(result_tables.load(RESULTS, "failover")),
     "scenario": simulator_tables.keys,
+    "backtest": lambda: fidelity_tables.backtest(result_tables.load(RESULTS, "backtest")),
+    "forecast-recorded": lambda: fidelity_tables.forecasts(result_tables.load(RESULTS, "forecast")),
     "sim-scale": lambda: sim_scale(result_tables.load(RESULTS, "sim_scale")),
     "study-day-night": lambda: change_tables.day_night(paper_tables.study("day-night")),
     "study-day-night-models": lambda: change_tables.spoken(paper_tables.study("day-night")),

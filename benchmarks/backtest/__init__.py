@@ -37,5 +37,7 @@ VARIANTS: dict[str, list[str]] = {
 """Arguments of `vllm serve` by variant."""
 
 SLO = {"ttft_seconds": 0.3, "itl_seconds": 0.08}
-WARM_UP_SECONDS = 8.0
+WARM_UP_SECONDS = 5.0
+QUIET_CORES = 0.35
+"""A replay during which other processes had more is disturbed: it is repeated once."""
 SIMULATIONS = 9  # of each trace, with unlike draws of the variation of steps

@@ -15,10 +15,11 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.backtest import ENGINE, ENVIRONMENT, MODEL, VARIANTS
+from benchmarks.backtest import ENGINE, ENVIRONMENT, MODEL, QUIET_CORES, VARIANTS
 from benchmarks.backtest.compare import compare
+from benchmarks.backtest.figures import lag
 from benchmarks.backtest.plot import draw
-from benchmarks.backtest.predict import predict, seal, write_scenario
+from benchmarks.backtest.predict import hash_of, predict, seal, write_scenario
 from benchmarks.backtest.replay import replay
 from benchmarks.backtest.traces import TRACES, Planned, plan, write
 from benchmarks.harness.arguments import some_of
@@ -29,7 +30,7 @@ from benchmarks.harness.screen import console
 from benchmarks.harness.server import Server
 from vllm_omni_sched.engine.calibration.served import words_of
 
-Measured = dict[tuple[str, str], list[list[dict[str, Any]]]]
+CALIBRATION, PREDICTIONS, MEASURED = "calibration.json", "predictions.json", "measured.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,27 +40,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with ExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
-        calibration = options.calibration or calibrated(model, folder / "calibration.json", options.rounds)
         planned = plans(model, options, folder)
-        predictions = predicted(options, folder, calibration)
-        file = folder / "predictions.json"
-        sealed = seal(file, predictions, calibration=json.loads(calibration.read_text()))
-        console.print(f"predictions written, sha256 {sealed}", highlight=False)
+        predictions = folder / PREDICTIONS
+        if not predictions.exists():
+            calibration = options.calibration or calibrated(model, folder / CALIBRATION, options.rounds)
+            foretold = predicted(options, folder, calibration)
+            seal(predictions, foretold, seed=options.seed, calibration=json.loads(calibration.read_text()))
+        sealed = json.loads(predictions.read_text())
+        if (sealed["seed"], list(options.traces)) != (options.seed, list(dict.fromkeys(_traces(sealed)))):
+            raise SystemExit(
+                f"{predictions} is of seed {sealed['seed']} and {', '.join(dict.fromkeys(_traces(sealed)))}"
+            )
+        console.print(f"predictions of {sealed['date']}, sha256 {hash_of(predictions)}", highlight=False)
         if options.predict_only:
             return
-        measured, facts = measure(model, planned, options, folder)
-    records = compare(predictions, measured)
+        replays, version = measure(model, planned, options, folder)
+        about = {
+            "predictions_sha256": hash_of(predictions),
+            "predicted_at": sealed["date"],
+            "vllm": version,
+            "workload": {"seconds": options.seconds, "repetitions": options.repetitions},
+            "replays": [{key: value for key, value in one.items() if key != "answers"} for one in replays],
+            "calibration": sealed["calibration"],
+        }
+    records = compare(sealed["predictions"], rounds_of(replays))
     console.print(table(records))
-    path = options.out / f"backtest{options.name}.json"
-    about = {
-        "predictions_sha256": sealed,
-        "predicted_at": json.loads(file.read_text())["date"] if file.exists() else "",
-        **facts,
-        "workload": {"seconds": options.seconds, "repetitions": options.repetitions},
-        "calibration": json.loads(calibration.read_text()),
-    }
-    console.print(str(write_result(path, "backtest", records, seed=options.seed, python=options.python, **about)))
+    path = options.out / f"backtest-{version}{options.name}.json"
+    console.print(str(write_result(path, "backtest", records, seed=options.seed, **about)))
     console.print(str(draw(path.with_suffix(".png"), records)))
+
+
+def _traces(sealed: dict[str, Any]) -> list[str]:
+    return [one["trace"] for one in sealed["predictions"]]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -71,8 +83,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="of the calibration")
     parser.add_argument("--calibration", type=Path, help="use this file, and measure none")
     parser.add_argument("--predict-only", action="store_true", help="write predictions (with --keep), measure nothing")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep calibration, traces, predictions and times")
-    parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="keep all files here; predictions and replays in it are used"
+    )
     parser.add_argument("--name", default="", help="ends the name of the result file")
     parser.add_argument("--seed", type=int, default=0, help="of the traces; the calibration has other data")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
@@ -134,18 +147,18 @@ def predicted(options: argparse.Namespace, folder: Path, calibration: Path) -> l
 
 def measure(
     model: Path, planned: dict[str, list[Planned]], options: argparse.Namespace, folder: Path
-) -> tuple[Measured, dict[str, Any]]:
-    """Replay each trace on a server of each variant, one after the other; return the times, and facts for the result.
+) -> tuple[list[dict[str, Any]], str]:
+    """Replay each trace on a server of each variant, one after the other; return all replays and vLLM's version.
 
-    All servers are up, but only one has requests: an idle one sleeps.
+    All servers are up, but only one has requests: an idle one sleeps. Replays that the folder has already count.
     """
-    found: Measured = {}
-    busy: list[dict[str, Any]] = []
+    kept = folder / MEASURED
+    replays: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []
     with ExitStack() as stack:
         servers = {
             variant: Server(
                 stack,
-                options.python,
+                sys.executable,
                 model,
                 [*words_of({key: value for key, value in ENGINE.items() if key not in PASSED}), *VARIANTS[variant]],
                 log=f"backtest-{variant}",
@@ -157,21 +170,42 @@ def measure(
         for server in servers.values():
             server.wait()
         version = next(iter(servers.values())).version()
-        for repetition in range(options.repetitions):
+        for _ in range(options.repetitions):
             for name, requests in planned.items():
                 for variant, server in servers.items():
-                    watch = OtherProcesses()
-                    answers = replay(server.url, requests, options.seed)
-                    others = watch.share()
-                    found.setdefault((name, variant), []).append(answers)
-                    busy.append({"trace": name, "variant": variant, "cores": round(others, 3)})
-                    console.print(
-                        f"{name}, {variant}, repetition {repetition + 1}: other processes had {others:.2f} cores",
-                        highlight=False,
-                    )
-    kept = [{"trace": name, "variant": variant, "rounds": rounds} for (name, variant), rounds in found.items()]
-    (folder / "measured.json").write_text(json.dumps(kept))
-    return found, {"vllm": version, "other_processes": busy}
+                    for _again in range(2):
+                        replays.append(watched(server, name, variant, requests, options.seed))
+                        kept.write_text(json.dumps(replays))
+                        if not replays[-1]["disturbed"]:
+                            break
+    return replays, version
+
+
+def watched(server: Server, name: str, variant: str, requests: list[Planned], seed: int) -> dict[str, Any]:
+    """Replay a trace once, and say how much of the machine other processes had meanwhile."""
+    watch = OtherProcesses()
+    answers = replay(server.url, requests, seed)
+    others = watch.share()
+    console.print(f"{name}, {variant}: other processes had {others:.2f} cores", highlight=False)
+    return {
+        "trace": name,
+        "variant": variant,
+        "other_cores": round(others, 3),
+        "disturbed": others > QUIET_CORES,
+        "lag_seconds": lag(answers),
+        "answers": answers,
+    }
+
+
+def rounds_of(replays: list[dict[str, Any]]) -> dict[tuple[str, str], list[list[dict[str, Any]]]]:
+    """Return the answers of the replays by trace and variant: of the disturbed ones only where there is no other."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for one in replays:
+        found.setdefault((one["trace"], one["variant"]), []).append(one)
+    return {
+        key: [one["answers"] for one in own if not one["disturbed"]] or [one["answers"] for one in own]
+        for key, own in found.items()
+    }
 
 
 PASSED = ("dtype", "enforce_eager", "worker_extension_cls")

@@ -21,14 +21,20 @@ def gaps_of(answer: dict[str, Any]) -> list[float]:
     return [after - before for before, after in itertools.pairwise(answer["outputs"])]
 
 
+def lag(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return how late the client sent the requests, in seconds."""
+    late = [one["sent"] - one["due"] for one in answers]
+    return {"median": round(quantile(late, 0.5), 6), "largest": round(max(late), 6)}
+
+
 def measured_figures(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Return the figures of the requests behind the warm-up; times in seconds.
 
-    A request is due at its time of the trace: what the client is late counts, as it would for a user.
+    They count from when the client has sent a request, as in `vllm bench serve`. How late it sends is in the result.
     """
     own = [one for one in answers if one["due"] >= WARM_UP_SECONDS]
-    ttft = [one["outputs"][0] - one["due"] for one in own]
-    whole = [one["outputs"][-1] - one["due"] for one in own]
+    ttft = [one["outputs"][0] - one["sent"] for one in own]
+    whole = [one["outputs"][-1] - one["sent"] for one in own]
     gaps = [gaps_of(one) for one in own]
     met = [
         first <= SLO["ttft_seconds"] and max(between, default=0.0) <= SLO["itl_seconds"]

@@ -89,8 +89,12 @@ def figures(result: Result) -> dict[str, float]:
     return found | {"tokens / s": tokens / (ends - begins), "within SLO": result.attainment}
 
 
-def seal(path: Path, predictions: list[dict[str, Any]], **about: Any) -> str:
-    """Write the predictions with the time, and return the hash of the file, which the result file repeats."""
+def seal(path: Path, predictions: list[dict[str, Any]], **about: Any) -> None:
+    """Write the predictions with the time."""
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     path.write_text(json.dumps({"date": date, **about, "predictions": predictions}, indent=1) + "\n")
+
+
+def hash_of(path: Path) -> str:
+    """Return the SHA-256 of the file, which the result repeats."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

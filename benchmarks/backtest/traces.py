@@ -31,7 +31,7 @@ from vllm_omni_sched.sim.workloads.trace import FORMAT, VERSION, Exact, Header, 
 DAY = "reason/deepseek-r1"
 MOST_PICTURES = 3
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
-_WARM_UP = ((0.5, 60, 0, 20), (1.5, 200, 0, 40), (3.0, 100, 1, 20), (4.0, 60, 1, 20), (5.0, 20, 0, 40))
+_WARM_UP = ((0.2, 60, 0, 20), (0.8, 200, 0, 40), (1.6, 100, 1, 20), (2.4, 60, 1, 20), (3.4, 20, 0, 40))
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def recorded(options: argparse.Namespace) -> None:
             records.append({"pattern": name, "days": len(series) / DAY_BINS, "horizon_seconds": horizon, **found})
     console.print(recorded_table(records))
     path = options.out / "forecast-servegen.json"
-    console.print(str(write_result(path, "forecast_recorded", records, seed=0, workload={"source": SOURCE})))
+    console.print(str(write_result(path, "forecast", records, seed=0, workload={"source": SOURCE})))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

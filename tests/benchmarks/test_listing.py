@@ -13,6 +13,7 @@ RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 def test_every_benchmark_is_listed_and_explained():
     names = [
         "anomaly",
+        "backtest",
         "compression",
         "connectors",
         "encoder_cache",

@@ -164,6 +164,14 @@ def test_clients_of_one_step_wait_for_the_work_of_the_front_end_together(tmp_pat
     assert second.ttft == third.ttft == pytest.approx(together)
 
 
+def test_an_engine_that_was_measured_behind_a_server_has_a_front_end_of_its_own(tmp_path: Path) -> None:
+    raw = scenario(tmp_path, [Exact(at=1.0, text_tokens=20, output_tokens=3) for _ in range(2)])
+    del raw["cluster"], raw["stages"][1]
+    first, second = simulate(build(raw, "a test", tmp_path, installed())).records
+    assert first.ttft == pytest.approx(FRONT + STEP + TOLD)
+    assert second.ttft == pytest.approx(FRONT + 2 * STEP + TOLD + PER_OUTPUT)  # with the other's second token
+
+
 def test_shared_processors_need_measured_engines(tmp_path: Path) -> None:
     raw = scenario(tmp_path, [Exact(at=1.0, text_tokens=20, output_tokens=3)])
     del raw["stages"][0]["calibration"]

@@ -19,13 +19,14 @@ from typing import IO, Any
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.costs.fit import Observations, ServedFirst, ServedSteps
+from vllm_omni_sched.sim.costs.fit import Observations, ServedAnswers, ServedFirst, StepPoint
 
 _START_SECONDS = 1800.0
 _GRACE_SECONDS = 30.0
 _NAME = "calibrated"
 _DECODES = (1, 4, 16)
-_TOKENS = 96  # of each decode load
+_TOKENS, _FEW_TOKENS = 96, 8  # of each answer of a load
+_IDLE_SECONDS = 0.2  # before a request that is alone: an idle server takes longer than one that has just answered
 _SKIPPED = 4  # outputs of a request, until all of a load have begun
 _WINDOW = 16  # steps that are compared with their median
 _WORDS = (4, 32, 128)
@@ -129,10 +130,20 @@ class ServedLoads:
         outputs = sum(len(answer.outputs) for answer in answers)
         # the mean: a late event makes the next gap shorter, and the median would forget it
         step = statistics.fmean(gaps)
-        self.observed.served_steps.append(ServedSteps(requests, read, step, _TOKENS, outputs, cpu))
+        self.observed.served_steps.append(StepPoint(requests, read, 0, 0.0, step))
+        self.observed.served_answers.append(ServedAnswers(requests, _TOKENS, outputs, cpu))
+
+    async def answers(self, requests: int) -> None:
+        """Measure the API server's processor time of short answers, to tell that of requests from that of outputs."""
+        body = self._client.body(_words(_WORDS[0]), _FEW_TOKENS)
+        before = self._cpu_seconds()
+        found = await asyncio.gather(*(self._client.ask(body) for _ in range(requests)))
+        cpu, outputs = self._cpu_seconds() - before, sum(len(answer.outputs) for answer in found)
+        self.observed.served_answers.append(ServedAnswers(requests, _FEW_TOKENS, outputs, cpu))
 
     async def first(self, words: int, images: int) -> None:
         """Measure the time to the first token of one request, alone."""
+        await asyncio.sleep(_IDLE_SECONDS)
         content: list[dict[str, Any]] = [{"type": "text", "text": _words(words)}]
         for _ in range(images):
             assert self._image is not None, "the model takes no images"
@@ -148,6 +159,7 @@ class ServedLoads:
         found: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             (f"server, {n} decoding", partial(self.decodes, n)) for n in _DECODES if n <= most_requests
         ]
+        found.append(("server, short answers", partial(self.answers, min(_DECODES[-1], most_requests))))
         found += [(f"server, {n} words", partial(self.first, n, 0)) for n in _WORDS]
         if self._image is not None:
             found.append(("server, an image", partial(self.first, 1, 1)))

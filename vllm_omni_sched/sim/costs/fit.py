@@ -57,16 +57,13 @@ class ServedFirst(NamedTuple):
     seconds: float
 
 
-class ServedSteps(NamedTuple):
-    """A load of a server: so many requests decode together for ``steps`` steps.
+class ServedAnswers(NamedTuple):
+    """A load of a server: so many requests have answers of ``steps`` tokens at once.
 
-    ``seconds``: mean time of a step, as clients see it. ``outputs``: events that all clients got. ``cpu_seconds``: of
-    the API server.
+    ``outputs``: events that all clients got. ``cpu_seconds``: of the API server.
     """
 
-    decodes: int
-    context_tokens: int
-    seconds: float
+    requests: int
     steps: int
     outputs: int
     cpu_seconds: float
@@ -79,8 +76,8 @@ class Observations:
     ``steadiness``: each step of the decode loads, relative to the median of those around it. ``answers``: seconds
     from the end of a step until the client has its tokens. ``lane_slowdowns``: of steps while a lane encodes, relative
     to the same steps without. ``front_stalls``: seconds by which a client's token was late because the front end
-    processed an item, by modality. ``served_steps``, ``served_firsts``, ``served_steadiness``: of the same engine
-    behind its API server, over HTTP; empty if no server was measured.
+    processed an item, by modality. ``served_steps``, ``served_steadiness``, ``served_firsts``, ``served_answers``: of
+    the same engine behind its API server, as clients see it over HTTP; empty if no server was measured.
     """
 
     steps: list[StepPoint] = field(default_factory=list)
@@ -91,9 +88,10 @@ class Observations:
     fronts: list[FrontPoint] = field(default_factory=list)
     front_stalls: dict[str, list[float]] = field(default_factory=dict)
     answers: list[float] = field(default_factory=list)
-    served_steps: list[ServedSteps] = field(default_factory=list)
+    served_steps: list[StepPoint] = field(default_factory=list)
     served_firsts: list[ServedFirst] = field(default_factory=list)
     served_steadiness: list[float] = field(default_factory=list)
+    served_answers: list[ServedAnswers] = field(default_factory=list)
 
 
 def fit(seen: Observations) -> dict[str, Any]:
@@ -126,7 +124,7 @@ def fit(seen: Observations) -> dict[str, Any]:
             "predicted_by_measured": {"min": min(off), "median": statistics.median(off), "max": max(off)},
         },
     }
-    if seen.served_firsts and seen.served_steps:
+    if seen.served_steps and seen.served_firsts and seen.served_answers:
         _served(found, seen)
     steadiness = seen.served_steadiness or seen.steadiness
     if steadiness:
@@ -143,8 +141,8 @@ def _served(found: dict[str, Any], seen: Observations) -> None:
     3. For outputs, it has the processor time of the API server beyond that of the requests themselves.
     """
     step = found["step"]
-    loads = [StepPoint(one.decodes, one.context_tokens, 0, 0.0, one.seconds) for one in seen.served_steps]
-    step["base_seconds"] += max(statistics.median(one.seconds - step_seconds(step, one) for one in loads), 0.0)
+    longer = statistics.median(one.seconds - step_seconds(step, one) for one in seen.served_steps)
+    step["base_seconds"] += max(longer, 0.0)
     fronts = []
     for first in seen.served_firsts:
         prompt = StepPoint(0, 0, first.prompt_tokens, prefill_pairs(0, first.prompt_tokens), 0.0)
@@ -155,8 +153,8 @@ def _served(found: dict[str, Any], seen: Observations) -> None:
             seconds -= encode["per_embed"] * first.prompt_tokens
         text = 0 if first.items else first.prompt_tokens
         fronts.append(FrontPoint(text, first.modality, first.items, max(seconds, 1e-6)))
-    rows = [(one.decodes, one.steps, one.outputs) for one in seen.served_steps]
-    values = [max(one.cpu_seconds, 1e-3) for one in seen.served_steps]
+    rows = [(one.requests, one.steps, one.outputs) for one in seen.served_answers]
+    values = [max(one.cpu_seconds, 1e-3) for one in seen.served_answers]
     _, per_step, per_output = relative_fit(rows, values)
     found["frontend"] = {**_front(fronts), "per_step": per_step, "per_output": per_output}
 

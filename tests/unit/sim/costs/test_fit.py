@@ -11,6 +11,8 @@ from vllm_omni_sched.sim.costs.fit import (
     EncodePoint,
     FrontPoint,
     Observations,
+    ServedAnswers,
+    ServedFirst,
     StepPoint,
     fit,
     prefill_pairs,
@@ -131,3 +133,49 @@ def test_what_is_always_needed(kind: str) -> None:
 
 def test_pairs_of_chunks_add_up() -> None:
     assert prefill_pairs(0, 100) + prefill_pairs(100, 50) == prefill_pairs(0, 150)
+
+
+def served(per_request: float, per_step: float, per_output: float, longer: float) -> dict[str, list[object]]:
+    """Return what a server shows that adds these seconds to the engine of `observations`."""
+    step = {**STEP, "base_seconds": STEP["base_seconds"] + longer}
+    loads = []
+    for n in (1, 4, 16):
+        bare = StepPoint(n, n * 60, 0, 0.0, 0.0)
+        loads.append(bare._replace(seconds=step_seconds(step, bare)))
+    answers = [
+        ServedAnswers(n, tokens, tokens * n, 5e-3 * n + per_step * tokens + per_output * tokens * n)
+        for n, tokens in ((1, 96), (4, 96), (16, 96), (16, 8))
+    ]
+    firsts = []
+    for tokens in (20, 100, 400):
+        bare = StepPoint(0, 0, tokens, prefill_pairs(0, tokens), 0.0)
+        seconds = per_request + 2e-5 * tokens + step_seconds(step, bare) + 2e-3
+        firsts.append(ServedFirst(tokens, "", 0, seconds))
+    return {"served_steps": loads, "served_firsts": firsts, "served_answers": answers}
+
+
+def test_behind_a_server_a_request_its_outputs_and_its_steps_take_longer() -> None:
+    found = fit(observations(**served(6e-3, 2e-4, 1e-4, 5e-4)))
+    assert found["step"]["base_seconds"] == pytest.approx(STEP["base_seconds"] + 5e-4, rel=1e-6)
+    assert found["step"]["per_decode"] == pytest.approx(STEP["per_decode"], rel=1e-6)
+    front = found["frontend"]
+    assert front["per_request"] == pytest.approx(6e-3, rel=1e-4)
+    assert front["per_text_token"] == pytest.approx(2e-5, rel=1e-3)
+    assert (front["per_step"], front["per_output"]) == pytest.approx((2e-4, 1e-4), rel=1e-3)
+
+
+def test_an_image_costs_a_server_what_its_encode_and_its_prompt_do_not_explain() -> None:
+    seen = observations(**served(6e-3, 2e-4, 1e-4, 0.0), encodes=[EncodePoint("image", 1, 576, 0.0576)])
+    bare = StepPoint(0, 0, 576, prefill_pairs(0, 576), 0.0)
+    seconds = 6e-3 + 2e-2 + step_seconds(STEP, bare) + 0.0576 + 2e-3
+    seen.served_firsts.append(ServedFirst(576, "image", 1, seconds))
+    assert fit(seen)["frontend"]["per_item"]["image"] == pytest.approx(2e-2, rel=1e-3)
+
+
+def test_without_a_server_the_front_end_is_as_in_the_engines_process() -> None:
+    assert "per_output" not in fit(observations())["frontend"]
+
+
+def test_the_variation_of_steps_is_that_which_clients_of_a_server_see() -> None:
+    seen = observations(steadiness=[1.0] * 50, **served(6e-3, 2e-4, 1e-4, 0.0), served_steadiness=[1.5] * 50)
+    assert {factor for _, factor in fit(seen)["step"]["steadiness"]} == {1.5}

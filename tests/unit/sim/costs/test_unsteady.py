@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from statistics import fmean, stdev
 
 import pytest
 
@@ -64,3 +65,17 @@ def test_only_steps_are_unsteady_and_nothing_is_no_step() -> None:
     costs = UnsteadyCosts(measured(TABLE), Random(1))
     assert {costs.encode_seconds("image", 576) for _ in range(20)} == {0.1}
     assert costs.step_seconds(0, 0, 0, 0.0) == 0.0
+
+
+def test_a_step_as_long_as_many_has_the_mean_of_as_many_factors() -> None:
+    table = [(0.0, 0.5), (1.0, 1.5)]
+    usual = measured(table).step_seconds(1, 0, 0, 0.0)
+    costs = UnsteadyCosts(measured(table), Random(3))
+    spread = {}
+    for times in (1, 25):
+        decodes = 1 + round((times - 1) * usual / 1e-4)  # each costs so many seconds
+        steady = measured(table).step_seconds(decodes, 0, 0, 0.0)
+        drawn = [costs.step_seconds(decodes, 0, 0, 0.0) / steady for _ in range(2000)]
+        spread[times] = stdev(drawn)
+        assert fmean(drawn) == pytest.approx(1.0, rel=0.02)
+    assert spread[1] / spread[25] == pytest.approx(5.0, rel=0.1)  # the root of 25

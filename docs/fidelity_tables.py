@@ -1,0 +1,94 @@
+"""Tables of the page on fidelity: the back-test, and forecasts of recorded arrivals."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from result_tables import NOTHING, Result, source, table
+
+_MEASURES = (
+    "TTFT P50",
+    "TTFT P99",
+    "ITL P50",
+    "ITL P99",
+    "end to end P50",
+    "end to end P99",
+    "tokens / s",
+    "within SLO",
+)
+
+
+def backtest(results: Sequence[Result]) -> str:
+    """Show each trace and figure: measured, predicted, error and spread of each variant; misses in bold."""
+    parts = []
+    for result in results:
+        records = {(r["trace"], r["figure"], r["variant"]): r for r in result["results"]}
+        traces = dict.fromkeys(r["trace"] for r in result["results"])
+        variants = list(dict.fromkeys(r["variant"] for r in result["results"]))
+        rows = [
+            (trace, measure, *(cell for v in variants for cell in _cells(records[trace, measure, v])))
+            for trace in traces
+            for measure in _MEASURES
+        ]
+        names = ("measured", "predicted", "off", "spread")
+        header = (
+            "trace",
+            "ms unless said",
+            *(f"{v} {name}" if name == names[0] else name for v in variants for name in names),
+        )
+        barred = [r for r in result["results"] if r["within"] is not None]
+        met = {part: [r["within"] for r in barred if r["figure"].endswith(part)] for part in ("P50", "P99")}
+        count = ", ".join(f"{sum(own)} of {len(own)} {part}" for part, own in met.items())
+        explained = sum(not r["within"] and r["explained"] for r in barred)
+        said = (
+            f"\nWithin the bars: {count}. Of the others, {explained} are off by less than the repetitions are apart.\n"
+        )
+        parts.append("\n" + table(header, rows) + said + source(result))
+    return "".join(parts) or NOTHING
+
+
+def _cells(record: Mapping[str, Any]) -> tuple[str, ...]:
+    share, speed = record["figure"] == "within SLO", record["figure"] == "tokens / s"
+    numbers = [
+        f"{100 * record[key]:.0f} %" if share else f"{record[key]:.0f}" if speed else f"{1e3 * record[key]:,.3g}"
+        for key in ("measured", "predicted")
+    ]
+    off = f"{100 * record['off']:+.0f} %"
+    return (*numbers, f"**{off}**" if record["within"] is False else off, f"{100 * record['spread']:.0f} %")
+
+
+def forecasts(results: Sequence[Result]) -> str:
+    """Show the errors of forecasts of recorded arrivals, beside naive and seasonal naive."""
+    parts = []
+    for result in results:
+        if "source" not in result["provenance"]["workload"]:
+            continue  # made-up arrivals
+        rows = []
+        for r in result["results"]:
+            mape = [_part(r["mape"].get(name)) for name in ("ours", "naive", "seasonal_naive")]
+            wql = [_loss(r.get(name)) for name in ("wql", "naive_wql", "seasonal_naive_wql")]
+            naive = sum(share for model, share in r["spoke"].items() if model.startswith("naive"))
+            ahead = f"{r['horizon_seconds'] / 60:.0f} min"
+            rows.append((r["pattern"], f"{r['days']:.0f}", ahead, *mape, *wql, _part(r["coverage"]), _part(naive)))
+        header = (
+            "category",
+            "days",
+            "ahead",
+            "MAPE",
+            "naive",
+            "seasonal",
+            "WQL",
+            "naive",
+            "seasonal",
+            "in 80 %",
+            "naive used",
+        )
+        parts.append("\n" + table(header, rows) + source(result))
+    return "".join(parts) or NOTHING
+
+
+def _part(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"
+
+
+def _loss(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
