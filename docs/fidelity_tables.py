@@ -38,10 +38,14 @@ def backtest(results: Sequence[Result]) -> str:
         barred = [r for r in result["results"] if r["within"] is not None]
         met = {part: [r["within"] for r in barred if r["figure"].endswith(part)] for part in ("P50", "P99")}
         count = ", ".join(f"{sum(own)} of {len(own)} {part}" for part, own in met.items())
-        explained = sum(not r["within"] and r["explained"] for r in barred)
-        said = (
-            f"\nWithin the bars: {count}. Of the others, {explained} are off by less than the repetitions are apart.\n"
+        repeated = all(len(r["rounds"]) > 1 for r in barred)
+        explained = sum(not r["within"] and bool(r["explained"]) for r in barred)
+        beyond = (
+            f"Of the others, {explained} are off by less than the repetitions are apart."
+            if repeated
+            else "Each trace was replayed once, so how far repetitions are apart is not known."
         )
+        said = f"\nWithin the bars: {count}. {beyond}\n"
         parts.append("\n" + table(header, rows) + said + source(result))
     return "".join(parts) or NOTHING
 
@@ -49,11 +53,16 @@ def backtest(results: Sequence[Result]) -> str:
 def _cells(record: Mapping[str, Any]) -> tuple[str, ...]:
     share, speed = record["figure"] == "within SLO", record["figure"] == "tokens / s"
     numbers = [
-        f"{100 * record[key]:.0f} %" if share else f"{record[key]:.0f}" if speed else f"{1e3 * record[key]:,.3g}"
+        f"{100 * record[key]:.0f} %" if share else f"{record[key]:.0f}" if speed else _milliseconds(1e3 * record[key])
         for key in ("measured", "predicted")
     ]
     off = f"{100 * record['off']:+.0f} %"
-    return (*numbers, f"**{off}**" if record["within"] is False else off, f"{100 * record['spread']:.0f} %")
+    spread = f"{100 * record['spread']:.0f} %" if len(record["rounds"]) > 1 else "–"
+    return (*numbers, f"**{off}**" if record["within"] is False else off, spread)
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def forecasts(results: Sequence[Result]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "replays": [{key: value for key, value in one.items() if key != "answers"} for one in replays],
             "calibration": sealed["calibration"],
         }
+        beside = options.out / "backtest" / f"predictions-{version}{options.name}.json"
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(predictions, beside)
     records = compare(sealed["predictions"], rounds_of(replays))
     console.print(table(records))
     path = options.out / f"backtest-{version}{options.name}.json"
@@ -221,7 +225,8 @@ def table(records: list[dict[str, Any]]) -> Table:
         said = {True: "", False: "missed", None: ""}[r["within"]]
         said += " (within the spread)" if said and r["explained"] else ""
         numbers = (f"{scale * r['measured']:,.4g}", f"{scale * r['predicted']:,.4g}")
-        shown.add_row(r["trace"], r["variant"], r["figure"], *numbers, f"{r['off']:+.1%}", f"{r['spread']:.1%}", said)
+        spread = "–" if r["spread"] is None else f"{r['spread']:.1%}"
+        shown.add_row(r["trace"], r["variant"], r["figure"], *numbers, f"{r['off']:+.1%}", spread, said)
     return shown
 
 

@@ -16,6 +16,7 @@ def compare(
 
     ``measured``: the mean of the repetitions. ``spread``: the largest difference between two of them, by that mean.
     ``within``: the error is within its bar; None for figures that have none. ``explained``: it is within the spread.
+    With one repetition, ``spread`` and ``explained`` are None.
     """
     found = []
     for one in predictions:
@@ -25,7 +26,7 @@ def compare(
             mean = sum(values) / len(values)
             expected = one["figures"][name]
             off = expected["predicted"] / mean - 1 if mean else 0.0
-            spread = (max(values) - min(values)) / mean if mean else 0.0
+            spread = (max(values) - min(values)) / mean if len(values) > 1 and mean else None
             bar = BARS.get(name.split()[-1])
             found.append(
                 {
@@ -36,9 +37,9 @@ def compare(
                     "rounds": [round(value, 6) for value in values],
                     **{key: round(value, 6) for key, value in expected.items()},
                     "off": round(off, 4),
-                    "spread": round(spread, 4),
+                    "spread": None if spread is None else round(spread, 4),
                     "within": None if bar is None else abs(off) <= bar,
-                    "explained": abs(off) <= spread,
+                    "explained": None if spread is None else abs(off) <= spread,
                 }
             )
     return found

@@ -144,6 +144,8 @@ def test_an_error_is_held_against_its_bar_and_against_the_spread_of_the_measurem
     assert records["TTFT P99"]["within"]  # its bar is wider
     assert records["ITL P50"]["within"]
     assert records["within SLO"]["within"] is None
+    once = compare([{"trace": "t", "variant": "stock", "figures": expected}], {("t", "stock"): rounds[:1]})
+    assert {(record["spread"], record["explained"]) for record in once} == {(None, None)}
 
 
 def test_predictions_are_written_with_their_time_and_any_change_of_them_shows(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_a_tiny_model_is_calibrated(llava: Path, tmp_path: Path) -> None:
     out = tmp_path / "calibration.json"
     words = ["calibrate", str(llava), "--engine-args", json.dumps(ARGUMENTS), "--rounds", "1", "--longest", "300"]
     process = ChildProcess(
-        [sys.executable, "-m", "vllm_omni_sched", *words, "--no-lane", "--out", str(out)],
+        [sys.executable, "-m", "vllm_omni_sched", *words, "--no-lane", "--server", "--out", str(out)],
         log=tmp_path / "log",
         env={**ENVIRONMENT, **WORKER_IN_ENGINE_CORE},
         start=WarmPopen,
@@ -50,3 +50,7 @@ def test_a_tiny_model_is_calibrated(llava: Path, tmp_path: Path) -> None:
     # longer than what it has room for in one step: its steps were counted, and fitted
     assert found["residuals"]["points"] > len(STEP_COSTS)
     assert "step" in said
+    # behind a server
+    assert found["frontend"]["per_request"] > 0
+    assert found["frontend"]["per_step"] + found["frontend"]["per_output"] > 0
+    assert "for each output" in said

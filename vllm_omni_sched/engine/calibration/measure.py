@@ -128,7 +128,8 @@ async def _served(
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), connector=connector) as session:
         await server.wait(session)
-        loads = ServedLoads(HttpClient(session, server.url, monotonic_seconds), server.cpu_seconds, image, observed)
+        client = HttpClient(session, server.url, monotonic_seconds)
+        loads = ServedLoads(client, server.cpu_seconds, image, random, observed)
         chosen = loads.all(most_requests)
         turns = [(name, load) for _ in range(plan.rounds) for name, load in chosen]
         loads.observed = Observations()

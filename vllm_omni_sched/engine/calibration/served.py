@@ -98,6 +98,7 @@ class ServedLoads:
     Args:
         cpu_seconds: returns the processor time of the API server so far.
         image: returns the data URL of a new image; None if the model takes none.
+        random: draws lengths: prompts of one repeated length run faster than others.
     """
 
     def __init__(
@@ -105,9 +106,10 @@ class ServedLoads:
         client: HttpClient,
         cpu_seconds: Callable[[], float],
         image: Callable[[], str] | None,
+        random: Any,
         observed: Observations,
     ) -> None:
-        self._client, self._cpu_seconds, self._image = client, cpu_seconds, image
+        self._client, self._cpu_seconds, self._image, self._random = client, cpu_seconds, image, random
         self.observed = observed
 
     async def decodes(self, requests: int) -> None:
@@ -142,7 +144,8 @@ class ServedLoads:
         self.observed.served_answers.append(ServedAnswers(requests, _FEW_TOKENS, outputs, cpu))
 
     async def first(self, words: int, images: int) -> None:
-        """Measure the time to the first token of one request, alone."""
+        """Measure the time to the first token of one request, alone, of about so many words."""
+        words = max(round(words * self._random.uniform(0.8, 1.2)), 1)
         await asyncio.sleep(_IDLE_SECONDS)
         content: list[dict[str, Any]] = [{"type": "text", "text": _words(words)}]
         for _ in range(images):
@@ -162,7 +165,7 @@ class ServedLoads:
         found.append(("server, short answers", partial(self.answers, min(_DECODES[-1], most_requests))))
         found += [(f"server, {n} words", partial(self.first, n, 0)) for n in _WORDS]
         if self._image is not None:
-            found.append(("server, an image", partial(self.first, 1, 1)))
+            found.append(("server, an image", partial(self.first, _WORDS[0], 1)))
         return found
 
 
