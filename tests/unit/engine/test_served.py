@@ -1,0 +1,93 @@
+"""What a client of a server reads from its streams. A server: `tests/engine/test_calibrate.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.engine.calibration.served import HttpClient, words_of
+
+
+class Response:
+    """A response with these lines."""
+
+    def __init__(self, status: int, lines: list[bytes]) -> None:
+        self.status, self._lines = status, lines
+
+    async def __aenter__(self) -> Response:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def text(self) -> str:
+        return b"".join(self._lines).decode()
+
+    @property
+    def content(self) -> AsyncIterator[bytes]:
+        async def lines() -> AsyncIterator[bytes]:
+            for line in self._lines:
+                yield line
+
+        return lines()
+
+
+class Session:
+    """Answers every request with one response, and keeps what was sent."""
+
+    def __init__(self, response: Response) -> None:
+        self._response = response
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    def post(self, url: str, data: bytes, headers: dict[str, str]) -> Response:
+        self.sent.append((url, json.loads(data)))
+        return self._response
+
+
+def client(response: Response) -> tuple[HttpClient, Session]:
+    session, ticks = Session(response), count()
+    return HttpClient(session, "http://a", lambda: float(next(ticks))), session
+
+
+def event(delta: dict[str, Any] | None, usage: dict[str, int] | None = None) -> bytes:
+    choices = [] if delta is None else [{"delta": delta}]
+    return f"data: {json.dumps({'choices': choices, 'usage': usage})}\n".encode()
+
+
+@pytest.mark.asyncio
+async def test_each_event_with_a_token_has_a_time_even_without_text() -> None:
+    lines = [
+        event({"role": "assistant", "content": ""}),
+        b"\n",
+        event({"content": "a"}),
+        event({"content": ""}),
+        event(None, {"prompt_tokens": 7, "completion_tokens": 2}),
+        b"data: [DONE]\n",
+    ]
+    asks, session = client(Response(200, lines))
+    answer = await asks.ask(asks.body("hello", 2))
+    assert (answer.sent, answer.outputs) == (0.0, [2.0, 3.0])  # the clock counts events, the first is the role's
+    assert (answer.prompt_tokens, answer.output_tokens) == (7, 2)
+    ((url, body),) = session.sent
+    assert url == "http://a/v1/chat/completions"
+    assert (body["messages"], body["max_tokens"], body["stream"]) == ([{"role": "user", "content": "hello"}], 2, True)
+
+
+@pytest.mark.asyncio
+async def test_a_refusal_has_the_servers_reason() -> None:
+    asks, _ = client(Response(400, [b"no chat template"]))
+    with pytest.raises(ConfigError, match="the server refused a request: no chat template"):
+        await asks.ask(asks.body("hello", 1))
+
+
+def test_engine_arguments_are_words_of_the_command() -> None:
+    arguments = {"max_num_seqs": 4, "enforce_eager": True, "enable_prefix_caching": False, "seed": None}
+    found = words_of({**arguments, "limit_mm_per_prompt": {"image": 2}, "dtype": "float32"})
+    assert found == [
+        *("--max-num-seqs", "4", "--enforce-eager", "--no-enable-prefix-caching"),
+        *("--limit-mm-per-prompt", '{"image": 2}', "--dtype", "float32"),
+    ]
