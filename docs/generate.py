@@ -346,7 +346,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **costs_tables.PARTS,
     "learning": lambda: learning_tables.learning(result_tables.load(RESULTS, "learning")),
     "anomaly": lambda: stage_tables.anomaly(result_tables.load(RESULTS, "anomaly")),
-    "gpu-vllm": lambda: result_tables.mixed(result_tables.load(RESULTS, "gpu.vllm")),
+    "gpu-vllm": lambda: result_tables.gpu_vllm(result_tables.load(RESULTS, "gpu")),
     "gpu-ipc": lambda: result_tables.gpu_ipc(result_tables.load(RESULTS, "gpu.ipc")),
     "gpu-lanes": lambda: result_tables.gpu_lanes(result_tables.load(RESULTS, "gpu.lanes")),
     **paper_tables.PARTS,

@@ -390,6 +390,18 @@ def _beside(record: Mapping[str, Any], key: str, unit: str, factor: float) -> st
     return f"{summary['median'] * factor:.4g} ({record[f'{key}_of_alone']:.2f})" if summary else ""
 
 
+def gpu_vllm(results: Sequence[Result]) -> str:
+    """Show a whole vLLM on a GPU: text beside images, as `mixed`."""
+    told = []
+    for result in results:
+        for part in result["results"]["parts"]:
+            if part["part"] == "vllm" and part["results"]:
+                measured = part.get("measured", {})  # where a part was measured apart from the others
+                about = {**result["provenance"], "command": part["command"], "workload": {"frames": 0}, **measured}
+                told.append({**result, "provenance": about, "results": part["results"]})
+    return mixed(told)
+
+
 def gpu_ipc(results: Sequence[Result]) -> str:
     """Show a tensor between two processes on a GPU: microseconds at P50, GB/s, and the ratio to vLLM-Omni's.
 
