@@ -45,7 +45,9 @@ def backtest(results: Sequence[Result]) -> str:
             if repeated
             else "Each trace was replayed once, so how far repetitions are apart is not known."
         )
-        said = f"\nWithin the bars: {count}. {beyond}\n"
+        slower = result["provenance"].get("slower_than_calibrated")
+        pace = "" if slower is None else f" A fixed piece of work took {slower:.2f} times as long as at the calibration."
+        said = f"\nWithin the bars: {count}. {beyond}{pace}\n"
         parts.append("\n" + table(header, rows) + said + source(result))
     return "".join(parts) or NOTHING
 

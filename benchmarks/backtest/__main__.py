@@ -22,6 +22,7 @@ from benchmarks.backtest.figures import lag
 from benchmarks.backtest.plot import draw
 from benchmarks.backtest.predict import hash_of, predict, seal, write_scenario
 from benchmarks.backtest.replay import replay
+from benchmarks.backtest.speed import reference_seconds, slower
 from benchmarks.backtest.traces import TRACES, Planned, plan, write
 from benchmarks.harness.arguments import some_of
 from benchmarks.harness.child import interrupt_on_terminate
@@ -44,9 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         planned = plans(model, options, folder)
         predictions = folder / PREDICTIONS
         if not predictions.exists():
+            speed = [reference_seconds()]
             calibration = options.calibration or calibrated(model, folder / CALIBRATION, options.rounds)
+            speed.append(reference_seconds())
             foretold = predicted(options, folder, calibration)
-            seal(predictions, foretold, seed=options.seed, calibration=json.loads(calibration.read_text()))
+            about = {"calibration": json.loads(calibration.read_text()), "reference_seconds": speed}
+            seal(predictions, foretold, seed=options.seed, **about)
         sealed = json.loads(predictions.read_text())
         if (sealed["seed"], list(options.traces)) != (options.seed, list(dict.fromkeys(_traces(sealed)))):
             raise SystemExit(
@@ -63,6 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "workload": {"seconds": options.seconds, "repetitions": options.repetitions},
             "replays": [{key: value for key, value in one.items() if key != "answers"} for one in replays],
             "calibration": sealed["calibration"],
+            "reference_seconds": sealed["reference_seconds"],
+            "slower_than_calibrated": round(
+                slower(sealed["reference_seconds"], [at for one in replays for at in one["reference_seconds"]]), 3
+            ),
         }
         beside = options.out / "backtest" / f"predictions-{version}{options.name}.json"
         beside.parent.mkdir(parents=True, exist_ok=True)
@@ -187,15 +195,18 @@ def measure(
 
 def watched(server: Server, name: str, variant: str, requests: list[Planned], seed: int) -> dict[str, Any]:
     """Replay a trace once, and say how much of the machine other processes had meanwhile."""
+    speed = [reference_seconds()]
     watch = OtherProcesses()
     answers = replay(server.url, requests, seed)
     others = watch.share()
+    speed.append(reference_seconds())
     console.print(f"{name}, {variant}: other processes had {others:.2f} cores", highlight=False)
     return {
         "trace": name,
         "variant": variant,
         "other_cores": round(others, 3),
         "disturbed": others > QUIET_CORES,
+        "reference_seconds": speed,
         "lag_seconds": lag(answers),
         "answers": answers,
     }

@@ -13,6 +13,7 @@ from benchmarks.backtest.__main__ import rounds_of
 from benchmarks.backtest.compare import compare
 from benchmarks.backtest.figures import FIGURES, measured_figures
 from benchmarks.backtest.predict import hash_of, predict, seal, write_scenario
+from benchmarks.backtest.speed import reference_seconds, slower
 from benchmarks.backtest.traces import MOST_PICTURES, TRACES, Planned, plan, write
 from vllm_omni_sched.sim.workloads.trace import read_trace
 
@@ -165,3 +166,8 @@ def test_a_disturbed_replay_counts_only_where_there_is_no_other() -> None:
 
     found = rounds_of([replay("stock", True, [1]), replay("stock", False, [2]), replay("ours", True, [3])])
     assert found == {("t", "stock"): [[2]], ("t", "ours"): [[3]]}
+
+
+def test_the_speed_of_the_machine_is_compared_with_that_at_the_calibration():
+    assert reference_seconds(1) > 0
+    assert slower([1.0, 1.0], [1.2, 1.1, 1.2, 5.0]) == pytest.approx(1.2)
