@@ -18,38 +18,49 @@ _MEASURES = (
 
 
 def backtest(results: Sequence[Result]) -> str:
-    """Show each trace and figure: measured, predicted, error and spread of each variant; misses in bold."""
-    parts = []
-    for result in results:
-        records = {(r["trace"], r["figure"], r["variant"]): r for r in result["results"]}
-        traces = dict.fromkeys(r["trace"] for r in result["results"])
-        variants = list(dict.fromkeys(r["variant"] for r in result["results"]))
-        rows = [
-            (trace, measure, *(cell for v in variants for cell in _cells(records[trace, measure, v])))
-            for trace in traces
-            for measure in _MEASURES
-        ]
-        names = ("measured", "predicted", "off", "spread")
-        header = (
-            "trace",
-            "ms unless said",
-            *(f"{v} {name}" if name == names[0] else name for v in variants for name in names),
-        )
-        barred = [r for r in result["results"] if r["within"] is not None]
-        met = {part: [r["within"] for r in barred if r["figure"].endswith(part)] for part in ("P50", "P99")}
-        count = ", ".join(f"{sum(own)} of {len(own)} {part}" for part, own in met.items())
-        repeated = all(len(r["rounds"]) > 1 for r in barred)
-        explained = sum(not r["within"] and bool(r["explained"]) for r in barred)
-        beyond = (
-            f"Of the others, {explained} are off by less than the repetitions are apart."
-            if repeated
-            else "Each trace was replayed once, so how far repetitions are apart is not known."
-        )
-        slower = result["provenance"].get("slower_than_calibrated")
-        pace = "" if slower is None else f" A fixed piece of work took {slower:.2f} times as long as at the calibration."
-        said = f"\nWithin the bars: {count}. {beyond}{pace}\n"
-        parts.append("\n" + table(header, rows) + said + source(result))
-    return "".join(parts) or NOTHING
+    """Show each trace and figure of the newest result: measured, predicted, error and spread; misses in bold.
+
+    Of the others, what they met.
+    """
+    if not results:
+        return NOTHING
+    *others, newest = sorted(results, key=lambda result: str(result["provenance"]["date"]))
+    records = {(r["trace"], r["figure"], r["variant"]): r for r in newest["results"]}
+    traces = dict.fromkeys(r["trace"] for r in newest["results"])
+    variants = list(dict.fromkeys(r["variant"] for r in newest["results"]))
+    rows = [
+        (trace, measure, *(cell for v in variants for cell in _cells(records[trace, measure, v])))
+        for trace in traces
+        for measure in _MEASURES
+    ]
+    names = ("measured", "predicted", "off", "spread")
+    header = (
+        "trace",
+        "ms unless said",
+        *(f"{v} {name}" if name == names[0] else name for v in variants for name in names),
+    )
+    barred = [r for r in newest["results"] if r["within"] is not None]
+    explained = sum(not r["within"] and bool(r["explained"]) for r in barred)
+    beyond = (
+        f"Of the others, {explained} are off by less than the repetitions are apart."
+        if all(len(r["rounds"]) > 1 for r in barred)
+        else "Each trace was replayed once, so how far repetitions are apart is not known."
+    )
+    earlier = "".join(
+        f"- Earlier, seed {result['provenance']['seed']}: {_met(result)} *(`{result['provenance']['command']}`, revision "
+        f"{result['provenance']['revision']})*\n"
+        for result in others
+    )
+    said = f"\nWithin the bars, seed {newest['provenance']['seed']}: {_met(newest)} {beyond}\n\n"
+    return "\n" + table(header, rows) + said + earlier + source(newest)
+
+
+def _met(result: Result) -> str:
+    barred = [r for r in result["results"] if r["within"] is not None]
+    met = {part: [r["within"] for r in barred if r["figure"].endswith(part)] for part in ("P50", "P99")}
+    slower = result["provenance"].get("slower_than_calibrated")
+    pace = "" if slower is None else f" A fixed piece of work took {slower:.2f} times as long as at the calibration."
+    return ", ".join(f"{sum(own)} of {len(own)} {part}" for part, own in met.items()) + "." + pace
 
 
 def _cells(record: Mapping[str, Any]) -> tuple[str, ...]:
