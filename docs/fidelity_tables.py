@@ -47,9 +47,9 @@ def backtest(results: Sequence[Result]) -> str:
         else "Each trace was replayed once, so how far repetitions are apart is not known."
     )
     earlier = "".join(
-        f"- Earlier, seed {result['provenance']['seed']}: {_met(result)} *(`{result['provenance']['command']}`, revision "
-        f"{result['provenance']['revision']})*\n"
+        f"- Earlier, seed {told['seed']}: {_met(result)} *(`{told['command']}`, revision {told['revision']})*\n"
         for result in others
+        for told in [result["provenance"]]
     )
     said = f"\nWithin the bars, seed {newest['provenance']['seed']}: {_met(newest)} {beyond}\n\n"
     return "\n" + table(header, rows) + said + earlier + source(newest)
