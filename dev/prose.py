@@ -60,7 +60,7 @@ RULES = (
     _rule("voice", r"\bnobody can (?:read|hear|ask)\b", "say what fails and what follows"),
     _rule("voice", r"\bas many are to come\b|\bcannot be heard\b|\bwhat a step took\b", "use the term of the field"),
 )
-"""What shared words do badly, and what to write in their place."""
+"""Rules of this project: patterns, and what to write in their place."""
 LONGEST_SENTENCE = 60
 """Words that a sentence may have."""
 

@@ -1,4 +1,4 @@
-"""One table for the README: kind of traffic, its profile, and what was measured, from committed results alone."""
+"""Make the table of gains by kind of traffic: its profile, and what was measured, from committed results alone."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ MIXED = {
     "text TTFT": {"P99": "text TTFT P99"},
     "tokens/s": {"": "tokens / s"},
 }
-"""What the table names -> the measures of `benchmarks.mixed`."""
+"""Maps the names in the table to the measures of `benchmarks.mixed`."""
 
 
 def gains(results: Mapping[str, Sequence[Result]]) -> str:

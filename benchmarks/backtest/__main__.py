@@ -162,8 +162,8 @@ def measure(
 ) -> tuple[list[dict[str, Any]], str]:
     """Replay each trace on a server of each variant, one after the other; return all replays and vLLM's version.
 
-    One server is up at a time, as at the calibration: one that only waits makes the steps of another 9 to 20 % longer
-    on two cores. Replays that the folder has already count.
+    One server is up at a time, as at the calibration: one that only waits slows the steps of another on the same cores.
+    Replays that the folder has already count.
     """
     kept = folder / MEASURED
     replays: list[dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else []

@@ -1,4 +1,4 @@
-"""How fast the machine is just now: a shared one is not always as fast, and no calibration can know that."""
+"""Measure how fast the machine is just now: a shared one is not always as fast, and no calibration can know that."""
 
 from __future__ import annotations
 

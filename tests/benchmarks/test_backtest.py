@@ -1,4 +1,4 @@
-"""What is predicted, measured and compared. Engines: the benchmark itself."""
+"""Test what the back-test predicts, measures and compares, without an engine."""
 
 from __future__ import annotations
 

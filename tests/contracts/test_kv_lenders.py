@@ -25,7 +25,7 @@ SETTINGS = settings(deadline=None, max_examples=60, suppress_health_check=[Healt
 
 
 class Modelled:
-    """What the simulator keeps of a KV cache: numbers."""
+    """Keeps a KV cache as the simulator does: as numbers."""
 
     def __init__(self) -> None:
         self._requests: list[int] = []

@@ -10,9 +10,8 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
-result_tables, stage_tables, connector_tables, gains = (
-    importlib.import_module(name) for name in ("result_tables", "stage_tables", "connector_tables", "gains")
-)
+NAMES = ("result_tables", "stage_tables", "connector_tables", "gains", "fidelity_tables")
+result_tables, stage_tables, connector_tables, gains, fidelity_tables = map(importlib.import_module, NAMES)
 sys.path.remove(str(DOCS))
 
 PROVENANCE = {
@@ -201,6 +200,45 @@ def test_mixed_has_a_table_per_load_with_ratios_to_the_first_variant():
     assert "**load 0.5**, beside a request of 32 pictures and a realtime session" in text
     assert "| text ITL P99 | 400 | 20 (0.05) |" in text
     assert "| text ITL P99 | 500 | 30 (0.06) |" in text
+
+
+def test_a_whole_vllm_on_a_gpu_says_where_its_part_was_measured():
+    row = {"load": 4.0, "measure": "text ITL P99"}
+    parts = [
+        {"part": "lanes", "command": "python -m benchmarks.gpu.lanes", "results": [{"variant": "decode alone"}]},
+        {
+            "part": "vllm",
+            "command": "python -m benchmarks.mixed --large",
+            "results": [{**row, "variant": "stock", "median": 80.0}, {**row, "variant": "ours", "median": 20.0}],
+            "measured": {"revision": "def"},
+        },
+    ]
+    text = result_tables.gpu_vllm([{"benchmark": "gpu", "provenance": PROVENANCE, "results": {"parts": parts}}])
+    assert "| text ITL P99 | 80 | 20 (0.25) |" in text
+    assert "`python -m benchmarks.mixed --large`" in text
+    assert "revision def" in text
+    assert "decode alone" not in text
+
+
+def test_the_newest_back_test_is_shown_and_of_earlier_ones_what_they_met():
+    def told(seed: int, date: str, off: float, **more: float) -> dict[str, Any]:
+        records = [
+            {"trace": "t", "variant": variant, "figure": figure, "measured": 1.0, "predicted": 1.0 + off, "off": off,
+             "within": None if figure in ("tokens / s", "within SLO") else off < 0.1, "rounds": [1.0], "spread": None,
+             "explained": None}
+            for variant in ("stock", "ours")
+            for figure in fidelity_tables._MEASURES
+        ]  # fmt: skip
+        provenance = {**PROVENANCE, "seed": seed, "date": date, **more}
+        return {"benchmark": "backtest", "provenance": provenance, "results": records}
+
+    early = told(3, "2026-01-01T00:00:00+00:00", 0.05)
+    late = told(4, "2026-01-02T00:00:00+00:00", 0.3, slower_than_calibrated=1.07)
+    text = fidelity_tables.backtest([late, early])
+    assert "| t | TTFT P50 | 1,000 | 1,300 | **+30 %** | – | 1,000 | 1,300 | **+30 %** | – |" in text
+    assert "Within the bars, seed 4: 0 of 6 P50, 0 of 6 P99. A fixed piece of work took 1.07 times" in text
+    assert "- Earlier, seed 3: 6 of 6 P50, 6 of 6 P99." in text
+    assert fidelity_tables.backtest([]) == result_tables.NOTHING
 
 
 def test_warm_up_shows_the_first_and_the_last_request():

@@ -104,7 +104,7 @@ def round_of(here: InProcessEngine, *, abort: bool) -> dict[str, Any]:
 
 
 class Lending:
-    """What is lent in a round, as seen from outside."""
+    """Records what is lent in a round, as seen from outside."""
 
     def __init__(self, here: InProcessEngine) -> None:
         omni = getattr(here.core.scheduler, "omni", None)

@@ -147,7 +147,7 @@ def test_speculation_is_on_the_page(trace, tmp_path):
 
 
 def test_statistics_of_clients_are_drawn_from(tmp_path):
-    """Those of ServeGen, as it publishes them, and as `import --statistics` writes them."""
+    """Plan for ServeGen's clients as it publishes them, and as `import --statistics` writes them."""
     folder, file = write_servegen(tmp_path / "mm-image"), tmp_path / "clients.json"
     write_statistics(file, import_statistics(folder, TraceFormat.SERVEGEN))
     traces = [plan._trace(folder, TraceFormat.SERVEGEN), plan._trace(file, None)]

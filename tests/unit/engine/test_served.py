@@ -1,4 +1,4 @@
-"""What a client of a server reads from its streams. A server: `tests/engine/test_calibrate.py`."""
+"""Test what a client reads from the streams of a server; `tests/engine/test_calibrate.py` starts a real one."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_a_failing_write_is_logged_once_and_mended_by_the_next(base, publish, ca
 
 
 def test_a_publisher_that_is_closed_while_it_makes_a_page_fails_at_nothing(base, publish, caplog):
-    """As when garbage collection ends the scheduler that it belongs to, in that same thread."""
+    """Close the bridge in the thread that records, as when garbage collection ends its scheduler there."""
     closing = False
     publisher = publish(SchedulerMetrics(), refresh=lambda: closing and publisher.close())
     closing = True

@@ -196,7 +196,7 @@ def words_of(arguments: Mapping[str, Any]) -> list[str]:
 
 
 class ApiServer:
-    """One `vllm serve`. ``url``: where it listens."""
+    """Runs one `vllm serve`. ``url``: where it listens."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", url: str, log: IO[bytes], clock: Clock) -> None:
         self._process, self.url, self._log, self._clock = process, url, log, clock

@@ -13,7 +13,7 @@ from vllm_omni_sched.sim.work import Clip, Request
 class SourceKind(str, Enum):
     """Kind of evidence for a number."""
 
-    MEASURED = "measured"  # on the machine that the file names, by `vllm-omni-sched calibrate`
+    MEASURED = "measured"  # on a machine that the file or the text names
     PUBLISHED = "published"  # by the maker of the hardware or the model, or in a paper
     ROOFLINE = "roofline"  # from shapes, and published peaks times an assumed fraction of them
     ASSUMED = "assumed"  # nothing better is known

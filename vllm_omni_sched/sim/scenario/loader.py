@@ -234,7 +234,7 @@ def build(raw: Mapping[str, Any], where: str, folder: Path, known: KnownNames) -
     except ValidationError as error:
         problems = [explain_problem(one, Scenario, values) for one in error.errors()] + problems
     else:
-        problems += _unknown(scenario, known, folder)
+        problems += _unknown(scenario, known)
     if problems:
         raise ConfigError(f"{where}: " + "; ".join(problems))
     return scenario
@@ -267,15 +267,21 @@ def _resolve(values: dict[str, Any], folder: Path) -> None:
     stages = [one for one in values.get("stages", ()) if isinstance(one, dict)]
     holders = [("calibration", one) for one in stages]
     holders += [("model", one) for one in stages if str(one.get("model")).endswith(".json")]
-    if isinstance(workload := values.get("workload"), dict):
-        values["workload"] = workload = dict(workload)
-        holders.append(("file", workload))
+    holders += [("file", one) for one in _tables(values.get("workload"))]
     for key, holder in holders:
         if isinstance(named := holder.get(key), str):
             holder[key] = str(folder / named)
 
 
-def _unknown(scenario: Scenario, known: KnownNames, folder: Path) -> Iterator[str]:
+def _tables(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield a table and those inside it, as of workloads that consist of others."""
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _tables(inner)
+
+
+def _unknown(scenario: Scenario, known: KnownNames) -> Iterator[str]:
     """Yield names and files that do not exist."""
     yield from _not_in(known.devices, scenario.cluster.device, "cluster.device", "device")
     yield from _of_video_engines(scenario, known)
@@ -306,7 +312,7 @@ def _unknown(scenario: Scenario, known: KnownNames, folder: Path) -> Iterator[st
                 yield "[orchestration]: 'runtime.recovery.act_on' is not simulated: remove it"
         except ConfigError as error:
             yield f"[orchestration]: {error}"
-    yield from _of_workload(scenario, known, folder)
+    yield from _of_workload(scenario, known)
 
 
 def _of_video_engines(scenario: Scenario, known: KnownNames) -> Iterator[str]:
@@ -327,7 +333,7 @@ def _of_video_engines(scenario: Scenario, known: KnownNames) -> Iterator[str]:
             yield f"'{key}' is {stage.per_replica}, but {whose} has {gpus * each} video engines: lower it"
 
 
-def _of_workload(scenario: Scenario, known: KnownNames, folder: Path) -> Iterator[str]:
+def _of_workload(scenario: Scenario, known: KnownNames) -> Iterator[str]:
     workload = scenario.workload
     if missing := list(_not_in(known.workloads, workload.kind, "workload.kind", "workload")):
         yield from missing
@@ -340,7 +346,7 @@ def _of_workload(scenario: Scenario, known: KnownNames, folder: Path) -> Iterato
     table = workload.table()
     try:
         options.model_validate(table)
-        known.make_workload({"kind": workload.kind, **table}, "[workload]", folder)
+        known.make_workload({"kind": workload.kind, **table}, "[workload]", Path())  # names of files are whole
     except ValidationError as error:
         yield from (explain_problem(one, options, table, "workload") for one in error.errors())
     except ConfigError as error:

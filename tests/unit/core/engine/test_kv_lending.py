@@ -1,4 +1,4 @@
-"""What `KvLending` adds to its policy: who is admitted beside a loan, and what an empty engine does with it."""
+"""Test what `KvLending` adds to its policy: whom it admits beside a loan, and what it does in an empty engine."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from tests.support.scenarios import GOOD, KNOWN
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.options import OmniSchedConfig, OrderMode
 from vllm_omni_sched.config.stage_options import BalancePolicy
-from vllm_omni_sched.sim.scenario.loader import apply, flatten, load
+from vllm_omni_sched.sim.costs.models import model
+from vllm_omni_sched.sim.run import simulate
+from vllm_omni_sched.sim.scenario.loader import _resolve, apply, flatten, load
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.stages import Deterministic, Steps
+from vllm_omni_sched.sim.workloads.trace import Exact, Header, write_trace
 
 
 def read(tmp_path: Path, text: str = GOOD, **overrides: Any) -> Scenario:
@@ -201,3 +205,55 @@ def test_there_are_no_more_video_engines_than_the_gpus_have(tmp_path: Path, vide
     path.write_text(VIDEO.format(video=video))
     with pytest.raises(ConfigError, match=said):
         load(path)
+
+
+SMALL = """
+name = "small"
+duration_seconds = 1.0
+[workload]
+kind = "trace"
+file = "requests.jsonl"
+[cluster]
+device = "h100-80gb"
+[[stages]]
+name = "llm"
+kind = "engine"
+model = "config.json"
+"""
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+
+
+def test_files_are_relative_to_the_scenario_wherever_it_is_named_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "one.toml").write_text(SMALL)
+    (tmp_path / "inner" / "config.json").write_text(json.dumps(CONFIG))
+    header = Header("vllm-omni-sched trace", 1, source="test")
+    write_trace(tmp_path / "inner" / "requests.jsonl", header, [Exact(0.1, 9, 3, ())])
+    monkeypatch.chdir(tmp_path)
+    one = load(Path("inner/one.toml"))
+    found = simulate(one)
+    assert [record.output_tokens for record in found.records] == [3]
+    assert model(str(Path("inner/config.json"))).llm.kv_numbers_per_token(1) == 2 * 32 * 8 * 128
+
+
+def test_files_of_workloads_inside_others_are_relative_to_the_scenario_too(tmp_path: Path) -> None:
+    values = {"workload": {"kind": "mix", "parts": [{"kind": "trace", "file": "a.jsonl"}, {"kind": "text"}]}}
+    _resolve(values, tmp_path)
+    assert values["workload"]["parts"][0]["file"] == str(tmp_path / "a.jsonl")
+
+
+def test_a_model_file_that_is_not_understood_is_told(tmp_path: Path) -> None:
+    text = GOOD.replace('model = "qwen2.5-vl-7b"', 'model = "config.json"')
+    with pytest.raises(ConfigError, match=r"'stages\.llm\.model': .*config\.json"):
+        read(tmp_path, text)
