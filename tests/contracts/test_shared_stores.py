@@ -11,9 +11,11 @@ from unittest.mock import patch
 import pytest
 
 from tests.support.mooncake import why_not
-from tests.support.transport_kinds import mooncake_deployment
+from tests.support.transport_kinds import mooncake, mooncake_deployment
 from vllm_omni_sched.clock import sleep_seconds
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.encodings import ClaimOutcome, EncodingStore, PutOutcome, SharedStore
+from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.mooncake import store as mooncake_store
 from vllm_omni_sched.connectors.mooncake.encodings import MooncakeEncodings
 from vllm_omni_sched.connectors.mooncake.options import SharedStoreOptions
@@ -163,3 +165,11 @@ def test_what_has_expired_leaves(enter: Enter) -> None:
             break
         sleep_seconds(0.005)
     assert other.get("key") is None
+
+
+def test_a_stage_beside_a_member_lends_the_store_the_segment_of_its_own_options() -> None:
+    """Clients are used again in these tests, but not those with a segment of another size."""
+    with between_hosts() as enter:
+        assert enter().put("key", b"value") is PutOutcome.STORED
+    with mooncake() as open_end:
+        assert open_end().put(make_message(Edge("a", "b"), "key", bytes(64 << 20))) > 64 << 20

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vllm_omni_sched.connectors.mooncake.store import load_library
 
 
 class ReusedClients:
-    """Stands in for the library and gives out closed clients again. To close one takes the library a second, in
-    which no other thread of the interpreter runs."""
+    """Stands in for the library and gives out closed clients again, to those that set them up with the same arguments:
+    the size of a segment is one. To close a client takes the library a second, in which no other thread of the
+    interpreter runs."""
 
     def __init__(self) -> None:
         self.ReplicateConfig = load_library().ReplicateConfig
-        self._idle: list[Any] = []
+        self._idle: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
 
     def __call__(self) -> ReusedClients:
         return self
@@ -23,22 +26,27 @@ class ReusedClients:
 
     def clear(self, namespace: str) -> None:
         """Remove what is left of a namespace, when all its clients are closed."""
-        if self._idle:
-            self._idle[0].remove_by_regex(f"^{namespace}/.*", True)
+        if client := next(self._all(), None):
+            client.remove_by_regex(f"^{namespace}/.*", True)
 
     def close(self) -> None:
         """Close the clients for good."""
-        for client in self._idle:
+        for client in self._all():
             client.close()
+
+    def _all(self) -> Iterator[Any]:
+        return (client for clients in self._idle.values() for client in clients)
 
 
 class _Client:
-    def __init__(self, idle: list[Any]) -> None:
-        self._idle, self._registered = idle, list[int]()
-        self._client = idle.pop() if idle else None
+    def __init__(self, idle: Mapping[tuple[Any, ...], list[Any]]) -> None:
+        self._every_idle, self._registered = idle, list[int]()
+        self._client: Any = None
 
     def setup(self, *arguments: Any) -> int:
-        if self._client is not None:
+        self._idle = self._every_idle[arguments]
+        if self._idle:
+            self._client = self._idle.pop()
             return 0
         self._client = load_library().MooncakeDistributedStore()
         return int(self._client.setup(*arguments))
