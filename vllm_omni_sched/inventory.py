@@ -147,7 +147,7 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         "shm_broadcast.sched_yield",
-        "rebound: a reader of a message queue sleeps for half a millisecond while an encode is under way",
+        "rebound: readers of message queues sleep between two looks: the engine core always, workers beside an encode",
         "encode_ahead on CPUs, from the start of the scheduler or of the worker on",
         "tests/engine/test_ahead_polling.py",
         "the engine core and its workers wait for each other without polling",

@@ -16,7 +16,7 @@ from vllm_omni_sched.core.engine.ledger import EncodeState
 from vllm_omni_sched.core.engine.lending import KvLending
 from vllm_omni_sched.engine.ahead.host_planner import HostPlanner
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, LaneFacts, LaneLoss, RankOrders
-from vllm_omni_sched.engine.ahead.polling import sleep_beside
+from vllm_omni_sched.engine.ahead.polling import rest_between_looks, sleep_beside
 from vllm_omni_sched.engine.lending.blocks import LentBlocks
 from vllm_omni_sched.engine.scheduler_view import RequestPrompt, SchedulerView, prompt_tokens_of
 from vllm_omni_sched.logs import logger_name
@@ -64,6 +64,7 @@ class AheadPlanner:
         self.host.bind(scheduler.encoder_cache_manager)
         if scheduler.vllm_config.device_config.device_type == "cpu":
             sleep_beside(self)
+            rest_between_looks()
 
     @property
     def decisions(self) -> EncodeAhead:

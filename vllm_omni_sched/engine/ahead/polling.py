@@ -1,20 +1,23 @@
-"""Readers of vLLM's message queues sleep while an encode is under way, instead of polling.
+"""Readers of vLLM's message queues sleep between two looks, where polling takes processors that others need.
 
-The engine core polls for the end of each step, and workers in processes of their own for the next one. On CPUs that
-takes processor time from the encoder processes, whose priority is lower.
+The engine core polls for the end of each step, and workers in processes of their own for the next one. On CPUs, a
+polling engine core leaves the API server too little time to pass on tokens, which then come in bursts; and what polls
+beside an encode takes time from the encoder processes, whose priority is lower.
 """
 
 from collections.abc import Callable
 from importlib import import_module
 from typing import Protocol
-from weakref import WeakSet
+from weakref import ref
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.clock import sleep_seconds
 from vllm_omni_sched.imports import wrap_once
 
-POLL_SECONDS = 0.0005
-"""Time between two looks of a reader: much less than a step, and much more than what a look takes."""
+BESIDE_ENCODE_SECONDS = 0.0005
+"""Time between two looks of a reader beside an encode: much less than a step, and much more than what a look takes."""
+CORE_SECONDS = 1e-6
+"""Time between two looks of the engine core otherwise; Linux makes about 50 µs of it, a hundredth of a short step."""
 
 
 class Encoder(Protocol):
@@ -24,20 +27,55 @@ class Encoder(Protocol):
     def encoding(self) -> bool: ...
 
 
-_encoders: WeakSet[Encoder] = WeakSet()
+class Readers:
+    """The readers of message queues in one process.
+
+    Attributes:
+        rest: whether they sleep also while nothing is encoded.
+    """
+
+    def __init__(self) -> None:
+        self.rest = False
+        self._encoders: list[ref[Encoder]] = []
+
+    def beside(self, encoder: Encoder) -> None:
+        """Let them sleep while it is encoding, as long as it exists."""
+        self._encoders.append(ref(encoder, self._encoders.remove))
+
+    def look_again(self, sched_yield: Callable[[], None]) -> None:
+        """Wait until the next look: in a loop, so that it should take little time itself."""
+        for known in self._encoders:
+            encoder = known()
+            if encoder is not None and encoder.encoding:
+                sleep_seconds(BESIDE_ENCODE_SECONDS)
+                return
+        if self.rest:
+            sleep_seconds(CORE_SECONDS)
+        else:
+            sched_yield()
+
+
+_readers = Readers()
 
 
 def sleep_beside(encoder: Encoder) -> None:
     """Let the readers of message queues in this process sleep between two looks, from now on, while it is encoding."""
-    wrap_once(import_module(compat.SHM_BROADCAST), "sched_yield", _sleep_instead)
-    _encoders.add(encoder)
+    _wrap()
+    _readers.beside(encoder)
 
 
-def _sleep_instead(sched_yield: Callable[[], None]) -> Callable[[], None]:
+def rest_between_looks() -> None:
+    """Let the readers of message queues in this process sleep between two looks, from now on, in any case."""
+    _wrap()
+    _readers.rest = True
+
+
+def _wrap() -> None:
+    wrap_once(import_module(compat.SHM_BROADCAST), "sched_yield", _look_again)
+
+
+def _look_again(sched_yield: Callable[[], None]) -> Callable[[], None]:
     def wrapper() -> None:
-        if any(encoder.encoding for encoder in _encoders):
-            sleep_seconds(POLL_SECONDS)
-        else:
-            sched_yield()
+        _readers.look_again(sched_yield)
 
     return wrapper
