@@ -153,8 +153,9 @@ def _panel(axes: Any, panel: Mapping[str, Any], series: Sequence[Series], began:
 def _lines(axes: Any, series: Sequence[Series], began: float, defaults: Mapping[str, Any]) -> None:
     from matplotlib.ticker import EngFormatter, PercentFormatter, ScalarFormatter
 
-    for one in series:
-        axes.plot([at - began for at in one.seconds], one.values, linewidth=1, label=one.name)
+    for number, one in enumerate(series):  # there are ten colours
+        style = "-" if number < 10 else "--"
+        axes.plot([at - began for at in one.seconds], one.values, style, linewidth=1, label=one.name)
     axes.set_ylim(bottom=defaults.get("min"), top=defaults.get("max"))
     unit = defaults["unit"]
     if unit == "percentunit":
@@ -162,7 +163,10 @@ def _lines(axes: Any, series: Sequence[Series], began: float, defaults: Mapping[
     else:
         axes.yaxis.set_major_formatter(EngFormatter(FORMATS[unit]) if unit in FORMATS else ScalarFormatter())
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=6, ncols=4, loc="upper left", bbox_to_anchor=(-0.02, -0.1), frameon=False)
+    points = 72 * axes.figure.get_figwidth() * axes.get_position().width
+    longest = max(len(one.name) for one in series)
+    columns = max(1, min(4, int(points / (3.3 * longest + 28))))  # a letter of this size, a line and the gap beside it
+    axes.legend(fontsize=6, ncols=columns, loc="upper left", bbox_to_anchor=(-0.02, -0.1), frameon=False)
 
 
 def _heatmap(axes: Any, series: Sequence[Series], began: float) -> None:
