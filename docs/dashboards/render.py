@@ -156,7 +156,9 @@ def _lines(axes: Any, series: Sequence[Series], began: float, defaults: Mapping[
     for number, one in enumerate(series):  # there are ten colours
         style = "-" if number < 10 else "--"
         axes.plot([at - began for at in one.seconds], one.values, style, linewidth=1, label=one.name)
-    axes.set_ylim(bottom=defaults.get("min"), top=defaults.get("max"))
+    highest = max((value for one in series for value in one.values), default=0.0)
+    room = 1.05 * highest if highest > 0 else None  # above a line that hardly changes
+    axes.set_ylim(bottom=defaults.get("min"), top=defaults.get("max", room))
     unit = defaults["unit"]
     if unit == "percentunit":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))

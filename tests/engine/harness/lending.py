@@ -97,20 +97,25 @@ def round_of(here: InProcessEngine, name: str) -> dict[str, Any]:
     free = pool.get_num_free_blocks()
     for one in range(TEXTS):
         here._add(f"text-{one}", {"prompt_token_ids": text(one, name)}, 100 if name in PREFIXES else 200)
-    for _ in range(3):
-        here.engine.step()
-    pictures = {"good-1": picture(1), "plain": PLAIN, "good-2": picture(3)}
-    for id_, data in pictures.items():
-        here._add(id_, {"prompt": "<image>what is it", "multi_modal_data": {"image": data}}, 6)
-    tokens: dict[str, list[int]] = {id_: [] for id_ in [*(f"text-{one}" for one in range(TEXTS)), *pictures]}
+    tokens: dict[str, list[int]] = {f"text-{one}": [] for one in range(TEXTS)}
     reasons: dict[str, str] = {}
     hits: dict[str, int] = {}
-    for _ in range(20_000):
-        for output in here.engine.step():
+
+    def take(outputs: Any) -> None:
+        for output in outputs:
             tokens[output.request_id] += output.outputs[0].token_ids
             hits[output.request_id] = output.num_cached_tokens or 0
             if output.outputs[0].finish_reason:
                 reasons[output.request_id] = output.outputs[0].finish_reason
+
+    for _ in range(3):
+        take(here.engine.step())
+    pictures = {"good-1": picture(1), "plain": PLAIN, "good-2": picture(3)}
+    for id_, data in pictures.items():
+        here._add(id_, {"prompt": "<image>what is it", "multi_modal_data": {"image": data}}, 6)
+    tokens |= {id_: [] for id_ in pictures}
+    for _ in range(20_000):
+        take(here.engine.step())
         lending.look()
         if lending.in_use and name == "aborted":
             here.engine.abort_request([id_ for id_ in pictures if id_ not in reasons])

@@ -201,7 +201,10 @@ def _circumstance(name: str, args: dict[str, Any]) -> Iterator[None]:
         with mock.patch("vllm.config.ModelConfig.is_encoder_decoder", True):
             yield
     elif name == "model runner V2":
-        with mock.patch("vllm.config.VllmConfig.use_v2_model_runner", True):
+        from vllm.config import vllm as configs
+
+        v2 = mock.patch.object(configs.VllmConfig, "use_v2_model_runner", True)
+        with v2, mock.patch.object(configs, "HAS_TRITON", True):
             yield
     elif name == "vLLM 0.29.1":
         with mock.patch("vllm.__version__", "0.29.1"):
