@@ -2,7 +2,7 @@
 
 `.venv` (with vLLM-Omni) runs all but vLLM's own tests; `.venv-latest` those, and all tests that reach vLLM; in each
 several processes share the tests (`tests/support/forked.py`), by groups that share engines. `.venv-cuda`, without vLLM,
-runs those on the double of CUDA.
+runs those on the double of CUDA; where they need an engine, they start one of `.venv`.
 A test that is skipped for a reason that is not in ``EXPECTED_SKIPS`` is one that this machine should have run: the
 suite then fails, and the last lines say what is missing.
 Environment: PYTEST, further arguments for pytest, as in PYTEST="-k scheduler -x"; VENVS, as in VENVS=.venv-latest;

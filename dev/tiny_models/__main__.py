@@ -13,6 +13,7 @@ from dev.tiny_models import (
     write_qwen2_5_vl,
     write_qwen2_audio,
     write_qwen2_vl,
+    write_qwen3_vl,
     write_voxtral_realtime,
 )
 from dev.tiny_models.llava import SIZES
@@ -39,6 +40,9 @@ def main() -> None:
     qwen2_5_vl = models.add_parser("qwen2.5-vl", help="the same, with videos that can be pruned")
     qwen2_5_vl.add_argument("--out", type=Path, default=Path(".models/qwen2.5-vl"))
 
+    qwen3_vl = models.add_parser("qwen3-vl", help="video and images, through Qwen3-VL")
+    qwen3_vl.add_argument("--out", type=Path, default=Path(".models/qwen3-vl"))
+
     qwen2_audio = models.add_parser("qwen2-audio", help="clips of sound: an audio tower, and Qwen2")
     qwen2_audio.add_argument("--out", type=Path, default=Path(".models/qwen2-audio"))
 
@@ -58,6 +62,7 @@ def main() -> None:
         "qwen2.5-vl": write_qwen2_5_vl,
         "qwen2-audio": write_qwen2_audio,
         "qwen2-vl": write_qwen2_vl,
+        "qwen3-vl": write_qwen3_vl,
         "voxtral-realtime": write_voxtral_realtime,
     }
     write = writers[options.pop("model")]

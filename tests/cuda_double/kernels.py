@@ -53,6 +53,8 @@ OPERATIONS = (
     "sum",
     "mean",
     "all",
+    "_upsample_bicubic2d_aa",  # with `round_`, what video processors need beside the above
+    "round_",
 )
 """Operations by the names of their overloads."""
 BY_BYTES = "copy_"

@@ -24,10 +24,6 @@ from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcTransport
 from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.video.on_device import FramesReason
-from vllm_omni_sched.video.options import VideoOptions
-from vllm_omni_sched.video.pool.kinds import DecoderKind, cpu_kind
-from vllm_omni_sched.video.sandbox.seccomp import Profile
 from vllm_omni_sched.video.service import FlashCodec
 
 BFRAMES = "bf=2 g=16 keyint_min=16 sc_threshold=0"
@@ -37,11 +33,7 @@ ROOM = 4 << 20
 
 @pytest.fixture
 def codec() -> Iterator[FlashCodec]:
-    """A service with an engine of each device, whose frames stay on the second one."""
-    video.set_up()
-    options = VideoOptions.model_validate({"decoders": 1, "nvdec": "auto", "device_bytes": ROOM})
-    cards = DecoderKind("nvdec", "tests.cuda_double.video:card", Profile.DEVICE, (0, 1))
-    with FlashCodec(options, kinds=(cards, cpu_kind(options)), place=FramesReason.ON_DEVICE, device=1) as codec:
+    with video.service(ROOM) as codec:
         yield codec
 
 

@@ -20,6 +20,11 @@ import numpy.typing as npt
 from tests.cuda_double import kernels
 from tests.cuda_double.build import CUVID, DRIVER, NVENC, folder
 from vllm_omni_sched.video.decoders.nvdec.decoder import NvdecDecoder
+from vllm_omni_sched.video.on_device import FramesReason
+from vllm_omni_sched.video.options import VideoOptions
+from vllm_omni_sched.video.pool.kinds import DecoderKind, cpu_kind
+from vllm_omni_sched.video.sandbox.seccomp import Profile
+from vllm_omni_sched.video.service import FlashCodec
 
 CODECS = {4: "h264", 8: "hevc", 10: "vp9", 11: "libdav1d"}
 """cudaVideoCodec -> FFmpeg's decoder."""
@@ -198,3 +203,11 @@ def card(gpu: int) -> NvdecDecoder:
     set_up()
     small_frames()
     return NvdecDecoder(gpu)
+
+
+def service(device_bytes: int, place: FramesReason = FramesReason.ON_DEVICE) -> FlashCodec:
+    """Return a service with an engine of each device, whose frames stay on the second one if they can."""
+    set_up()
+    options = VideoOptions.model_validate({"decoders": 1, "nvdec": "auto", "device_bytes": device_bytes})
+    cards = DecoderKind("nvdec", "tests.cuda_double.video:card", Profile.DEVICE, (0, 1))
+    return FlashCodec(options, kinds=(cards, cpu_kind(options)), place=place, device=1)
