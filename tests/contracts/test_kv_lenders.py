@@ -198,6 +198,18 @@ def test_cached_blocks_are_taken_last_and_the_oldest_of_them_first() -> None:
     assert real.free == TOTAL
 
 
+def test_the_pool_has_all_blocks_while_its_prefix_cache_is_reset() -> None:
+    real = Real()
+    real.lent.resize(4)
+    real.lent.take_new()
+    assert not real.pool.reset_prefix_cache()  # vLLM resets nothing while a block is in use
+    with real.lent.returned():
+        assert real.free == TOTAL
+        assert real.pool.reset_prefix_cache()
+    assert (len(real.lent), real.free) == (4, TOTAL - 4)
+    assert sorted(real.lent.take_new()) == sorted(real.lent.block_ids), "workers are told of what is lent anew"
+
+
 def test_a_block_that_returned_is_not_told_of() -> None:
     real = Real()
     real.lent.resize(4)

@@ -47,6 +47,7 @@ class Engine(View):
     """Carries out what the core decides, as vLLM's scheduler and the lane would.
 
     ``keeps_time``: encodes take as long as they were measured to take; else they end by the events alone.
+    ``overdue``: one may have taken longer.
     """
 
     keeps_time: bool = False
@@ -66,6 +67,7 @@ class Engine(View):
         assert self.core.ahead is not None
         assert self.core.lending is not None
         self.ahead, self.lending = self.core.ahead, self.core.lending
+        self.overdue = not self.keeps_time
         for step in range(-9, 1):  # what a step takes is known
             self.core.step_ended(self, step * STEP_SECONDS, num_running=1, num_requests=1, prompt_tokens=0)
         self.core.costs.encoded("image", LARGEST, LARGEST / EMBEDS_PER_STEP * STEP_SECONDS)
@@ -169,7 +171,9 @@ class Engine(View):
             assert self.lent <= used, "a request waits for blocks that lie idle"
 
     def _used(self) -> int:
-        embeds = max([one.embeds for one in self.lane], default=0)
+        """Return the blocks that the lane needs for what is still wanted: what was aborted leaves it in this step."""
+        state = self.ahead.ledger.state
+        embeds = max([one.embeds for one in self.lane if state(one.content) is EncodeState.ENCODING], default=0)
         return max(0, -(-(embeds - RESERVE) // int(EMBEDS_PER_BLOCK)))
 
     def _decode(self, one: Req) -> None:
@@ -178,7 +182,7 @@ class Engine(View):
         if one.blocks == more or self.free >= 0:
             return
         by_the_loan = self.free + self.lent >= 0
-        assert not (by_the_loan and self.keeps_time), "a loan has preempted a request"
+        assert not (by_the_loan and not self.overdue), "a loan has preempted a request"
         assert not (by_the_loan and self.lent > self._used()), "a request was preempted, and blocks lay idle"
         while self.free < 0:
             last = self.active.pop()
@@ -194,7 +198,7 @@ class Engine(View):
             if len(self.active) >= most or self.ahead.ledger.waits(one.request_id):
                 continue
             if not self.ahead.next_chunk(one, 0, self, self.now).may_run:
-                continue
+                break  # vLLM goes on, and a later request may take the place that was counted for this one
             if one.blocks > self.free:
                 break
             for item in one.items:

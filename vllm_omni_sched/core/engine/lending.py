@@ -41,7 +41,8 @@ class KvLending:
     4. A step that encodes uses the loan until its tokens are out.
     5. While blocks are lent, requests are admitted as long as they leave what running requests will need, and they
        themselves by rule 2; at most `LOOK_AHEAD` in a step.
-    6. When the last request leaves the engine, everything returns at once.
+    6. An idle loan is not used before a plan has seen the encode: until then, room is kept for a few steps alone.
+    7. When the last request leaves the engine, everything returns at once.
 
     ``lent_blocks``: the present loan. ``admits``: new requests that may be admitted, None for any number.
     ``reasons``: counts of plans other than to lend nothing to nobody.
@@ -88,7 +89,11 @@ class KvLending:
     @property
     def limit_embeds(self) -> int:
         """Return the embeddings that may be encoded at a time."""
-        return self._facts.reserve_embeds + int(self.lent_blocks * self._facts.embeds_per_block)
+        return self._lent_embeds(self.lent_blocks)
+
+    def _lent_embeds(self, blocks: int) -> int:
+        """Return the embeddings that may be encoded at a time with a loan of so many blocks."""
+        return self._facts.reserve_embeds + int(blocks * self._facts.embeds_per_block)
 
     def left_for_step(self) -> int:
         """Return the embeddings that the next step may encode, beside those of the lane."""
@@ -149,7 +154,7 @@ class KvLending:
         self.lent_blocks = plan.blocks
         self.admits = 0 if not plan.admits else _fitting(waiting, left) if plan.blocks else None
         if self._ahead is not None:
-            self._ahead.ledger.max_active_embeds = self.limit_embeds
+            self._ahead.ledger.max_active_embeds = self.limit_embeds if demands else self._lent_embeds(used)
         return plan.blocks
 
     def _growth(self, seconds: float) -> int:

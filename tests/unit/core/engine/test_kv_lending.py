@@ -66,6 +66,18 @@ def test_nothing_is_sent_to_the_lane_before_it_has_its_loan() -> None:
     assert core.ahead.take_actions().submit
 
 
+def test_an_idle_loan_is_not_used_before_a_plan_has_seen_the_encode() -> None:
+    core, view = with_a_picture_at_work()
+    assert core.ahead is not None
+    core.ahead.encoded("picture", 1, 0.1, 0.1)
+    assert plan(core, view, 0.1) == 6, "it is held"
+    core.enter("b", SLA, 0.1)
+    core.ahead.next_chunk(OnePrompt("b", [PromptItem("another", "image", PICTURE, 10)]), 0, view, 0.1)
+    assert not core.ahead.take_actions().submit
+    assert plan(core, view, 0.2) == 6
+    assert [one.content for one in core.ahead.take_actions().submit] == ["another"]
+
+
 def test_beside_a_loan_requests_are_admitted_as_far_as_they_leave_what_others_need() -> None:
     core, view = with_a_picture_at_work()
     view.held, view.waits = 50, [20, 20, 20]
