@@ -219,6 +219,13 @@ INVENTORY: tuple[Override, ...] = (
         "the other entries are gone",
     ),
     Override(
+        f"{_S}.reset_prefix_cache",
+        "around super(): KV blocks that are lent to encodes are in the pool, which otherwise resets nothing",
+        "kv_lending",
+        "tests/engine/test_kv_lending.py",
+        "vLLM resets the prefix cache while blocks are in use",
+    ),
+    Override(
         f"{_S}.waiting, skipped_waiting, _select_waiting_queue_for_scheduling",
         "queues in our order; before 0.32, where skipped requests are apart, the better of both heads is next",
         "waiting_order sla",

@@ -153,16 +153,22 @@ def _panel(axes: Any, panel: Mapping[str, Any], series: Sequence[Series], began:
 def _lines(axes: Any, series: Sequence[Series], began: float, defaults: Mapping[str, Any]) -> None:
     from matplotlib.ticker import EngFormatter, PercentFormatter, ScalarFormatter
 
-    for one in series:
-        axes.plot([at - began for at in one.seconds], one.values, linewidth=1, label=one.name)
-    axes.set_ylim(bottom=defaults.get("min"), top=defaults.get("max"))
+    for number, one in enumerate(series):  # there are ten colours
+        style = "-" if number < 10 else "--"
+        axes.plot([at - began for at in one.seconds], one.values, style, linewidth=1, label=one.name)
+    highest = max((value for one in series for value in one.values), default=0.0)
+    room = 1.05 * highest if highest > 0 else None  # above a line that hardly changes
+    axes.set_ylim(bottom=defaults.get("min"), top=defaults.get("max", room))
     unit = defaults["unit"]
     if unit == "percentunit":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     else:
         axes.yaxis.set_major_formatter(EngFormatter(FORMATS[unit]) if unit in FORMATS else ScalarFormatter())
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=6, ncols=4, loc="upper left", bbox_to_anchor=(-0.02, -0.1), frameon=False)
+    points = 72 * axes.figure.get_figwidth() * axes.get_position().width
+    longest = max(len(one.name) for one in series)
+    columns = max(1, min(4, int(points / (3.3 * longest + 28))))  # a letter of this size, a line and the gap beside it
+    axes.legend(fontsize=6, ncols=columns, loc="upper left", bbox_to_anchor=(-0.02, -0.1), frameon=False)
 
 
 def _heatmap(axes: Any, series: Sequence[Series], began: float) -> None:

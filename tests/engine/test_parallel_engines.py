@@ -16,7 +16,15 @@ from tests.engine.conftest import Results
 from tests.engine.harness.compare import first_difference
 from tests.engine.harness.data_parallel import ONE_NUMA_NODE, SCENARIO
 from tests.engine.harness.engines import AMPLE
-from tests.engine.harness.processes import ENVIRONMENT, NO_PLUGIN, OUR_PLUGIN, run_side_by_side, wait_for
+from tests.engine.harness.processes import (
+    ENVIRONMENT,
+    NO_PLUGIN,
+    OUR_PLUGIN,
+    ROOT,
+    run_side_by_side,
+    wait_for,
+    write_model,
+)
 from tests.engine.harness.scenarios import SCENARIOS
 from tests.engine.harness.spec import OURS, EngineSpec
 
@@ -48,13 +56,23 @@ class Served(NamedTuple):
 @pytest.fixture(scope="module")
 def two_engines(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Stock and ours, each with two engine cores behind one front end (see `harness/data_parallel.py`)."""
-    folder = tmp_path_factory.mktemp("data_parallel")
+    return served_by_two(llava, ("stock", "ours"), tmp_path_factory.mktemp("data_parallel"))
+
+
+@pytest.fixture(scope="module")
+def two_lenders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Stock, and ours with KV blocks lent to lanes, each with two engine cores, and pictures of 64 tokens."""
+    model = write_model("llava", ROOT / ".models" / "llava-64-tokens", image_size=112)
+    return served_by_two(model, ("stock", "lending"), tmp_path_factory.mktemp("data_parallel_lending"))
+
+
+def served_by_two(model: Path, sides: tuple[str, ...], folder: Path) -> dict[str, dict[str, Any]]:
     with ExitStack() as stack:
         served = {}
-        for side, plugin in (("stock", NO_PLUGIN), ("ours", OUR_PLUGIN)):
+        for side in sides:
             results = folder / f"{side}.json"
-            program = [sys.executable, "-m", "tests.engine.harness.data_parallel", str(llava), str(results), side]
-            environment = {**ENVIRONMENT, **ONE_NUMA_NODE, **plugin}
+            program = [sys.executable, "-m", "tests.engine.harness.data_parallel", str(model), str(results), side]
+            environment = {**ENVIRONMENT, **ONE_NUMA_NODE, **(NO_PLUGIN if side == "stock" else OUR_PLUGIN)}
             process = ChildProcess(program, log=folder / f"{side}.log", env=environment)
             served[side] = Served(stack.enter_context(process), results)
         wait_for(list(served.values()))  # type: ignore[arg-type]  # each has a process, which is all that is asked
@@ -76,6 +94,17 @@ def test_no_process_is_left_of_two_engine_cores(two_engines: dict[str, dict[str,
     """A lane is a process and its fork server, so ours has four more than stock."""
     assert two_engines["ours"]["processes"] == two_engines["stock"]["processes"] + 4
     assert two_engines["ours"]["left"] == []
+
+
+def test_two_engine_cores_that_lend_give_the_tokens_of_stock(two_lenders: dict[str, dict[str, Any]]) -> None:
+    assert first_difference(two_lenders["stock"]["requests"], two_lenders["lending"]["requests"]) is None
+
+
+def test_each_engine_core_lends_its_own_blocks_and_has_them_back(two_lenders: dict[str, dict[str, Any]]) -> None:
+    ours = two_lenders["lending"]
+    assert ours["loans"].keys() == {"0", "1"}
+    assert min(ours["loans"].values()) > 0
+    assert ours["lent"] == {"0": 0, "1": 0}
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,14 @@ from vllm_omni_sched.monitor.device_metrics import DeviceCollector, DeviceReadin
 from vllm_omni_sched.monitor.exposition import merge, render
 from vllm_omni_sched.preprocess.order import Outcome
 from vllm_omni_sched.resource.engine.encoding_route import RouteReason
+from vllm_omni_sched.resource.engine.lending import EncodeDemand, LendingReason, LendingSnapshot, MemoryLending
 from vllm_omni_sched.video.results import STAGES, Report
 
 SEASON = 30.0
 TICK = 0.05
 LABELS = {"engine": "0", "model_name": "synthetic"}
 ITEMS = {"lane": 5, "device": 3, "miss": 1, "host": 1}
+BLOCKS, BLOCK_BYTES = 1000, 1 << 20  # of the KV cache
 
 
 class _Families:
@@ -32,6 +34,35 @@ class _Families:
         return self._families
 
 
+class _Loans:
+    """Large encodes, one at a time, that borrow KV blocks as the policy decides."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._policy, self._rng = MemoryLending(0.25), rng
+        self._demand = self._used = 0
+        self._ends = 0.0
+
+    def advance(self, metrics: SchedulerMetrics, now: float, load: float) -> None:
+        """Let an encode begin or end, and count the plan of a step."""
+        rng = self._rng
+        if now >= self._ends:
+            self._used = 0
+        if not self._demand and rng.random() < 0.02 * load:
+            self._demand = rng.randint(60, 240)
+        lent = metrics.kv_lent_blocks
+        free = max(0, round(BLOCKS * (1.1 - 0.6 * load)) - lent)
+        demands = (EncodeDemand(self._demand),) if self._demand and not self._used else ()
+        blocked = load > 1.55
+        plan = self._policy.plan(LendingSnapshot(BLOCKS, free, lent, self._used, 60, demands, blocked), now)
+        if plan.reason is not LendingReason.NOT_NEEDED:
+            metrics.kv_loans[plan.reason.value] += 1
+        metrics.kv_given_back_bytes += max(0, plan.blocks - lent) * BLOCK_BYTES
+        metrics.kv_lent_blocks = plan.blocks
+        if demands and plan.blocks >= self._demand:
+            metrics.bytes_per_embed = max(metrics.bytes_per_embed, 9e4 * rng.lognormvariate(0, 0.1))
+            self._used, self._demand, self._ends = self._demand, 0, now + self._demand * 0.01
+
+
 class SchedulerTraffic:
     """Chat with pictures, sessions and videos whose load has a season; now and then a process dies."""
 
@@ -40,6 +71,7 @@ class SchedulerTraffic:
         self.route, self.video, self.preprocess = RouteMetrics(), VideoMetrics(), PreprocessMetrics()
         self.devices: list[DeviceReading] = []
         self._rng = random.Random(seed)
+        self._loans = _Loans(random.Random(seed))
         self._ticks = 0
 
     def advance(self, now: float) -> None:
@@ -63,6 +95,7 @@ class SchedulerTraffic:
         self._requests(load)
         for _ in range(self._draw(1.5 * load)):
             self._item(load)
+        self._loans.advance(self.metrics, self._ticks * TICK, load)
         self._sessions(load)
         self._devices(load)
         if self._rng.random() < 0.05 * load:

@@ -196,6 +196,13 @@ class SchedulerExtension:
         if self.policies is not None:
             self.policies.leave(request)
 
+    def reset_prefix_cache(self, reset: Callable[..., bool], *args: Any, **kwargs: Any) -> bool:
+        """Return what vLLM's own ``reset`` returns; no KV block is lent to an encode meanwhile."""
+        if self.policies is None or self.policies.lent is None:
+            return reset(*args, **kwargs)
+        with self.policies.lent.returned():
+            return reset(*args, **kwargs)
+
     def close(self) -> None:
         """Stop publishing metrics, and write what is not written yet of the history."""
         if self.publisher is not None:

@@ -117,6 +117,9 @@ class OmniSchedulerMixin(WaitingOrderMixin, _Base):
         def _update_request_as_session(self, session: Request, update: Any) -> None:
             self.omni.stranded.update(self, super()._update_request_as_session, session, update)
 
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        return self.omni.reset_prefix_cache(super().reset_prefix_cache, *args, **kwargs)
+
     def shutdown(self) -> None:
         self.omni.close()
         super().shutdown()

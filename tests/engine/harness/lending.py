@@ -1,6 +1,6 @@
-"""Run a real engine that lends KV blocks to its lane, in rounds with and without faults: `… MODEL`, JSON on stdout.
+"""Run a real engine that lends KV blocks to its lane, in rounds: `… MODEL ours|stock ENGINE`, JSON on stdout.
 
-With `stock` as second argument the same requests are served by vLLM alone.
+ENGINE is one of `ENGINES`. For `stock` the same requests are served by vLLM alone, in the rounds without a fault.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ import ctypes
 import json
 import mmap
 import sys
+from contextlib import nullcontext
 from typing import Any
 
+from tests.engine.combinations.speculation_on_cpu import speculate_on_cpu
+from tests.engine.harness.async_on_cpu import async_scheduling_on_cpu
 from tests.engine.harness.inproc import InProcessEngine
 from tests.engine.harness.lane_faults import FAULTS, PLAIN, inject
 from tests.engine.harness.media import picture
@@ -26,77 +29,119 @@ OPTIONS = {
     "expert": {"encoder_reserve_embeds": RESERVE, "encode_bytes_per_embed": BYTES_PER_EMBED},
 }
 TEXTS = 10
-ROUNDS = ["none", "raises", "no memory", "aborted", "dies", "dies without a successor"]
+ARGS = {
+    "max_model_len": 512,
+    "block_size": 128,
+    "max_num_batched_tokens": 128,
+    "num_gpu_blocks_override": BLOCKS,
+    "enable_prefix_caching": True,
+}
+NGRAM = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}}
+ENGINES: dict[str, dict[str, Any]] = {"plain": {}, "speculation": NGRAM, "async scheduling": {}}
+PREFIXES = ["prefixes", "prefixes again"]  # the second finds what the first has left in the prefix cache
+ROUNDS = ["none", *PREFIXES, "reset", "paused", "raises", "no memory", "aborted", "dies", "dies without a successor"]
+OF_STOCK = ["none", *PREFIXES]
 
 
-def main() -> None:
-    stock = sys.argv[2:] == ["stock"]
+def main(model: str, side: str = "ours", engine: str = "plain") -> None:
+    stock = side == "stock"
     fault = None if stock else inject()
+    speculate_on_cpu()
     spec = EngineSpec(
         "lending",
-        sys.argv[1],
+        model,
         (),
-        args={
-            "max_model_len": 512,
-            "block_size": 128,
-            "max_num_batched_tokens": 128,
-            "num_gpu_blocks_override": BLOCKS,
-            "enable_prefix_caching": True,
-        },
+        args={**ARGS, **ENGINES[engine]},
         scheduler=None if stock else OURS,
         omni_sched=None if stock else OPTIONS,
     )
-    here = InProcessEngine(spec)
-    found: dict[str, Any] = {}
-    for name in ["none"] if stock else ROUNDS:
-        if fault is not None:
-            fault[0] = list(FAULTS).index(name) if name in FAULTS else 0
-        here.engine.reset_encoder_cache()
-        here.engine.reset_prefix_cache()
-        found[name] = round_of(here, abort=name == "aborted")
+    with async_scheduling_on_cpu() if "async" in engine else nullcontext():
+        here = InProcessEngine(spec)
+        found: dict[str, Any] = {}
+        for name in OF_STOCK if stock else ROUNDS if engine == "plain" else ["none"]:
+            if fault is not None:
+                fault[0] = list(FAULTS).index(name) if name in FAULTS else 0
+            here.engine.reset_encoder_cache()
+            if name != PREFIXES[1]:
+                here.engine.reset_prefix_cache()
+            found[name] = round_of(here, name)
     print(json.dumps(found))
 
 
-def round_of(here: InProcessEngine, *, abort: bool) -> dict[str, Any]:
+def text(one: int, name: str) -> list[int]:
+    """Return the prompt of a text request; with prefixes, two blocks that all have and some tokens of its own."""
+    if name in PREFIXES:
+        return [*range(5, 5 + 2 * ARGS["block_size"]), *range(300 + one, 305 + one)]
+    return [*range(5 + one, 25 + one)] * 5  # a drafter finds repetitions in it
+
+
+def round_of(here: InProcessEngine, name: str) -> dict[str, Any]:
     """Run text requests that fill most of the KV cache beside three pictures, and return what came of them."""
     scheduler = here.core.scheduler
     pool, lending = scheduler.kv_cache_manager.block_pool, Lending(here)
     preempted: list[str] = []
-    preempt = scheduler._preempt_request
+    preempt, schedule = scheduler._preempt_request, scheduler.schedule
+    drafted = paused = 0
 
     def count(request: Any, *args: Any, **kwargs: Any) -> None:
         preempted.append(request.request_id)
         preempt(request, *args, **kwargs)
 
-    scheduler._preempt_request = count
+    def step(*args: Any, **kwargs: Any) -> Any:
+        nonlocal drafted
+        output = schedule(*args, **kwargs)
+        drafted += sum(map(len, output.scheduled_spec_decode_tokens.values()))
+        return output
+
+    scheduler._preempt_request, scheduler.schedule = count, step
     free = pool.get_num_free_blocks()
     for one in range(TEXTS):
-        here._add(f"text-{one}", {"prompt_token_ids": list(range(5 + one, 105 + one))}, 200)
+        here._add(f"text-{one}", {"prompt_token_ids": text(one, name)}, 100 if name in PREFIXES else 200)
+    tokens: dict[str, list[int]] = {f"text-{one}": [] for one in range(TEXTS)}
+    reasons: dict[str, str] = {}
+    hits: dict[str, int] = {}
+
+    def take(outputs: Any) -> None:
+        for output in outputs:
+            tokens[output.request_id] += output.outputs[0].token_ids
+            hits[output.request_id] = output.num_cached_tokens or 0
+            if output.outputs[0].finish_reason:
+                reasons[output.request_id] = output.outputs[0].finish_reason
+
     for _ in range(3):
-        here.engine.step()
+        take(here.engine.step())
     pictures = {"good-1": picture(1), "plain": PLAIN, "good-2": picture(3)}
     for id_, data in pictures.items():
         here._add(id_, {"prompt": "<image>what is it", "multi_modal_data": {"image": data}}, 6)
-    tokens: dict[str, list[int]] = {id_: [] for id_ in [*(f"text-{one}" for one in range(TEXTS)), *pictures]}
-    reasons: dict[str, str] = {}
+    tokens |= {id_: [] for id_ in pictures}
     for _ in range(20_000):
-        for output in here.engine.step():
-            tokens[output.request_id] += output.outputs[0].token_ids
-            if output.outputs[0].finish_reason:
-                reasons[output.request_id] = output.outputs[0].finish_reason
+        take(here.engine.step())
         lending.look()
-        if abort and lending.in_use:
+        if lending.in_use and name == "aborted":
             here.engine.abort_request([id_ for id_ in pictures if id_ not in reasons])
             reasons |= {id_: "abort" for id_ in pictures if id_ not in reasons}
+        if lending.in_use and name in ("reset", "paused") and not paused:
+            paused = lending.lent
+            if name == "reset":
+                assert here.core.reset_prefix_cache(reset_running_requests=True)
+            else:
+                here.core.pause_scheduler(mode="keep", clear_cache=False)
+                for _ in range(3):
+                    assert here.engine.step() == []
+                here.core.resume_scheduler()
+            assert lending.lent == paused
         if len(reasons) == len(tokens):
             break
     for _ in range(4):  # what was in flight when the last request left
         here.engine.step()
-    scheduler._preempt_request = preempt
+    scheduler._preempt_request, scheduler.schedule = preempt, schedule
     return {
         "tokens": tokens,
         "reasons": reasons,
         "preempted": preempted,
+        "drafted": drafted,
+        "paused": paused,
+        "hits": sum(hits.values()),
         "not_back": free - pool.get_num_free_blocks(),
         "left": sorted(scheduler.requests),
         **lending.report(),
@@ -125,6 +170,10 @@ class Lending:
             "given_back_bytes": metrics.kv_given_back_bytes,
             **{f"loans_{reason}": number for reason, number in metrics.kv_loans.items()},
         }
+
+    @property
+    def lent(self) -> int:
+        return 0 if self._steered is None else len(self._steered.lent)
 
     @property
     def in_use(self) -> bool:
@@ -166,4 +215,4 @@ def resident_pages(runner: Any, block_ids: list[int]) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

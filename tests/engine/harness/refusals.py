@@ -19,7 +19,10 @@ from tests.engine.harness.spec import OURS, OURS_SYNC
 
 @dataclass(frozen=True)
 class Case:
-    """`says`: what the error's text must hold. Where `{folder}` stands, it is replaced by a folder with `files`."""
+    """`says`: what the error's text must hold. `args`: more fields of vLLM's `EngineArgs`.
+
+    Where `{folder}` stands, it is replaced by a folder with `files`.
+    """
 
     additional_config: Any
     says: Sequence[str]
@@ -27,6 +30,7 @@ class Case:
     scheduler: str = OURS
     files: Mapping[str, str] = field(default_factory=dict)
     circumstance: str = "none"
+    args: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Hashable:
@@ -39,6 +43,9 @@ class Hashable:
 def _options(**options: Any) -> dict[str, Any]:
     return {"omni_sched": options}
 
+
+LENDING = _options(encode_ahead=True, kv_lending=0.5, expert={"encode_bytes_per_embed": 45_000})
+NO_LENDING = "option 'kv_lending' cannot be on in this engine"
 
 REFUSED = {
     "unknown-option": Case(_options(sesion_delta="off"), ["'sesion_delta'", "did you mean 'expert.session_delta'?"]),
@@ -93,6 +100,31 @@ REFUSED = {
         ["'encoder_cache_order'", "encoder-decoder model", "Leave 'encoder_cache_order' out"],
         circumstance="an encoder-decoder model",
     ),
+    "lending-without-the-lane": Case(
+        _options(kv_lending=0.5), [NO_LENDING, "only the lane of encode-ahead borrows blocks"]
+    ),
+    "lending-with-tensor-parallelism": Case(
+        LENDING, [NO_LENDING, "each of 2 workers", "--tensor-parallel-size to 1"], args={"tensor_parallel_size": 2}
+    ),
+    "lending-with-pipeline-parallelism": Case(
+        LENDING,
+        [NO_LENDING, "only the first has the encoder", "--pipeline-parallel-size"],
+        args={"pipeline_parallel_size": 2},
+    ),
+    "lending-with-runner-v2": Case(
+        LENDING, [NO_LENDING, "model runner V2", "VLLM_USE_V2_MODEL_RUNNER"], circumstance="model runner V2"
+    ),
+    "lending-with-a-kv-connector": Case(
+        LENDING,
+        [NO_LENDING, "'ExampleConnector'", "leave out --kv-transfer-config"],
+        args={"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+    ),
+    "lending-with-client-embeddings": Case(
+        LENDING, [NO_LENDING, "leave out --enable-mm-embeds"], args={"enable_mm_embeds": True}
+    ),
+    "lending-with-sleep-mode": Case(  # vLLM's own: no CPU sleeps
+        LENDING, ["Sleep mode is not supported"], error="ValidationError", args={"enable_sleep_mode": True}
+    ),
     "unsupported-vllm": Case(
         _options(),
         ["supports vLLM", "0.30", "0.32", "found 0.29.1"],
@@ -119,6 +151,8 @@ ACCEPTED = {
     "empty-file": Case({"omni_sched": "{folder}/options.yaml"}, [], files={"options.yaml": ""}),
     "cannot-work-here-but-need-not": Case(_options(windows="auto"), [], circumstance="a method is gone"),
     "sync-by-name": Case(_options(), [], scheduler=OURS_SYNC),
+    "lending": Case(LENDING, []),
+    "lending-with-data-parallelism": Case(LENDING, [], args={"data_parallel_size": 2}),
 }
 
 
@@ -129,6 +163,11 @@ def outcome(case: Case, model: str, folder: Path) -> dict[str, str] | None:
     for name, text in case.files.items():
         (folder / name).write_text(text)
     args: dict[str, Any] = {"model": model, "scheduler_cls": case.scheduler, "dtype": "float32", "max_model_len": 1024}
+    args |= case.args
+    if isinstance(args.get("kv_transfer_config"), Mapping):
+        from vllm.config import KVTransferConfig
+
+        args["kv_transfer_config"] = KVTransferConfig(**args["kv_transfer_config"])
     if case.additional_config is not None:
         args["additional_config"] = json.loads(json.dumps(case.additional_config).replace("{folder}", str(folder)))
     try:
@@ -160,6 +199,12 @@ def _circumstance(name: str, args: dict[str, Any]) -> Iterator[None]:
             Scheduler._try_schedule_encoder_inputs = method
     elif name == "an encoder-decoder model":
         with mock.patch("vllm.config.ModelConfig.is_encoder_decoder", True):
+            yield
+    elif name == "model runner V2":
+        from vllm.config import vllm as configs
+
+        v2 = mock.patch.object(configs.VllmConfig, "use_v2_model_runner", True)
+        with v2, mock.patch.object(configs, "HAS_TRITON", True):
             yield
     elif name == "vLLM 0.29.1":
         with mock.patch("vllm.__version__", "0.29.1"):

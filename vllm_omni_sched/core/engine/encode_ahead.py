@@ -199,7 +199,7 @@ class EncodeAhead:
         return True
 
     def encode_seconds(self, content: str) -> float:
-        """Return the expected seconds to encode a content that is queued for the lane."""
+        """Return the expected seconds to encode a content that is queued for the lane, or in it."""
         modality, embeds, _ = self._wanted[content]
         return self._costs.encode_seconds(modality, embeds)
 

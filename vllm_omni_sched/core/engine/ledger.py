@@ -206,6 +206,10 @@ class AheadLedger:
         sizes = sorted([*self._encoding.values(), *more])
         return sum(sizes[-max(self.max_encoding - 1, 1) :])
 
+    def encoding(self) -> Collection[str]:
+        """Return the contents that were sent to workers and are not ready."""
+        return self._encoding.keys()
+
     def queued(self) -> Iterator[tuple[str, int]]:
         """Yield the contents that no worker was sent yet, with their embeddings, in the order of rule 2."""
         for mm_hash in self._wanted:

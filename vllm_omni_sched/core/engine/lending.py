@@ -33,13 +33,14 @@ class KvLending:
 
     1. ``reserve_embeds`` fit into the memory that the engine has set aside; each block of the loan has room for the
        activations of more.
-    2. Running requests are forecast to need the rest of their prompts, and a token for each step until the encodes have
-       ended, by the measured times of steps and encodes, with a margin.
+    2. Running requests are forecast to need the rest of their prompts, and room for all tokens that each step may make
+       until all encodes have ended, also those under way: by the measured times of steps and encodes, with a margin.
+       With speculation these are a token and the drafts behind it, whether they are accepted or not.
     3. In an engine whose lane encodes, the items that are queued for the lane are waiting encodes; in any other, the
        items of the next chunks of at most `LOOK_AHEAD` requests, in the order in which they run.
     4. A step that encodes uses the loan until its tokens are out.
-    5. While blocks are lent, requests are admitted as long as they leave what running requests will need, and at most
-       `LOOK_AHEAD` in a step.
+    5. While blocks are lent, requests are admitted as long as they leave what running requests will need, and they
+       themselves by rule 2; at most `LOOK_AHEAD` in a step.
     6. When the last request leaves the engine, everything returns at once.
 
     ``lent_blocks``: the present loan. ``admits``: new requests that may be admitted, None for any number.
@@ -126,9 +127,11 @@ class KvLending:
         kv = view.kv_blocks()
         demands, seconds = self._lane_demands() if self._ahead is not None else self._step_demands(view)
         used = self._blocks(max([self._lane_embeds, *self._in_steps]))
-        needed = kv.prompt_blocks + self._growth(kv.decodes, seconds)
+        growth = self._growth(seconds)
+        needed = kv.prompt_blocks + kv.decodes * growth
+        waiting = [blocks + growth for blocks in kv.waiting]
         blocked = kv.blocked
-        if self.lent_blocks and kv.waiting and kv.waiting[0] > kv.free_blocks - needed:
+        if self.lent_blocks and waiting and waiting[0] > kv.free_blocks - needed:
             blocked = True
         snapshot = LendingSnapshot(
             self._facts.total_blocks,
@@ -144,22 +147,24 @@ class KvLending:
             self.reasons[plan.reason] += 1
         left = kv.free_blocks + self.lent_blocks - plan.blocks - needed
         self.lent_blocks = plan.blocks
-        self.admits = 0 if not plan.admits else _fitting(kv.waiting, left) if plan.blocks else None
+        self.admits = 0 if not plan.admits else _fitting(waiting, left) if plan.blocks else None
         if self._ahead is not None:
             self._ahead.ledger.max_active_embeds = self.limit_embeds
         return plan.blocks
 
-    def _growth(self, decodes: int, seconds: float) -> int:
-        """Return the blocks that decoding requests need until encodes of so many seconds have ended."""
+    def _growth(self, seconds: float) -> int:
+        """Return the blocks that a decoding request needs until encodes of so many seconds have ended."""
         step = self._steps.predict(0)
         steps = max(_LEAST_STEPS, _SAFETY * seconds / step if step else 0.0)
-        return decodes * math.ceil(steps / self._facts.block_tokens)
+        tokens = steps * self._facts.step_tokens + self._facts.step_tokens - 1  # the last step looks ahead, too
+        return math.ceil(tokens / self._facts.block_tokens)
 
     def _lane_demands(self) -> tuple[tuple[EncodeDemand, ...], float]:
         assert self._ahead is not None
         ledger, found = self._ahead.ledger, []
         sizes: list[int] = []
-        seconds = 0.0
+        # of those under way it is not known how much is left
+        seconds = sum(map(self._ahead.encode_seconds, ledger.encoding()))
         for content, size in islice(ledger.queued(), LOOK_AHEAD):
             sizes.append(size)
             seconds += self._ahead.encode_seconds(content)

@@ -14,13 +14,14 @@ class LendingFacts:
 
     ``total_blocks``: of the KV cache; ``block_tokens``: tokens of each. ``reserve_embeds``: embeddings that can be
     encoded at a time in the memory that is set aside. ``embeds_per_block``: embeddings whose activations fit into the
-    memory of a block.
+    memory of a block. ``step_tokens``: most tokens that a decoding request may make in a step, with its drafts.
     """
 
     total_blocks: int
     block_tokens: int
     reserve_embeds: int
     embeds_per_block: float
+    step_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Scheduler half of lending: takes free KV blocks out of vLLM's block pool, and puts them back."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 
@@ -19,6 +20,7 @@ class LentBlocks:
        was unused for the longest time first.
     2. Blocks that return are the first that the pool gives to requests, and no prefix is found in them.
     3. Workers are told of each block once per loan, and not of a block that has returned before.
+    4. While the prefix cache is reset, the pool has all blocks, as it resets nothing while any is in use.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -52,6 +54,16 @@ class LentBlocks:
             for block in gone:
                 self._new.pop(block.block_id, None)
             self._pool.free_blocks(gone)
+
+    @contextmanager
+    def returned(self) -> Iterator[None]:
+        """Return all blocks to the pool for the duration of the block, which takes none, and lend as many again."""
+        count = len(self)
+        self.resize(0)
+        try:
+            yield
+        finally:
+            self.resize(count)
 
     @property
     def has_news(self) -> bool:

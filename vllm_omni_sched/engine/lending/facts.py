@@ -11,11 +11,14 @@ from vllm_omni_sched.resource.engine.lending import LendingEngine, refuse_lendin
 def lending_engine(config: OmniSchedConfig, vllm_config: Any) -> LendingEngine:
     """Read the facts from vLLM's configuration that decide whether this engine may lend."""
     multimodal = vllm_config.model_config.multimodal_config
-    parallel = vllm_config.parallel_config
+    parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
     return LendingEngine(
         device=vllm_config.device_config.device_type,
         encode_ahead=config.encode_ahead,
-        workers=parallel.world_size,
+        workers=parallel.tensor_parallel_size,
+        stages=parallel.world_size // parallel.tensor_parallel_size,
+        runner_v2=bool(getattr(vllm_config, "use_v2_model_runner", False)),
+        kv_connector=(transfer.kv_connector or "") if transfer is not None else "",
         takes_embeddings=bool(getattr(multimodal, "enable_mm_embeds", False)),
         shared_items=getattr(multimodal, "mm_processor_cache_type", None) == "shm",
         bytes_per_embed=config.encode_bytes_per_embed,
@@ -41,4 +44,5 @@ def lending_facts(config: OmniSchedConfig, scheduler: Any) -> LendingFacts | Non
         scheduler.block_size,
         config.encoder_reserve_embeds or scheduler.max_num_scheduled_tokens,
         of_block / config.encode_bytes_per_embed,
+        1 + scheduler.num_spec_tokens,
     )

@@ -34,15 +34,20 @@ WHY_NOT = (
 class LendingEngine(NamedTuple):
     """Facts that decide whether a real engine may lend.
 
-    ``device``: its type. ``workers``: in all. ``takes_embeddings``: whether clients may send embeddings instead of
-    items; ``shared_items``: whether processed items are in shared memory: no lane encodes either. ``bytes_per_embed``:
-    of an encode's activations, 0 if the operator has not set it. ``kv_groups``: groups of layers that share the KV
-    blocks; ``block_bytes``: memory of a block that can be given back, None before the KV cache is known.
+    ``device``: its type. ``workers``: ranks of its tensor parallelism; ``stages``: of its pipeline, or groups of its
+    context parallelism. ``runner_v2``: whether it has vLLM's model runner V2. ``kv_connector``: name of the KV
+    connector, "" without one. ``takes_embeddings``: whether clients may send embeddings instead of items;
+    ``shared_items``: whether processed items are in shared memory: no lane encodes either. ``bytes_per_embed``: of an
+    encode's activations, 0 if the operator has not set it. ``kv_groups``: groups of layers that share the KV blocks;
+    ``block_bytes``: memory of a block that can be given back, None before the KV cache is known.
     """
 
     device: str
     encode_ahead: bool
     workers: int = 1
+    stages: int = 1
+    runner_v2: bool = False
+    kv_connector: str = ""
     takes_embeddings: bool = False
     shared_items: bool = False
     bytes_per_embed: float = 0.0
@@ -66,8 +71,21 @@ def refuse_lending(most: float, engine: LendingEngine) -> None:
     elif not engine.bytes_per_embed:
         why_not = "the memory of an encode is not known"
         what = "set 'expert.encode_bytes_per_embed' to the bytes of activations for each embedding, or it to 0"
+    elif engine.stages > 1:
+        why_not = "of several pipeline stages or context-parallel groups, only the first has the encoder"
+        what = "set --pipeline-parallel-size and --prefill-context-parallel-size to 1, or it to 0"
     elif engine.workers > 1:
-        why_not = "there are several workers, and their lanes encode together"
+        why_not = f"each of {engine.workers} workers would have to give back the memory that the lanes of all need"
+        what = "set --tensor-parallel-size to 1, or it to 0"
+    elif engine.runner_v2:
+        why_not = "loans were not tried with model runner V2 on a CPU"
+        what = "set VLLM_USE_V2_MODEL_RUNNER to 0 in the environment, or it to 0"
+    elif engine.kv_connector:
+        why_not = (
+            f"the KV connector {engine.kv_connector!r} may have registered the memory of the KV cache for transfers, "
+            "which go on to use the pages that a loan gives away"
+        )
+        what = "leave out --kv-transfer-config, or set it to 0"
     elif engine.takes_embeddings:
         why_not = "clients may send embeddings, which no lane encodes"
         what = "leave out --enable-mm-embeds, or set it to 0"

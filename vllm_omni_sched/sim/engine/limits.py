@@ -62,7 +62,8 @@ class EngineLimits:
         if not self.embeds_per_token:
             return None
         reserve = self.encoder_budget_embeds if self.reserve_embeds is None else self.reserve_embeds
-        return LendingFacts(self.kv_tokens, 1, reserve, self.embeds_per_token)
+        step_tokens = 1 if self.speculation is None else 1 + self.speculation.draft_tokens
+        return LendingFacts(self.kv_tokens, 1, reserve, self.embeds_per_token, step_tokens)
 
 
 def make_core(config: OmniSchedConfig, limits: EngineLimits, history: int = 0) -> EngineCore:

@@ -29,9 +29,9 @@ class KvView(View):
         return KvBlocks(free, self.prompt_blocks, self.num_decodes, blocked, self.waits)
 
 
-def engine() -> tuple[EngineCore, KvView]:
+def engine(step_tokens: int = 1) -> tuple[EngineCore, KvView]:
     config = OmniSchedConfig(encode_ahead=True, kv_lending=0.5, itl_target_ms=0.01)
-    facts = EngineFacts(16, 256, 128, 128, lending=LendingFacts(TOTAL, 16, 16, 8.0))
+    facts = EngineFacts(16, 256, 128, 128, lending=LendingFacts(TOTAL, 16, 16, 8.0, step_tokens))
     core, view = EngineCore(config, facts), KvView()
     core.enter("a", SLA, 0.0)
     return core, view
@@ -76,6 +76,35 @@ def test_beside_a_loan_requests_are_admitted_as_far_as_they_leave_what_others_ne
     view.waits = [43]
     plan(core, view, 0.2)
     assert core.begin_step(view, 16, 256, 0.2).max_requests == view.num_running
+
+
+def test_a_request_that_is_admitted_beside_a_loan_has_room_to_decode_until_the_encode_has_ended() -> None:
+    core, view = with_a_picture_at_work()
+    view.held, view.waits = 50, [20, 21]
+    plan(core, view, 0.1)
+    assert core.begin_step(view, 16, 256, 0.1).max_requests == view.num_running + 1, "each needs one more block"
+
+
+def test_an_encode_under_way_counts_until_it_has_ended() -> None:
+    core, view = with_a_picture_at_work()
+    for step in range(5):  # 10 ms each
+        core.step_ended(view, 0.01 * step, num_running=2, num_requests=2, prompt_tokens=0)
+    view.waits = [80]
+    plan(core, view, 0.1)
+    assert core.begin_step(view, 16, 256, 0.1).max_requests == view.num_running + 1
+    core.costs.encoded("image", PICTURE, 1.0)  # 100 steps, and as many for safety: 13 blocks for each request
+    plan(core, view, 0.2)
+    assert core.begin_step(view, 16, 256, 0.2).max_requests == view.num_running
+
+
+def test_drafts_need_room_whether_they_are_accepted_or_not() -> None:
+    core, view = engine(step_tokens=9)
+    view.num_decodes, view.held = 2, TOTAL - 10
+    assert core.ahead is not None
+    core.ahead.next_chunk(OnePrompt("a", [PromptItem("picture", "image", PICTURE, 10)]), 0, view, 0.0)
+    assert plan(core, view, 0.0) == 0, "two requests may need 4 steps of 9 tokens, and 8 ahead: 3 blocks each"
+    view.held = TOTAL - 12
+    assert plan(core, view, 0.1) == 6
 
 
 def test_without_a_loan_any_number_is_admitted() -> None:

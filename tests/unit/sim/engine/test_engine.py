@@ -179,6 +179,19 @@ def test_an_aborted_request_leaves_room_for_others() -> None:
     assert run.engine.prompts.kv_tokens == 0
 
 
+@pytest.mark.parametrize("watched", [True, False])  # with steps one by one, and computed together
+@pytest.mark.parametrize("limits", [{"max_num_seqs": 2}, {"kv_tokens": 21_000}])
+def test_a_waiting_request_enters_with_the_next_step_after_an_abort(watched: bool, limits: dict[str, int]) -> None:
+    """The other running request decodes for longer than anybody waits, and nothing else happens in the engine."""
+    run = Run(PlainCosts(base=0.01), limits, watched=watched)
+    run.serve([Request(0, 0.0, 10_000, 9000), Request(1, 0.0, 10_000, 900), Request(2, 0.1, 2000, 5)], until=1.005)
+    assert run.jobs[2].first == math.inf
+    run.engine.abort(run.jobs[0])
+    run.sim.run()
+    assert run.jobs[2].first == pytest.approx(1.02)  # the step that runs ends at 1.01
+    assert [job.request.number for job, _ in run.ended] == [2, 1]
+
+
 def test_the_same_seed_gives_the_same_run_to_the_last_digit() -> None:
     def ends() -> list[tuple[int, float]]:
         random = np.random.default_rng(3)
