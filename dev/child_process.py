@@ -81,7 +81,7 @@ class ChildProcess:
             deadline = time.monotonic() + patience_seconds
             if not self._signal_group(last_word):
                 break
-            while self._signal_group(0) and time.monotonic() < deadline:
+            while self._group_runs() and time.monotonic() < deadline:
                 time.sleep(0.05)
         return self._process.wait()
 
@@ -93,6 +93,19 @@ class ChildProcess:
         except ProcessLookupError:
             return False
         return True
+
+    def _group_runs(self) -> bool:
+        """Return whether a process of its group runs.
+
+        One that has ended does not count, though its parent, which may be the first process of the machine, has not
+        looked yet how it ended.
+        """
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                state, _, group = stat.read_text().rpartition(")")[2].split()[:3]
+                if int(group) == self._process.pid and state not in "ZX":
+                    return True
+        return False
 
     def __enter__(self) -> ChildProcess:
         return self

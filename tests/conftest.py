@@ -76,6 +76,17 @@ def _turn(item: pytest.Item) -> int:
     return 1 if any(item.get_closest_marker(name) for name in ("engine", "upstream", "slow")) else 2
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_unclosed() -> Iterator[None]:
+    """Collect garbage at the end of each file: what its tests left open is an error there, not in a later test.
+
+    What survives is hidden from the garbage collector, as after the collection of tests, so that this stays short.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """Our records too: the logger `vllm`, under which ours are, passes none on to where pytest listens."""

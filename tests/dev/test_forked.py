@@ -26,6 +26,9 @@ def note(line):
     with NOTES.open("a") as notes:
         notes.write(f"{os.getpid()} {line}\\n")
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "waits: waits")
+
 @pytest.fixture(scope="session")
 def engine():
     note("start")
@@ -81,6 +84,34 @@ def test_after_{name}(engine, noted):
         ["start", "test_meets", "test_after_reader", "stop"],
         ["start", "test_meets", "test_after_writer", "stop"],
     ]
+
+
+def test_those_that_wait_have_a_process_beside_the_others_which_help_it_in_the_end(tmp_path: Path) -> None:
+    """All three meet, so no process has two of them; the others take what waits once nothing else is left."""
+    for name in ("first", "second", "third", "end"):
+        os.mkfifo(tmp_path / name)
+    meet = """
+from pathlib import Path
+
+def test_{name}(engine, noted):
+    for name, mode in {meetings}:
+        Path(__file__).with_name(name).open(mode).close()
+"""
+    marked = "import pytest\n\npytestmark = pytest.mark.waits\n"
+    files = {
+        "test_a": meet.format(name="a", meetings=[("first", "w"), ("second", "w")]),
+        "test_b": meet.format(name="b", meetings=[("first", "r"), ("third", "r")]),
+        "test_c": marked + meet.format(name="c", meetings=[("second", "r"), ("third", "w"), ("end", "r")]),
+        "test_d": marked + meet.format(name="d", meetings=[("end", "w")]),
+    }
+    done = _run(tmp_path, files)
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout
+    notes = _notes(tmp_path).values()
+    assert len(notes) == 3
+    assert all(one.count("start") == one.count("stop") == 1 for one in notes)
+    (beside,) = (one for one in notes if "test_c" in one)
+    assert beside == ["start", "test_c", "stop"]
 
 
 def test_a_fixture_of_the_session_survives_from_group_to_group(tmp_path: Path) -> None:
@@ -187,6 +218,29 @@ def test_the_first_failure_interrupts_the_other_processes(tmp_path: Path) -> Non
     _assert_all_ended(tmp_path)
 
 
+def test_the_fixtures_of_a_process_with_a_failure_end_undisturbed(tmp_path: Path) -> None:
+    """The one of the failure ends when the other process has been interrupted, as the first one is."""
+    os.mkfifo(tmp_path / "begun")
+    os.mkfifo(tmp_path / "interrupted")
+    fails = WAITS.format(begin=FIFO.format(name="begun", mode="r")).replace("signal.pause()", "assert False")
+    waits = WAITS.format(begin=FIFO.format(name="begun", mode="w"))
+    ends = """
+import pytest
+
+@pytest.fixture(scope="session", autouse=True)
+def {name}(engine):
+    yield
+    {end}
+"""
+    files = {
+        "test_a": fails + ends.format(name="ends_late", end=FIFO.format(name="interrupted", mode="r")),
+        "test_b": waits + ends.format(name="lets_end", end=FIFO.format(name="interrupted", mode="w")),
+        "test_c": MORE,
+    }
+    assert _run(tmp_path, files, "-x").returncode == 1
+    _assert_all_ended(tmp_path)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupt_or_death_of_the_parent_reaches_all_processes(tmp_path: Path, number: signal.Signals) -> None:
     names = ("a", "b")
@@ -205,10 +259,10 @@ def test_an_interrupt_or_death_of_the_parent_reaches_all_processes(tmp_path: Pat
 
 
 def test_each_group_is_taken_once() -> None:
-    queue = GroupQueue(3)
-    assert [queue.take() for _ in range(4)] == [0, 1, 2, None]
+    queue = GroupQueue([4, 5, 6])
+    assert [queue.take() for _ in range(4)] == [4, 5, 6, None]
     queue.close()
-    queue = GroupQueue(3)
+    queue = GroupQueue(range(3))
     assert queue.clear() == 3
     assert queue.take() is None
     queue.close()
@@ -216,4 +270,4 @@ def test_each_group_is_taken_once() -> None:
 
 def test_more_groups_than_the_queue_holds_are_refused() -> None:
     with pytest.raises(ValueError, match="20000 groups"):
-        GroupQueue(20000)
+        GroupQueue(range(20000))

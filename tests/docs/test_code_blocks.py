@@ -99,7 +99,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / name).write_text(block.text)
     (folder / "deploy.yaml").write_text(deploy_yaml())
     shutil.copy(ROOT / "docs" / "examples" / "stages.yaml", folder / "stages.yaml")
-    (folder / "scenario.toml").write_text((folder / "pictures.toml").read_text())
+    pictures = (folder / "pictures.toml").read_text()
+    assert "\nduration_seconds = 600.0\nwarm_up_seconds = 60.0\n" in pictures
+    (folder / "scenario.toml").write_text(pictures.replace("= 600.0\n", "= 20.0\n").replace("= 60.0\n", "= 5.0\n"))
     traces = folder / "Mooncake" / "FAST25-release" / "traces"
     traces.mkdir(parents=True)
     (traces / "conversation_trace.jsonl").write_text(conversations())

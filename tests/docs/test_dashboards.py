@@ -19,6 +19,8 @@ from tests.support.metric_names import (
 )
 from tests.support.prometheus import binary, prometheus
 
+pytestmark = pytest.mark.waits  # Prometheus looks every second
+
 render = render_module()
 DASHBOARDS = {name: read(name) for name in TRAFFIC}
 METRICS = {"scheduler": engine_metrics() | front_end_metrics() | device_metrics(), "stages": stage_metrics()}

@@ -75,7 +75,7 @@ def served(traffic: Traffic) -> Iterator[int]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    serving = threading.Thread(target=server.serve_forever, daemon=True)
+    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     feeding = threading.Thread(target=feed, daemon=True)
     serving.start()
     feeding.start()

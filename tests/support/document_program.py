@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from dev.frozen_heap import freeze_for_good
+
 TINY = {
     "enforce_eager": True,
     "dtype": "float32",
@@ -162,6 +164,7 @@ def results(jobs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the result of each job."""
     for job in jobs:
         print(f"=== {time.process_time():.1f} s so far: {job}", flush=True)
+        freeze_for_good()
         run = partial(KINDS[job["kind"]], **{name: value for name, value in job.items() if name != "kind"})
         try:
             with chdir(job["folder"]), patch.dict(os.environ, job.get("variables", {})):

@@ -129,6 +129,8 @@ def ours(call: Call, place: Place) -> Step:
     """A command of this package is run, in less time where it would take long."""
     arguments = [place.here(one) for one in call.arguments]
     arguments += SHORTER.get(arguments[0], ())
+    if arguments[0] == "simulate" and "\n[tune]\n" in (place.folder / arguments[1]).read_text():
+        arguments += SHORTER_SEARCH
     if "--metrics" in arguments:
         arguments += ["--over", "10"]  # of a server that began a moment ago
     if arguments[0] == "doctor":
@@ -155,6 +157,8 @@ SHORTER = {
     "tune": ("--trials", "2", "--seeds", "1", "--held-out", "2"),
     "simulate": ("--set", "duration_seconds=20", "--set", "warm_up_seconds=5", "--quiet"),
 }
+SHORTER_SEARCH = ("--set", "tune.trials=1", "--set", "tune.trial.duration_seconds=20", "--set", "repeats=1")
+"""What is added for a study that tunes its points."""
 EXAMPLES = (chat_with_pictures, realtime_transcription, video_questions, speech_with_stages)
 OPTIONS_OF_EXAMPLES = {
     (*example.SERVING.options, *example.SERVING.real_options): example.__name__.rpartition(".")[2]

@@ -2,7 +2,8 @@
 
 The imports and the collection take 20 seconds of a processor; here they are done once, and not once in each process as
 with pytest-xdist. A process takes one group of tests after the other (see `tests/support/sharing.py`) and runs its
-tests in their order. Fixtures of the session survive from group to group, others do not.
+tests in their order. Fixtures of the session survive from group to group, others do not. Groups of tests that only wait
+(marked `waits`) have one more process, which leaves the processors to the others.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from types import FrameType
@@ -30,10 +31,13 @@ NUMBER_BYTES = 4
 PIPE_BYTES = 1 << 16
 PR_SET_PDEATHSIG = 1
 INTERRUPTED = int(pytest.ExitCode.INTERRUPTED)
+WAITS = "waits"
+"""Marks tests that use a processor for a small part of their time."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--processes", type=int, default=1, metavar="N", help="run the tests in N forked processes")
+    told = "run the tests in N forked processes, and those marked as waiting in one more"
+    parser.addoption("--processes", type=int, default=1, metavar="N", help=told)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -49,13 +53,13 @@ class GroupQueue:
     """Holds the groups that no process has taken yet, as numbers in a pipe that all processes read.
 
     Args:
-        count: number of groups; a process takes the numbers from 0 to ``count - 1``.
+        groups: their numbers, in the order in which they are taken.
     """
 
-    def __init__(self, count: int) -> None:
-        numbers = b"".join(number.to_bytes(NUMBER_BYTES, "little") for number in range(count))
+    def __init__(self, groups: Sequence[int]) -> None:
+        numbers = b"".join(number.to_bytes(NUMBER_BYTES, "little") for number in groups)
         if len(numbers) > PIPE_BYTES:
-            raise ValueError(f"a pipe does not hold the numbers of {count} groups of tests")
+            raise ValueError(f"a pipe does not hold the numbers of {len(groups)} groups of tests")
         self._reader, writer = os.pipe()
         os.write(writer, numbers)
         os.close(writer)
@@ -81,15 +85,24 @@ def groups_of(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
     return list(groups.values())
 
 
+def only_waits(group: Iterable[pytest.Item]) -> bool:
+    """Return whether all tests of a group are marked as waiting."""
+    return all(item.get_closest_marker(WAITS) for item in group)
+
+
 class _Child:
-    """Handle of the parent for a process that runs tests."""
+    """Handle of the parent for a process that runs tests.
+
+    Args:
+        queues: it takes the groups of the first one, then those that are left in the next one.
+    """
 
     def __init__(
         self,
         session: pytest.Session,
         folder: str,
         groups: Sequence[Sequence[pytest.Item]],
-        queue: GroupQueue,
+        queues: Sequence[GroupQueue],
         siblings: Sequence[_Child],
     ) -> None:
         self.exit_code: int | None = None
@@ -103,7 +116,7 @@ class _Child:
         if self.pid == 0:
             for one in (self, *siblings):
                 one.connection.close()  # a process ends with the error "broken pipe" when its parent is gone
-            _become(session, folder, groups, queue, told)
+            _become(session, folder, groups, queues, told)
         told.close()
         self.ended = os.pidfd_open(self.pid)
 
@@ -138,24 +151,30 @@ def _run(session: pytest.Session, number: int) -> None:
     if terminal is not None:
         terminal.showfspath = False  # results of several files come in turn
     base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-    groups = groups_of(session.items)
-    queue = GroupQueue(len(groups))
+    groups = sorted(groups_of(session.items), key=only_waits)
+    working = sum(not only_waits(group) for group in groups)
+    queues = [GroupQueue(range(working)), GroupQueue(range(working, len(groups)))]
+    takes = [queues] * min(number, len(groups))
+    if 0 < working < len(groups):
+        takes.append(queues[1:])
     children: list[_Child] = []
     try:
-        for one in range(min(number, len(groups))):
-            children.append(_Child(session, str(base / f"process{one}"), groups, queue, children))
+        for one, of_these in enumerate(takes):
+            children.append(_Child(session, str(base / f"process{one}"), groups, of_these, children))
         _report(session, children)
-        if left := queue.clear():
+        if left := sum(queue.clear() for queue in queues):
             raise session.Interrupted(f"every process has died; groups of tests that did not run: {left}")
     except BaseException:
-        queue.clear()
+        for queue in queues:
+            queue.clear()
         for child in children:
             child.interrupt()
         raise
     finally:
         for child in children:
             child.close()
-        queue.close()
+        for queue in queues:
+            queue.close()
 
 
 def _report(session: pytest.Session, children: Sequence[_Child]) -> None:
@@ -199,14 +218,17 @@ def _crashed(child: _Child, nodeid: str, location: Any) -> pytest.TestReport:
 class _Reporter:
     """Plugin of a process that reports its tests to its parent, in place of a terminal."""
 
-    def __init__(self, config: pytest.Config, told: Connection) -> None:
-        self._config = config
+    def __init__(self, session: pytest.Session, told: Connection) -> None:
+        self._session = session
+        self._config = session.config
         self._told = told
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
         self._told.send(("start", nodeid, location))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self._session.shouldfail:  # it ends its fixtures now, and the parent, once told, interrupts all processes
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         self._told.send(("report", data))
 
@@ -215,7 +237,11 @@ class _Reporter:
 
 
 def _become(
-    session: pytest.Session, folder: str, groups: Sequence[Sequence[pytest.Item]], queue: GroupQueue, told: Connection
+    session: pytest.Session,
+    folder: str,
+    groups: Sequence[Sequence[pytest.Item]],
+    queues: Sequence[GroupQueue],
+    told: Connection,
 ) -> NoReturn:
     """Run groups of tests until none is left, in a process that was just forked, and end the process."""
     code = 1
@@ -224,8 +250,8 @@ def _become(
             signal.signal(signal.SIGINT, _interrupt_once)
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)  # it ends when its parent is killed
             _leave_parent(session.config, folder)
-            session.config.pluginmanager.register(_Reporter(session.config, told))
-            _run_groups(session, groups, queue)
+            session.config.pluginmanager.register(_Reporter(session, told))
+            _run_groups(session, groups, queues)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # fixtures of the session end undisturbed
             code = 0
         except KeyboardInterrupt:
@@ -266,9 +292,9 @@ class _BetweenGroups(pytest.Item):
         raise NotImplementedError("it is never run")
 
 
-def _run_groups(session: pytest.Session, groups: Sequence[Sequence[pytest.Item]], queue: GroupQueue) -> None:
+def _run_groups(session: pytest.Session, groups: Sequence[Sequence[pytest.Item]], queues: Iterable[GroupQueue]) -> None:
     between = _BetweenGroups.from_parent(session, name="between two groups")
-    for number in iter(queue.take, None):
+    for number in chain.from_iterable(iter(queue.take, None) for queue in queues):
         for item, following in pairwise([*groups[number], between]):
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if session.shouldfail or session.shouldstop:

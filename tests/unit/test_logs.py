@@ -10,6 +10,8 @@ import pytest
 
 from vllm_omni_sched.logs import LOGGER, get_logger, logger_name
 
+pytestmark = pytest.mark.once  # it reads the sources of this package alone
+
 PACKAGE = Path(__file__).resolve().parents[2] / "vllm_omni_sched"
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dev.frozen_heap import freeze_for_good
 from tests.engine.combinations.cases import FOLDER, Ask
 from tests.engine.combinations.speculation_on_cpu import speculate_on_cpu
 from tests.engine.harness.async_on_cpu import async_scheduling_on_cpu
@@ -37,6 +38,7 @@ def main(cases_file: str, results_file: str, side: str) -> None:
     results = {}
     for number, case in enumerate(json.loads(Path(cases_file).read_text())):
         print(f"=== {case['name']}", flush=True)
+        freeze_for_good()
         folder = Path(results_file).with_suffix("") / str(number)
         folder.mkdir(parents=True)
         results[case["name"]] = run_case(case, folder, ours=side == "ours")

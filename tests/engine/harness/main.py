@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from dev.frozen_heap import freeze_for_good
 from tests.engine.harness.absence import traces_of_ours
 from tests.engine.harness.scenarios import SCENARIOS
 from tests.engine.harness.spec import EngineSpec
@@ -24,6 +25,7 @@ def main(specs_file: str, results_file: str) -> None:
     results = {}
     for spec in specs:
         print(f"=== engine {spec.name}", flush=True)
+        freeze_for_good()
         results[spec.name] = run_engine(spec)
         Path(results_file).write_text(json.dumps(results))
 

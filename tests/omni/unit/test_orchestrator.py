@@ -13,7 +13,7 @@ from vllm_omni.engine.messages import ErrorMessage
 
 from tests.support.omni_stages import CUMULATIVE, FINAL_ONLY, Rig, StageSpec, params
 
-pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
+pytestmark = [pytest.mark.omni, pytest.mark.asyncio, pytest.mark.waits]  # each turn of a loop waits a millisecond
 
 STAGES = (
     StageSpec(replicas=2, max_num_seqs=3),

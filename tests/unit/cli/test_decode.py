@@ -21,6 +21,8 @@ from vllm_omni_sched.cli.decode.view import clock_time, screen
 from vllm_omni_sched.video.facts import Order, SequenceReason, VideoIndex
 from vllm_omni_sched.video.results import DecodedVideo, Report
 
+pytestmark = pytest.mark.once  # nothing here reaches vLLM
+
 
 @pytest.fixture
 def clip(tmp_path: Path) -> Path:

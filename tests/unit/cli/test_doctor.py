@@ -244,12 +244,14 @@ def test_a_key_that_is_nearly_ours_is_a_problem(healthy):
     assert "the unknown key 'omnisched'; did you mean 'omni_sched'?" in said
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("command", [["-m", "vllm_omni_sched"], ["-c", "from vllm_omni_sched.cli import app; app()"]])
 def test_the_version_is_told(command):
     result = subprocess.run([sys.executable, *command, "--version"], capture_output=True, text=True, check=True)
     assert result.stdout == f"vllm-omni-sched {__version__}\n"
 
 
+@pytest.mark.once
 def test_the_module_is_the_command():
     result = subprocess.run(
         [sys.executable, "-m", "vllm_omni_sched", "decode", "--help"], capture_output=True, text=True, check=True

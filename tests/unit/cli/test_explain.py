@@ -12,6 +12,8 @@ from tests.unit.core.engine.test_explanation import LANE
 from vllm_omni_sched.cli import app
 from vllm_omni_sched.core.engine.history_lines import HistoryLine, line_of
 
+pytestmark = pytest.mark.once  # nothing here reaches vLLM
+
 
 @pytest.fixture
 def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

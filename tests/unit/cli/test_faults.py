@@ -12,6 +12,8 @@ from vllm_omni_sched.cli import app
 from vllm_omni_sched.cli import faults as module
 from vllm_omni_sched.monitor.journal.fault import Fault, line_of
 
+pytestmark = pytest.mark.once  # nothing here reaches vLLM
+
 NOW = 1_700_000_000.0
 ENTRIES = [
     Fault(NOW - 9000, "started", cause="process 1"),

@@ -11,6 +11,8 @@ from vllm_omni_sched.cli import app, plan
 from vllm_omni_sched.sim.workloads.importers import TraceFormat
 from vllm_omni_sched.sim.workloads.statistics import import_statistics, write_statistics
 
+pytestmark = pytest.mark.once  # nothing here reaches vLLM
+
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072,

@@ -1,5 +1,6 @@
 """The page of a plan with prefill replicas."""
 
+import pytest
 from rich.console import Console
 
 from tests.unit.sim.plan.test_search import SLO, a_load
@@ -7,6 +8,8 @@ from tests.unit.sim.plan.test_split import apart, with_link
 from vllm_omni_sched.cli import plan_view
 from vllm_omni_sched.sim.plan.findings import confirm, limit
 from vllm_omni_sched.sim.plan.search import Plan
+
+pytestmark = pytest.mark.once  # nothing here reaches vLLM
 
 
 def test_the_page_of_prefill_replicas_has_both_numbers_the_link_and_two_commands():

@@ -17,6 +17,8 @@ from vllm_omni_sched.cli import app
 from vllm_omni_sched.cli import record as record_module
 from vllm_omni_sched.sim.workloads.trace import read_trace
 
+pytestmark = pytest.mark.once  # nothing here reaches vLLM
+
 
 class Page(BaseHTTPRequestHandler):
     """Answers with what `pages` says for the n-th look, from 0."""

@@ -21,6 +21,8 @@ from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.study.plan import load_study
 from vllm_omni_sched.sim.study.running import run_study
 
+pytestmark = pytest.mark.once  # nothing here reaches vLLM
+
 SWEEP = '[sweep]\n"workload.rate" = [1, 2]\n'
 
 

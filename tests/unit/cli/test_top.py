@@ -17,6 +17,8 @@ from vllm_omni_sched.cli import top as module
 from vllm_omni_sched.cli.top import page_url
 from vllm_omni_sched.monitor.exposition import render
 
+pytestmark = pytest.mark.once  # nothing here reaches vLLM
+
 
 class Pages:
     """A server that answers each request for its metrics with the next page, and then with the last one."""
@@ -38,7 +40,7 @@ class Pages:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"127.0.0.1:{self.server.server_port}"
-        self.thread = threading.Thread(target=self.server.serve_forever)
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
 
     def __enter__(self) -> Pages:
         self.thread.start()

@@ -16,6 +16,8 @@ from vllm_omni_sched.sim.tune import evaluate as evaluations
 from vllm_omni_sched.sim.tune.search import Measured
 from vllm_omni_sched.sim.workloads.trace import FORMAT, VERSION, Exact, Header, write_trace
 
+pytestmark = pytest.mark.once  # nothing here reaches vLLM
+
 SCENARIO = """
 name = "short"
 duration_seconds = 5.0

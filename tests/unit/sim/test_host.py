@@ -172,6 +172,16 @@ def test_an_engine_that_was_measured_behind_a_server_has_a_front_end_of_its_own(
     assert second.ttft == pytest.approx(FRONT + 2 * STEP + TOLD + PER_OUTPUT)  # with the other's second token
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_steps_of_an_engine_that_encodes_ahead_take_what_was_measured_of_it(tmp_path: Path, ahead: bool) -> None:
+    raw = scenario(tmp_path, [Exact(at=1.0, text_tokens=20, output_tokens=3)])
+    del raw["cluster"], raw["stages"][1]
+    raw["stages"][0]["calibration"] = calibration(tmp_path, "thinker", with_lane=-2e-3)
+    raw["policy"] = {"encode_ahead": ahead}
+    (record,) = simulate(build(raw, "a test", tmp_path, installed())).records
+    assert record.ttft == pytest.approx(FRONT + STEP - (2e-3 if ahead else 0.0) + TOLD)
+
+
 def test_shared_processors_need_measured_engines(tmp_path: Path) -> None:
     raw = scenario(tmp_path, [Exact(at=1.0, text_tokens=20, output_tokens=3)])
     del raw["stages"][0]["calibration"]

@@ -64,7 +64,8 @@ class Measured:
 def measure(arguments: dict[str, Any], plan: Plan, progress: Progress) -> Measured:
     """Start the engine, run all loads on it, and shut it down.
 
-    Then, if they are asked for, an engine with encode-ahead, to measure the lane, and a server of the first one.
+    Then, if they are asked for, an engine with encode-ahead, to measure the lane, a server of the first one, and one of
+    the second.
 
     Raises:
         ConfigError: the engine arguments cannot be used, or images for the model cannot be made.
@@ -90,6 +91,12 @@ def measure(arguments: dict[str, Any], plan: Plan, progress: Progress) -> Measur
         size = prompts.image_size if prompts.max_images else None
         with serving(arguments["model"], _without_model(arguments), monotonic_seconds) as server:
             asyncio.run(_served(server, size, most, observed, plan, progress))
+        if plan.lane and prompts.max_images:
+            progress("starting the server with encode-ahead", 0, 1)
+            beside = Observations()
+            with serving(arguments["model"], _without_model(_with_lane(arguments)), monotonic_seconds) as server:
+                asyncio.run(_served(server, None, most, beside, plan, progress))
+            observed.lane_served_steps += beside.served_steps
     return Measured(observed, kv_tokens, facts)
 
 

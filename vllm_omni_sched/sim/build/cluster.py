@@ -172,6 +172,8 @@ class Cluster:
         memory = stage.gpu_memory_utilization if isinstance(stage, EngineStage) else 0.9
         measured = None if stage.calibration is None else Path(stage.calibration)
         costs = engine_costs(stage.name, device, stage.model, measured, stage.devices, Efficiency(memory=memory))
+        if isinstance(costs, MeasuredCosts) and isinstance(stage, EngineStage) and scenario.encoder_of(stage) == "lane":
+            costs = costs.with_lane()
         if isinstance(costs, MeasuredCosts) and costs.calibration.step.steadiness:
             costs = UnsteadyCosts(costs, self._rng(f"{stage.name} steps"))
         self.sources[stage.name] = f"{costs.source.kind.value}: {costs.source.text}"

@@ -22,9 +22,9 @@ class StepCosts(_Part):
     """Costs of a step: a constant, and the cost of each decoding request, each token that they read, the first prompt
     token that it computes, each such token and each of its pairs of a query and a key. ``steadiness``: pairs of a
     fraction p and a factor f, ordered by p: the fraction p of all steps takes at most f times the fitted time.
-    ``beside``: seconds that a
-    step takes longer, besides its part of the cores, while one other engine of the same host runs, two others, …;
-    more count like the last.
+    ``beside``: seconds that a step takes longer, besides its part of the cores, while one other engine of the same host
+    runs, two others, …; more count like the last. ``with_lane``: seconds that a step takes longer in a server whose
+    engine encodes ahead, while it encodes nothing; less than 0 if it is shorter.
     """
 
     base_seconds: Seconds
@@ -35,6 +35,7 @@ class StepCosts(_Part):
     prefill_seconds: Seconds = 0.0
     steadiness: list[tuple[float, float]] | None = None
     beside: list[Seconds] = []
+    with_lane: Annotated[float, Field(allow_inf_nan=False)] = 0.0
 
 
 class EncodeCosts(_Part):

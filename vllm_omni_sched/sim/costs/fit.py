@@ -78,6 +78,7 @@ class Observations:
     to the same steps without. ``front_stalls``: seconds by which a client's token was late because the front end
     processed an item, by modality. ``served_steps``, ``served_steadiness``, ``served_firsts``, ``served_answers``: of
     the same engine behind its API server, as clients see it over HTTP; empty if no server was measured.
+    ``lane_served_steps``: the same with encode-ahead, of loads without items.
     """
 
     steps: list[StepPoint] = field(default_factory=list)
@@ -92,6 +93,7 @@ class Observations:
     served_firsts: list[ServedFirst] = field(default_factory=list)
     served_steadiness: list[float] = field(default_factory=list)
     served_answers: list[ServedAnswers] = field(default_factory=list)
+    lane_served_steps: list[StepPoint] = field(default_factory=list)
 
 
 def fit(seen: Observations) -> dict[str, Any]:
@@ -139,10 +141,14 @@ def _served(found: dict[str, Any], seen: Observations) -> None:
     1. Steps: the constant grows by the median of what they take longer, as clients see them.
     2. For a request, the front end has what the first token takes beyond its step, its encodes and the answer.
     3. For outputs, it has the processor time of the API server beyond that of the requests themselves.
+    4. In a server that encodes ahead, the constant of a step differs by the median of how much longer clients see them.
     """
     step = found["step"]
     longer = statistics.median(one.seconds - step_seconds(step, one) for one in seen.served_steps)
     step["base_seconds"] += max(longer, 0.0)
+    if seen.lane_served_steps:
+        differ = statistics.median(one.seconds - step_seconds(step, one) for one in seen.lane_served_steps)
+        step["with_lane"] = max(differ, -step["base_seconds"])
     fronts = []
     for first in seen.served_firsts:
         prompt = StepPoint(0, 0, first.prompt_tokens, prefill_pairs(0, first.prompt_tokens), 0.0)

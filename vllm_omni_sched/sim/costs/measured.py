@@ -33,6 +33,12 @@ class MeasuredCosts:
         self._prefill, self._pair, self._prompts = step.per_prefill_token, step.per_prefill_pair, step.prefill_seconds
         self._slower = max(calibration.lane_slowdown, 1.0) - 1.0
 
+    def with_lane(self) -> "MeasuredCosts":
+        """Return the costs of the same engine with encode-ahead, whose steps differ even while it encodes nothing."""
+        step = self.calibration.step
+        steps = step.model_copy(update={"base_seconds": step.base_seconds + step.with_lane, "with_lane": 0.0})
+        return MeasuredCosts(self.calibration.model_copy(update={"step": steps}), self.where)
+
     @classmethod
     def read(cls, path: Path) -> "MeasuredCosts":
         """Return the costs in a calibration file.

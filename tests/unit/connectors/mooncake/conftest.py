@@ -1,9 +1,19 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support.mooncake import Deployment, why_not
 from vllm_omni_sched.connectors.mooncake import MooncakeTransport
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all tests here: clients and masters notice each other's deaths after seconds, and look once a second."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.waits)
 
 
 @pytest.fixture(scope="session")

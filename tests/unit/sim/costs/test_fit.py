@@ -164,6 +164,16 @@ def test_behind_a_server_a_request_its_outputs_and_its_steps_take_longer() -> No
     assert (front["per_step"], front["per_output"]) == pytest.approx((2e-4, 1e-4), rel=1e-3)
 
 
+@pytest.mark.parametrize(("differ", "found_seconds"), [(-1e-3, -1e-3), (2e-3, 2e-3), (-1.0, -4.5e-3)])
+def test_steps_of_a_server_that_encodes_ahead_differ_by_a_constant(differ: float, found_seconds: float) -> None:
+    """It is at most the constant of a step, which takes time at least for its tokens."""
+    seen = observations(**served(6e-3, 2e-4, 1e-4, 5e-4))
+    seen.lane_served_steps = [one._replace(seconds=one.seconds + differ) for one in seen.served_steps]
+    step = fit(seen)["step"]
+    assert step["base_seconds"] == pytest.approx(STEP["base_seconds"] + 5e-4, rel=1e-6)
+    assert step["with_lane"] == pytest.approx(found_seconds, rel=1e-6)
+
+
 def test_an_image_costs_a_server_what_its_encode_and_its_prompt_do_not_explain() -> None:
     seen = observations(**served(6e-3, 2e-4, 1e-4, 0.0), encodes=[EncodePoint("image", 1, 576, 0.0576)])
     bare = StepPoint(0, 0, 576, prefill_pairs(0, 576), 0.0)
