@@ -190,16 +190,16 @@ def _demonstrate(options: Options) -> None:
 def _ask(options: Options, title: str, content: Any) -> None:
     import openai
 
-    client = openai.OpenAI(base_url=f"{options.url}/v1", api_key="none", timeout=120, max_retries=0)
     started = time.monotonic()
     try:
-        answer = client.chat.completions.create(
-            model=MODEL_NAME,
-            messages=[{"role": "user", "content": content}],
-            max_tokens=24,
-            temperature=0,
-            extra_body={"ignore_eos": True},
-        )
+        with openai.OpenAI(base_url=f"{options.url}/v1", api_key="none", timeout=120, max_retries=0) as client:
+            answer = client.chat.completions.create(
+                model=MODEL_NAME,
+                messages=[{"role": "user", "content": content}],
+                max_tokens=24,
+                temperature=0,
+                extra_body={"ignore_eos": True},
+            )
     except openai.OpenAIError as error:
         raise ServeError(f"the request with {title} failed: {error}") from error
     seconds = time.monotonic() - started

@@ -1,6 +1,6 @@
 """Readers of vLLM's message queues leave the processors to others: they sleep between two looks.
 
-The engine core always does, on CPUs; what else reads, while an item is encoded.
+The engine core does in any wait that lasts, on CPUs; what else reads, while an item is encoded.
 """
 
 from __future__ import annotations
@@ -25,6 +25,31 @@ def sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(polling, "sleep_seconds", found.append)
     monkeypatch.setattr(polling, "_readers", polling.Readers())  # without those of other tests
     return found
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, as the only entry."""
+    now = [100.0]
+    monkeypatch.setattr(polling, "monotonic_seconds", lambda: now[0])
+    return now
+
+
+def test_the_engine_core_polls_first_and_sleeps_in_waits_that_last(sleeps: list[float], at: list[float]) -> None:
+    """Steps of a millisecond would take a fifth longer."""
+    polling.rest_between_looks()
+    for _ in range(2):  # waits for two steps
+        sleeps.clear()
+        for _ in range(10):
+            shm_broadcast.sched_yield()
+            at[0] += 0.0001
+        assert sleeps == []
+        at[0] += 0.00005
+        for _ in range(10):
+            shm_broadcast.sched_yield()
+            at[0] += 0.0001
+        assert sleeps == [polling.CORE_SECONDS] * 10
+        at[0] += 0.001  # the next step is scheduled
 
 
 def test_a_reader_sleeps_while_an_encode_is_under_way(sleeps: list[float]) -> None:
@@ -52,16 +77,26 @@ def test_a_reader_polls_as_vllm_does_while_nothing_is_encoded(sleeps: list[float
     assert len(sleeps) == 1
 
 
-def test_the_engine_core_sleeps_always_and_longer_from_the_order_of_an_encode_to_its_end(sleeps: list[float]) -> None:
+def test_the_engine_core_sleeps_longer_from_the_order_of_an_encode_to_its_end(
+    sleeps: list[float], at: list[float]
+) -> None:
     """Streams of a server on two cores came in bursts of up to 0.2 s, because its engine core polled."""
     bench = Bench()
     bench.decode()
-    shm_broadcast.sched_yield()
-    assert sleeps == [polling.CORE_SECONDS]
+
+    def wait() -> None:
+        for _ in range(12):
+            shm_broadcast.sched_yield()
+            at[0] += 0.0001
+
+    wait()
+    assert set(sleeps) == {polling.CORE_SECONDS}
     bench.add("r", 20, [(4, "a")])
     bench.step()
-    shm_broadcast.sched_yield()
-    assert sleeps[1:] == [polling.BESIDE_ENCODE_SECONDS]
+    sleeps.clear()
+    wait()
+    assert sleeps == [polling.BESIDE_ENCODE_SECONDS] * 12
     bench.step(finish=1)
-    shm_broadcast.sched_yield()
-    assert sleeps[2:] == [polling.CORE_SECONDS]
+    sleeps.clear()
+    wait()
+    assert set(sleeps) == {polling.CORE_SECONDS}

@@ -11,13 +11,17 @@ from typing import Protocol
 from weakref import ref
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.clock import sleep_seconds
+from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.imports import wrap_once
 
 BESIDE_ENCODE_SECONDS = 0.0005
 """Time between two looks of a reader beside an encode: much less than a step, and much more than what a look takes."""
 CORE_SECONDS = 1e-6
-"""Time between two looks of the engine core otherwise; Linux makes about 50 µs of it, a hundredth of a short step."""
+"""Time between two looks of the engine core otherwise; Linux makes about 50 µs of it."""
+POLLED_SECONDS = 0.001
+"""Time for which the engine core polls before it sleeps: the shortest steps end sooner."""
+NEW_WAIT_SECONDS = 0.0002
+"""Time without a look after which a wait is another one: looks of one wait are some microseconds apart."""
 
 
 class Encoder(Protocol):
@@ -31,12 +35,13 @@ class Readers:
     """The readers of message queues in one process.
 
     Attributes:
-        rest: whether they sleep also while nothing is encoded.
+        rest: whether they sleep also while nothing is encoded, in waits of more than `POLLED_SECONDS`.
     """
 
     def __init__(self) -> None:
         self.rest = False
         self._encoders: list[ref[Encoder]] = []
+        self._began = self._looked = 0.0  # the present wait, and its last look
 
     def beside(self, encoder: Encoder) -> None:
         """Let them sleep while it is encoding, as long as it exists."""
@@ -49,10 +54,15 @@ class Readers:
             if encoder is not None and encoder.encoding:
                 sleep_seconds(BESIDE_ENCODE_SECONDS)
                 return
-        if self.rest:
+        now = monotonic_seconds()
+        if now - self._looked > NEW_WAIT_SECONDS:
+            self._began = now
+        if self.rest and now - self._began > POLLED_SECONDS:
             sleep_seconds(CORE_SECONDS)
+            now = monotonic_seconds()  # what a sleep takes does not begin another wait
         else:
             sched_yield()
+        self._looked = now
 
 
 _readers = Readers()
@@ -65,7 +75,7 @@ def sleep_beside(encoder: Encoder) -> None:
 
 
 def rest_between_looks() -> None:
-    """Let the readers of message queues in this process sleep between two looks, from now on, in any case."""
+    """Let the readers of message queues in this process sleep between two looks, from now on, in any longer wait."""
     _wrap()
     _readers.rest = True
 
