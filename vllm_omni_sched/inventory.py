@@ -147,7 +147,7 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         "shm_broadcast.sched_yield",
-        "rebound: readers of message queues sleep between looks: the engine core in longer waits, workers beside encodes",
+        "rebound: readers of message queues sleep between looks: the engine core in long waits, workers beside encodes",
         "encode_ahead on CPUs, from the start of the scheduler or of the worker on",
         "tests/engine/test_ahead_polling.py",
         "the engine core and its workers wait for each other without polling",

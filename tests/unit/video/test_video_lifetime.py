@@ -111,10 +111,5 @@ def wait_for_end(pids: list[int]) -> None:
         time.sleep(0.01)
 
 
-def test_frames_that_are_there_when_the_interpreter_ends_are_no_error(capfd: pytest.CaptureFixture[str]) -> None:
-    owner(OWNER.format("import builtins\nbuiltins.kept = codec, decoded"))
-    assert "Exception ignored" not in capfd.readouterr().err
-
-
 def test_a_forked_child_leaves_them_alone() -> None:
     assert owner(OWNER.format(FORK))[1] == "well\n"
