@@ -22,7 +22,7 @@ PATIENCE_SECONDS = 120.0
 
 
 class Received(NamedTuple):
-    """What the engine's process says of pixel values.
+    """Holds the answer of the engine's process about pixel values.
 
     Attributes:
         device: where they are.

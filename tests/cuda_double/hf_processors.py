@@ -33,7 +33,7 @@ PACKAGES = (
     "tqdm",
     "transformers",
 )
-"""What transformers imports for a video processor, and `.venv-cuda` does not have."""
+"""Packages that transformers imports for a video processor, and `.venv-cuda` does not have."""
 DISTRIBUTIONS = {{"PIL": "pillow"}.get(package, package).replace("_", "-") for package in PACKAGES}
 
 

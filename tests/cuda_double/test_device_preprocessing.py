@@ -147,7 +147,7 @@ def test_frames_for_any_other_processor_go_to_the_host_with_a_reason() -> None:
 
 @pytest.fixture(scope="module")
 def tokens(codec: FlashCodec, engine: EngineSide, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What real engines make of each clip, for the tiny model of each family."""
+    """Return the tokens of real engines for each clip, with the tiny model of each family."""
     folder = tmp_path_factory.mktemp("tokens")
     for family, how in FAMILIES.items():
         how.write_processors(folder)

@@ -158,7 +158,7 @@ SHORTER = {
     "simulate": ("--set", "duration_seconds=20", "--set", "warm_up_seconds=5", "--quiet"),
 }
 SHORTER_SEARCH = ("--set", "tune.trials=1", "--set", "tune.trial.duration_seconds=20", "--set", "repeats=1")
-"""What is added for a study that tunes its points."""
+"""Further arguments for a study that tunes its points."""
 EXAMPLES = (chat_with_pictures, realtime_transcription, video_questions, speech_with_stages)
 OPTIONS_OF_EXAMPLES = {
     (*example.SERVING.options, *example.SERVING.real_options): example.__name__.rpartition(".")[2]

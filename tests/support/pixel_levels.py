@@ -1,4 +1,4 @@
-"""How pixel values from two resizers differ."""
+"""Compare pixel values from two resizers."""
 
 from __future__ import annotations
 

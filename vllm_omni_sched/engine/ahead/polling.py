@@ -32,7 +32,7 @@ class Encoder(Protocol):
 
 
 class Readers:
-    """The readers of message queues in one process.
+    """Makes the readers of message queues in one process wait between two looks.
 
     Attributes:
         rest: whether they sleep also while nothing is encoded, in waits of more than `POLLED_SECONDS`.
@@ -54,10 +54,13 @@ class Readers:
             if encoder is not None and encoder.encoding:
                 sleep_seconds(BESIDE_ENCODE_SECONDS)
                 return
+        if not self.rest:
+            sched_yield()
+            return
         now = monotonic_seconds()
         if now - self._looked > NEW_WAIT_SECONDS:
             self._began = now
-        if self.rest and now - self._began > POLLED_SECONDS:
+        if now - self._began > POLLED_SECONDS:
             sleep_seconds(CORE_SECONDS)
             now = monotonic_seconds()  # what a sleep takes does not begin another wait
         else:

@@ -44,8 +44,8 @@ class Waker:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` is gone when the interpreter ends
-        close(self._fd)
+    def __del__(self) -> None:
+        os.close(self._fd)
 
 
 class Dispatcher:

@@ -166,7 +166,7 @@ def test_behind_a_server_a_request_its_outputs_and_its_steps_take_longer() -> No
 
 @pytest.mark.parametrize(("differ", "found_seconds"), [(-1e-3, -1e-3), (2e-3, 2e-3), (-1.0, -4.5e-3)])
 def test_steps_of_a_server_that_encodes_ahead_differ_by_a_constant(differ: float, found_seconds: float) -> None:
-    """It is at most the constant of a step, which takes time at least for its tokens."""
+    """A step takes time at least for its tokens, so the difference takes away its constant at most."""
     seen = observations(**served(6e-3, 2e-4, 1e-4, 5e-4))
     seen.lane_served_steps = [one._replace(seconds=one.seconds + differ) for one in seen.served_steps]
     step = fit(seen)["step"]
