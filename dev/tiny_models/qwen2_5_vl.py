@@ -5,11 +5,11 @@ A frame is scaled to at most 112x112 pixels: two frames make sixteen tokens at m
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dev.tiny_models import qwen2_vl, random_weights, tokenizer
-from dev.tiny_models.folder import write_once
+from dev.tiny_models import qwen2_vl, random_weights
 from dev.tiny_models.qwen2_vl import HEADS, HIDDEN, LAYERS, NAMES_ON_DISK, PATCH
 
 SEED = 27
@@ -18,16 +18,8 @@ SIDE = 112
 
 def write_qwen2_5_vl(out: Path) -> Path:
     """Write the model into `out`."""
-    sources = [__file__, qwen2_vl.__file__, random_weights.__file__, tokenizer.__file__]
-    return write_once(out, _write, sources=sources, sizes={})
-
-
-def _write(folder: Path) -> None:
-    words = qwen2_vl.write_tokenizer(folder)
-    config = _config(words)
-    config.save_pretrained(folder)
-    _save_weights(folder, config)
-    qwen2_vl.write_processors(folder, "Qwen2_5_VLProcessor", SIDE)
+    processors = partial(qwen2_vl.write_processors, name="Qwen2_5_VLProcessor", side=SIDE)
+    return qwen2_vl.write_family(out, __file__, _config, _save_weights, processors)
 
 
 def _config(words: Any) -> Any:

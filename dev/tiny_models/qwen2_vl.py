@@ -7,6 +7,8 @@ tokens at most.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +37,32 @@ CHAT_TEMPLATE = (
 
 def write_qwen2_vl(out: Path) -> Path:
     """Write the model into `out`."""
-    return write_once(out, _write, sources=[__file__, random_weights.__file__, tokenizer.__file__], sizes={})
+    processors = partial(write_processors, name="Qwen2VLProcessor", side=SIDE)
+    return write_family(out, __file__, _config, _save_weights, processors)
 
 
-def _write(folder: Path) -> None:
-    words = write_tokenizer(folder)
-    config = _config(words)
-    config.save_pretrained(folder)
-    _save_weights(folder, config)
-    write_processors(folder, "Qwen2VLProcessor", SIDE)
+def write_family(
+    out: Path,
+    source: str,
+    config_of: Callable[[Any], Any],
+    save_weights: Callable[[Path, Any], None],
+    write_processors: Callable[[Path], None],
+) -> Path:
+    """Write a tiny model of the family of Qwen2-VL into `out`, of parts that these functions make.
+
+    Args:
+        source: file of these functions; when it changes, the model is written again.
+        config_of: returns the configuration for a tokenizer.
+    """
+
+    def write(folder: Path) -> None:
+        config = config_of(write_tokenizer(folder))
+        config.save_pretrained(folder)
+        save_weights(folder, config)
+        write_processors(folder)
+
+    sources = [source, __file__, random_weights.__file__, tokenizer.__file__]
+    return write_once(out, write, sources=sources, sizes={})
 
 
 def write_tokenizer(folder: Path) -> Any:

@@ -9,8 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dev.tiny_models import qwen2_vl, random_weights, tokenizer
-from dev.tiny_models.folder import write_once
+from dev.tiny_models import qwen2_vl, random_weights
 from dev.tiny_models.qwen2_vl import HEADS, HIDDEN, LAYERS
 
 SEED = 29
@@ -21,16 +20,7 @@ SIDE = 96
 
 def write_qwen3_vl(out: Path) -> Path:
     """Write the model into `out`."""
-    sources = [__file__, qwen2_vl.__file__, random_weights.__file__, tokenizer.__file__]
-    return write_once(out, _write, sources=sources, sizes={})
-
-
-def _write(folder: Path) -> None:
-    words = qwen2_vl.write_tokenizer(folder)
-    config = _config(words)
-    config.save_pretrained(folder)
-    _save_weights(folder, config)
-    write_processors(folder)
+    return qwen2_vl.write_family(out, __file__, _config, _save_weights, write_processors)
 
 
 def write_processors(folder: Path) -> None:
