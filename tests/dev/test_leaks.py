@@ -28,5 +28,5 @@ def test_a_socket_that_is_left_open_in_a_cycle_is_an_error_in_its_file(tmp_path:
         [*command, f"--rootdir={tmp_path}", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert "3 passed, 1 error" in done.stdout, done.stdout
-    assert "test_a.py::test_ends\n" in done.stdout
+    assert "ERROR at teardown of test_ends" in done.stdout, done.stdout
     assert "unclosed <socket.socket" in done.stdout
