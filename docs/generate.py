@@ -274,6 +274,7 @@ def sim_scale(results: Iterable[result_tables.Result]) -> str:
 PICTURES = {
     "mixed": "Requests within their SLO, inter-token latency and TTFT of image requests against load, stock and ours",
     "realtime": "Milliseconds per 80 ms audio frame as a realtime session grows, stock vLLM and OmniScheduler",
+    "streaming": "When tokens of a text stream reach the client, ITL P99 and tokens a second, stock and ours",
     "serve": "ITL, TTFT, requests within their SLO and tokens a second that a client measures, stock and ours",
     "step_cost": "CPU time of one scheduler step against the items a session holds, by vLLM version",
 }
@@ -333,6 +334,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "video": lambda: result_tables.video(result_tables.load(RESULTS, "video")),
     "video-server": lambda: result_tables.video_server(result_tables.load(RESULTS, "video_server")),
     "preprocess": lambda: result_tables.preprocess(result_tables.load(RESULTS, "preprocess")),
+    "streaming": lambda: result_tables.streaming(result_tables.load(RESULTS, "streaming")),
+    "streaming-picture": lambda: pictures("streaming", "results"),
     "video-engines": lambda: result_tables.video_engines(result_tables.load(RESULTS, "video_engines")),
     "stages": lambda: stage_tables.stages(result_tables.load(RESULTS, "stages")),
     "failover": lambda: stage_tables.stages(result_tables.load(RESULTS, "failover")),

@@ -500,6 +500,26 @@ def preprocess(results: Sequence[Result]) -> str:
     return "".join(parts) or NOTHING
 
 
+def streaming(results: Sequence[Result]) -> str:
+    """Show how evenly tokens reach the client: a row per number of streams and measure, ratios to stock beside."""
+    parts = []
+    for result in results:
+        lines: dict[tuple[int, str], dict[str, Mapping[str, Any]]] = {}
+        for record in result["results"]:
+            ratio = {} if record["variant"] == "stock" or record["of_stock"] is None else {"ratio": record["of_stock"]}
+            lines.setdefault((record["streams"], record["measure"]), {})[record["variant"]] = record | ratio
+        variants = list(next(iter(lines.values())))
+        rows = [
+            (str(streams), measure, *(_of_stock(line[variant]) for variant in variants))
+            for (streams, measure), line in lines.items()
+        ]
+        unlike = [v for v in variants if not all(line[v]["same_answers"] for line in lines.values())]
+        same = f"Other tokens than stock's: {', '.join(unlike)}." if unlike else "All variants have the same tokens."
+        title = f"streams, vLLM {_served_by(result)}"
+        parts.append("\n" + table((title, "", *variants), rows) + f"\n{same}\n" + source(result))
+    return "".join(parts) or NOTHING
+
+
 def video_engines(results: Sequence[Result]) -> str:
     """Show how many times as fast as one engine many are, by the model."""
     parts = []

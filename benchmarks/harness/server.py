@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,18 @@ class Server:
         """Return the version of its vLLM, without the part that names the build."""
         return str(httpx.get(f"{self.url}/version", timeout=5).json()["version"]).split("+")[0]
 
+    def pause(self) -> None:
+        """Stop all its processes: they poll no more, and take no processor time, until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let its processes go on. Does nothing when they do, or have ended."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
     async def ask(self, client: httpx.AsyncClient, content: Sequence[Mapping[str, Any]]) -> tuple[float, str]:
         """Send a chat message and return the seconds to its first token, and its text of four tokens.
 
@@ -108,14 +122,17 @@ class Server:
 
 
 def record(rounds: Mapping[str, Sequence[Mapping[str, Any]]], measures: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a summary of the rounds by variant and measure, and the median ratio to ``stock`` in a round."""
+    """Return a summary of the rounds by variant and measure, and the median ratio to ``stock`` in a round.
+
+    The ratio is None where it is never defined, because stock's value is always 0.
+    """
     stock = rounds["stock"]
     found = []
     for variant, own in rounds.items():
         same = all(one["answers"] == stock[0]["answers"] for one in own)
         for measure in measures:
             values = [one[measure] for one in own]
-            ratios = [value / one[measure] for value, one in zip(values, stock, strict=True)]
+            ratios = [value / one[measure] for value, one in zip(values, stock, strict=True) if one[measure]]
             entry = {"variant": variant, "measure": measure, **Summary.of(values).as_dict(4), "same_answers": same}
-            found.append(entry | {"of_stock": round(quantile(ratios, 0.5), 3)})
+            found.append(entry | {"of_stock": round(quantile(ratios, 0.5), 3) if ratios else None})
     return found

@@ -39,6 +39,7 @@ def test_every_benchmark_is_listed_and_explained():
         "sim_scale",
         "stages",
         "step_cost",
+        "streaming",
         "tiers",
         "video",
         "video_engines",

@@ -276,6 +276,22 @@ def test_preprocessing_beside_stock_with_one_and_two_servers():
     assert "| event-loop lag P99 | 0.050 | 0.040 | 0.005 | 0.80 | 0.10 |" in text
 
 
+def test_streams_at_the_client_beside_stock():
+    same = {"streams": 4, "same_answers": True, "of_stock": None}
+    records = [
+        {**same, "variant": "stock", "measure": "ITL P99 ms", "median": 51.234, "of_stock": 1.0},
+        {**same, "variant": "ours", "measure": "ITL P99 ms", "median": 8.06, "of_stock": 0.157},
+        {**same, "variant": "stock", "measure": "in bursts %", "median": 0.0},
+        {**same, "variant": "ours", "measure": "in bursts %", "median": 0.0},
+    ]
+    text = result_tables.streaming([result(*records)])
+    assert "| 4 | ITL P99 ms | 51.2 | 8.06 (0.16x) |" in text
+    assert "| 4 | in bursts % | 0 | 0 |" in text
+    assert "All variants have the same tokens." in text
+    records[1]["same_answers"] = False
+    assert "Other tokens than stock's: ours." in result_tables.streaming([result(*records)])
+
+
 def test_the_first_token_after_a_video_and_the_model_of_engines():
     seconds = {"measure": "TTFT P99", "median": 2.0, "same_answers": True}
     served = result({**seconds, "variant": "stock"}, {**seconds, "variant": "ours", "median": 0.8, "of_stock": 0.4})
