@@ -274,7 +274,7 @@ def sim_scale(results: Iterable[result_tables.Result]) -> str:
 PICTURES = {
     "mixed": "Requests within their SLO, inter-token latency and TTFT of image requests against load, stock and ours",
     "realtime": "Milliseconds per 80 ms audio frame as a realtime session grows, stock vLLM and OmniScheduler",
-    "streaming": "When tokens of a text stream reach the client, ITL P99 and tokens a second, stock and ours",
+    "streaming": "Tokens of a text stream at the client, the part of them in bursts, and step time, stock and ours",
     "serve": "ITL, TTFT, requests within their SLO and tokens a second that a client measures, stock and ours",
     "step_cost": "CPU time of one scheduler step against the items a session holds, by vLLM version",
 }

@@ -1,5 +1,6 @@
 """Tables of what the benchmarks have measured, from the result files they leave. No number here is written by hand."""
 
+import itertools
 import json
 import re
 import statistics
@@ -500,23 +501,49 @@ def preprocess(results: Sequence[Result]) -> str:
     return "".join(parts) or NOTHING
 
 
+STREAMING = {
+    "in bursts %": "tokens at the client within 0.1 ms of the one before, %",
+    "ITL P99 ms": "ITL P99 at the client, ms",
+    "sent: in bursts %": "tokens sent within 0.1 ms of the one before, %",
+    "sent: ITL P99 ms": "ITL P99 where the API server sends, ms",
+    "step ms": "time between tokens in the engine core, ms",
+    "TTFT P50 ms": "TTFT P50, ms",
+    "tokens / s": "tokens a second",
+    "CPU ms / token, engine core": "processor time of the engine core, ms a token",
+    "ready ms / token, API server": "API server ready without a core, ms a token",
+    "ready ms / token, client": "client ready without a core, ms a token",
+}
+"""Maps measures of `benchmarks.streaming` to their rows."""
+
+
 def streaming(results: Sequence[Result]) -> str:
-    """Show how evenly tokens reach the client: a row per number of streams and measure, ratios to stock beside."""
+    """Show when tokens leave a server and reach a client: a table for each number of streams, with ratios to stock."""
     parts = []
     for result in results:
-        lines: dict[tuple[int, str], dict[str, Mapping[str, Any]]] = {}
-        for record in result["results"]:
-            ratio = {} if record["variant"] == "stock" or record["of_stock"] is None else {"ratio": record["of_stock"]}
-            lines.setdefault((record["streams"], record["measure"]), {})[record["variant"]] = record | ratio
-        variants = list(next(iter(lines.values())))
-        rows = [
-            (str(streams), measure, *(_of_stock(line[variant]) for variant in variants))
-            for (streams, measure), line in lines.items()
-        ]
-        unlike = [v for v in variants if not all(line[v]["same_answers"] for line in lines.values())]
-        same = f"Other tokens than stock's: {', '.join(unlike)}." if unlike else "All variants have the same tokens."
-        title = f"streams, vLLM {_served_by(result)}"
-        parts.append("\n" + table((title, "", *variants), rows) + f"\n{same}\n" + source(result))
+        records = result["results"]
+        variants = list(dict.fromkeys(record["variant"] for record in records))
+        for streams in dict.fromkeys(record["streams"] for record in records):
+            lines: dict[str, dict[str, Mapping[str, Any]]] = {}
+            longest = {}
+            for record in (record for record in records if record["streams"] == streams):
+                compared = record["variant"] != "stock" and record["of_stock"] is not None
+                ratio = {"ratio": record["of_stock"]} if compared else {}
+                lines.setdefault(record["measure"], {})[record["variant"]] = record | ratio
+                if at := record.get("arrivals"):
+                    longest[record["variant"]] = max(after - before for before, after in itertools.pairwise(at))
+            rows = [
+                (row, *(_of_stock(lines[measure][variant]) for variant in variants))
+                for measure, row in STREAMING.items()
+                if measure in lines
+            ]
+            if longest:
+                row = "longest ITL of one stream in the round in the middle, ms"
+                rows.insert(2, (row, *(_of_stock({"median": 1e3 * longest[variant]}) for variant in variants)))
+            title = f"{streams} stream{'s' if streams > 1 else ''}, vLLM {_served_by(result)}"
+            parts.append("\n" + table((title, *variants), rows))
+        unlike = [v for v in variants if not all(r["same_answers"] for r in records if r["variant"] == v)]
+        said = f"Other tokens than stock's: {', '.join(unlike)}." if unlike else "All variants have the same tokens."
+        parts.append(f"\n{said}\n{source(result)}")
     return "".join(parts) or NOTHING
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 from collections.abc import Sequence
@@ -22,13 +23,16 @@ from benchmarks.streaming import DEFAULT, STOCK, VARIANTS
 from benchmarks.streaming.plot import draw
 from benchmarks.streaming.server import MEASURES, server_of
 
-DRAWN = "ITL P99 ms"
+DRAWN = "in bursts %"
 Rounds = dict[tuple[int, str], list[dict[str, Any]]]
 """The rounds by number of streams and variant."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
+    if options.draw:
+        console.print(str(draw(options.draw.with_suffix(".png"), json.loads(options.draw.read_text())["results"])))
+        return
     interrupt_on_terminate()
     order = random.Random(options.seed)
     rounds: Rounds = {}
@@ -75,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def records_of(rounds: Rounds, variants: Sequence[str]) -> list[dict[str, Any]]:
     """Return a record by number of streams, variant and measure; ratios are those of rounds.
 
-    That of the picture's measure has the arrivals of the round in the middle by this measure.
+    Those of `DRAWN` have the arrivals of the round in the middle by this measure.
     """
     found = []
     for streams in dict.fromkeys(streams for streams, _ in rounds):
@@ -122,6 +126,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--layers", type=at_least_one, default=MODEL["llm_layers"], help="of the LLM: a step takes longer with more"
     )
+    parser.add_argument("--draw", type=Path, metavar="RESULT", help="only draw the picture of a result file again")
     parser.add_argument("--name", default="", help="ends the name of the result file")
     parser.add_argument("--model", help="default: a tiny LLaVA with so many layers")
     parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")

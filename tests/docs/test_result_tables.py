@@ -281,15 +281,18 @@ def test_streams_at_the_client_beside_stock():
     records = [
         {**same, "variant": "stock", "measure": "ITL P99 ms", "median": 51.234, "of_stock": 1.0},
         {**same, "variant": "ours", "measure": "ITL P99 ms", "median": 8.06, "of_stock": 0.157},
-        {**same, "variant": "stock", "measure": "in bursts %", "median": 0.0},
-        {**same, "variant": "ours", "measure": "in bursts %", "median": 0.0},
+        {**same, "variant": "stock", "measure": "in bursts %", "median": 0.0, "arrivals": [0.0, 1.3, 1.35]},
+        {**same, "variant": "ours", "measure": "in bursts %", "median": 0.0, "arrivals": [0.0, 0.005, 0.0125]},
     ]
-    text = result_tables.streaming([result(*records)])
-    assert "| 4 | ITL P99 ms | 51.2 | 8.06 (0.16x) |" in text
-    assert "| 4 | in bursts % | 0 | 0 |" in text
+    measured = {"provenance": PROVENANCE | {"versions": {"vllm": "0.33.0+cpu"}}, "results": records}
+    text = result_tables.streaming([measured])
+    assert "| 4 streams, vLLM 0.33.0 | stock | ours |" in text
+    assert "| ITL P99 at the client, ms | 51.2 | 8.06 (0.16x) |" in text
+    assert "| tokens at the client within 0.1 ms of the one before, % | 0 | 0 |" in text
+    assert "| longest ITL of one stream in the round in the middle, ms | 1,300 | 7.5 |" in text
     assert "All variants have the same tokens." in text
     records[1]["same_answers"] = False
-    assert "Other tokens than stock's: ours." in result_tables.streaming([result(*records)])
+    assert "Other tokens than stock's: ours." in result_tables.streaming([measured])
 
 
 def test_the_first_token_after_a_video_and_the_model_of_engines():

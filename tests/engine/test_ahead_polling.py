@@ -80,7 +80,7 @@ def test_a_reader_polls_as_vllm_does_while_nothing_is_encoded(sleeps: list[float
 def test_the_engine_core_sleeps_longer_from_the_order_of_an_encode_to_its_end(
     sleeps: list[float], at: list[float]
 ) -> None:
-    """Streams of a server on two cores came in bursts of up to 0.2 s, because its engine core polled."""
+    """A client on the two cores of a server had its tokens in bursts, because the engine core polled."""
     bench = Bench()
     bench.decode()
 

@@ -1,8 +1,9 @@
 """Readers of vLLM's message queues sleep between two looks, where polling takes processors that others need.
 
 The engine core polls for the end of each step, and workers in processes of their own for the next one. On CPUs, a
-polling engine core leaves the API server too little time to pass on tokens, which then come in bursts; and what polls
-beside an encode takes time from the encoder processes, whose priority is lower.
+polling engine core leaves a client or a proxy on the same few cores too little time, so that it has its tokens in
+bursts (`benchmarks.streaming`); and what polls beside an encode takes time from the encoder processes, whose priority
+is lower.
 """
 
 from collections.abc import Callable
