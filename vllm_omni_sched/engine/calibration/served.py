@@ -24,7 +24,7 @@ from vllm_omni_sched.sim.costs.fit import ServedAnswers, ServedFirst, ServerStar
 _START_SECONDS = 1800.0
 _GRACE_SECONDS = 30.0
 _NAME = "calibrated"
-_DECODES = (1, 2, 4, 16)
+_DECODES, _BEHIND = (1, 2, 4, 16), (1, 4)  # requests with a short and with a long context
 _TOKENS, _FEW_TOKENS = 96, 8  # of each answer of a load
 _IDLE_SECONDS = 0.2  # before a request that is alone: an idle server takes longer than one that has just answered
 _SKIPPED = 4  # outputs of a request, until all of a load have begun
@@ -114,9 +114,12 @@ class ServedLoads:
         self._client, self._cpu_seconds, self._image, self._random = client, cpu_seconds, image, random
         self.observed = observed
 
-    async def decodes(self, requests: int) -> None:
-        """Measure steps as clients see them, and the API server's processor time, while so many requests decode."""
-        body = self._client.body(_words(_WORDS[0]), _TOKENS)
+    async def decodes(self, requests: int, words: int) -> None:
+        """Measure steps as clients see them, and the API server's processor time, while so many requests decode.
+
+        ``words``: of the prompt of each.
+        """
+        body = self._client.body(_words(words), _TOKENS)
         before = self._cpu_seconds()
         answers = await asyncio.gather(*(self._client.ask(body) for _ in range(requests)))
         cpu = self._cpu_seconds() - before
@@ -172,7 +175,12 @@ class ServedLoads:
     def all(self, most_requests: int) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
         """Return the loads with their names."""
         found: list[tuple[str, Callable[[], Awaitable[None]]]] = [
-            (f"server, {n} decoding", partial(self.decodes, n)) for n in _DECODES if n <= most_requests
+            (f"server, {n} decoding", partial(self.decodes, n, _WORDS[0])) for n in _DECODES if n <= most_requests
+        ]
+        found += [
+            (f"server, {n} decoding behind {_WORDS[-1]} words", partial(self.decodes, n, _WORDS[-1]))
+            for n in _BEHIND
+            if n <= most_requests
         ]
         found.append(("server, short answers", partial(self.answers, min(_DECODES[-1], most_requests))))
         found += [(f"server, {n} words", partial(self.first, n, 0)) for n in _WORDS]

@@ -140,7 +140,7 @@ def fit(seen: Observations) -> dict[str, Any]:
         },
     }
     steadiness = [one for start in seen.starts for one in start.steadiness] or seen.steadiness
-    if any(start.steps for start in seen.starts) and any(start.firsts for start in seen.starts):
+    if all(any(getattr(start, kind) for start in seen.starts) for kind in ("steps", "firsts", "answers")):
         _served(found, seen)
     if steadiness:
         values = np.quantile(steadiness, _PARTS)
@@ -151,20 +151,22 @@ def fit(seen: Observations) -> dict[str, Any]:
 def _served(found: dict[str, Any], seen: Observations) -> None:
     """Change fitted costs to those behind an API server.
 
-    1. Steps: the constant and the cost of each decoding request are those that clients see. So are the costs of a
-       prompt and of each of its tokens: beside decoding requests, it delays them also by the work of the API server.
+    1. Steps: the constant and the costs of each decoding request and of each token that it reads are those that clients
+       see. So are the costs of a prompt and of each of its tokens: beside decoding requests, it delays them also by the
+       work of the API server.
     2. For a request, the front end has what the first token takes beyond its step, its encodes and the answer. The
        error is relative to the whole time: what is left of it is a small difference of large times.
     3. For outputs, it has the processor time of the API server beyond that of the requests themselves.
-    4. In a server that encodes ahead, the constant of a step differs by the median of how much longer clients see them.
+    4. In a server that encodes ahead, the constant of a step differs (`_with_lane`).
     """
     step = found["step"]
     steps = _median_start([start.steps for start in seen.starts])
-    _fit_again(step, ("base_seconds", "per_decode"), [one for one in steps if not one.prefill_tokens])
+    _fit_again(
+        step, ("base_seconds", "per_decode", "per_context_token"), [one for one in steps if not one.prefill_tokens]
+    )
     _fit_again(step, ("prefill_seconds", "per_prefill_token"), [one for one in steps if one.prefill_tokens])
-    alone = [[one for one in start.steps if not one.prefill_tokens] for start in seen.lane_starts]
-    if any(alone):
-        differ = statistics.median(one.seconds - step_seconds(step, one) for one in _median_start(alone))
+    differ = _with_lane(seen)
+    if differ is not None:
         step["with_lane"] = max(differ, -step["base_seconds"])
     firsts = [first for start in seen.starts for first in start.firsts]
     known = [_without_front(found, first) for first in firsts]
@@ -198,6 +200,26 @@ def _served(found: dict[str, Any], seen: Observations) -> None:
         "server": _spread(found, seen.starts),
         **({"with_lane": _spread(found, seen.lane_starts, step["with_lane"])} if "with_lane" in step else {}),
     }
+
+
+def _with_lane(seen: Observations) -> float | None:
+    """Return by how many seconds steps of a server that encodes ahead are longer, as clients see them.
+
+    Each of its starts is compared with the one of the other server that was measured just before, load by load: a
+    machine that is slower for a while is so for both. It is the median of the starts; None if none was measured.
+    """
+    found = []
+    for ahead, other in zip(seen.lane_starts, seen.starts, strict=False):
+        usual = {_work(one): one.seconds for one in _medians(other.steps, key=_work)}
+        loads = [one for one in _medians(ahead.steps, key=_work) if not one.prefill_tokens and _work(one) in usual]
+        if loads:
+            found.append(statistics.median(one.seconds - usual[_work(one)] for one in loads))
+    return statistics.median(found) if found else None
+
+
+def _work(point: StepPoint) -> StepPoint:
+    """Return what a point measures, without its seconds."""
+    return point._replace(seconds=0.0)
 
 
 def _fit_again(step: dict[str, float], names: Sequence[str], points: Sequence[StepPoint]) -> None:
@@ -307,11 +329,7 @@ def _medians(points: Sequence[Any], key: Any) -> list[Any]:
 
 def _median_start(starts: Sequence[Sequence[StepPoint]]) -> list[StepPoint]:
     """Return the points of all starts; those of equal work count as the median of the starts' medians."""
-
-    def work(point: StepPoint) -> StepPoint:
-        return point._replace(seconds=0.0)
-
-    return _medians([point for start in starts for point in _medians(start, key=work)], key=work)
+    return _medians([point for start in starts for point in _medians(start, key=_work)], key=_work)
 
 
 def _spread(found: dict[str, Any], starts: Sequence[ServerStart], with_lane: float = 0.0) -> dict[str, list[float]]:
@@ -323,7 +341,7 @@ def _spread(found: dict[str, Any], starts: Sequence[ServerStart], with_lane: flo
     step, front = found["step"], found["frontend"]
     times: dict[str, list[float]] = {"steps": [], "first_tokens": []}
     for start in starts:
-        steps = [one for one in _medians(start.steps, key=lambda p: p._replace(seconds=0.0)) if not one.prefill_tokens]
+        steps = [one for one in _medians(start.steps, key=_work) if not one.prefill_tokens]
         if steps:
             ratios = [one.seconds / (step_seconds(step, one) + with_lane) for one in steps]
             times["steps"].append(statistics.median(ratios))
