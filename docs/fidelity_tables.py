@@ -65,7 +65,7 @@ def _met(result: Result) -> str:
 
 def _starts(result: Result) -> str:
     """Say how far single starts of the calibrated servers are from the costs, which are those of the median start."""
-    starts = result["provenance"]["calibration"].get("starts", {})
+    starts = result["provenance"].get("calibration", {}).get("starts", {})
     variants = {"server": "stock", "with_lane": "ours"}
     said = [
         f"{name.replace('_', ' ')} of {variants[server]} {min(times):.2f} to {max(times):.2f}"
