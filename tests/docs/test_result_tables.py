@@ -376,6 +376,23 @@ def test_a_gain_is_that_of_the_newest_vllm_at_load_1() -> None:
     assert sum(gains.NOT_MEASURED in line for line in lines) == 3  # exact, video and batch
 
 
+def test_a_gain_is_the_range_of_all_runs_and_names_what_gets_longer() -> None:
+    results = {
+        "mixed": [
+            mixed_result("0.33.0", "ours", **{"image TTFT P50": 0.48}),
+            mixed_result("0.33.0", "ours", **{"image TTFT P50": 0.53}),
+            mixed_result("0.32.0", "ours", **{"image TTFT P50": 0.9}),
+        ]
+    }
+    for result, ours in zip(results["mixed"], (10.0, 12.0, 40.0), strict=True):
+        result["results"] += [
+            {"variant": variant, "load": 1.0, "measure": "text ITL P99", "median": median}
+            for variant, median in (("stock", 2.0), ("ours", ours))
+        ]
+    line = next(line for line in gains.gains(results).splitlines() if "`chat`" in line)
+    assert "at load 1, 2 runs: picture TTFT P50 0.48x to 0.53x; in return, text ITL P99 5x to 6x" in line
+
+
 def test_what_the_encoder_spends_on_items_seen_before() -> None:
     def record(variant: str, embeds: int, seconds: float, restore: float = 0.0) -> dict[str, Any]:
         spent = {"encoded_again_seconds": {"median": seconds}, "restore_seconds": {"median": restore}}
