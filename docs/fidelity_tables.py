@@ -51,7 +51,7 @@ def backtest(results: Sequence[Result]) -> str:
         for result in others
         for told in [result["provenance"]]
     )
-    said = f"\nWithin the bars, seed {newest['provenance']['seed']}: {_met(newest)} {beyond}\n\n"
+    said = f"\nWithin the bars, seed {newest['provenance']['seed']}: {_met(newest)} {beyond}{_starts(newest)}\n\n"
     return "\n" + table(header, rows) + said + earlier + source(newest)
 
 
@@ -61,6 +61,19 @@ def _met(result: Result) -> str:
     slower = result["provenance"].get("slower_than_calibrated")
     pace = "" if slower is None else f" A fixed piece of work took {slower:.2f} times as long as at the calibration."
     return ", ".join(f"{sum(own)} of {len(own)} {part}" for part, own in met.items()) + "." + pace
+
+
+def _starts(result: Result) -> str:
+    """Say how far single starts of the calibrated servers are from the costs, which are those of the median start."""
+    starts = result["provenance"].get("calibration", {}).get("starts", {})
+    variants = {"server": "stock", "with_lane": "ours"}
+    said = [
+        f"{name.replace('_', ' ')} of {variants[server]} {min(times):.2f} to {max(times):.2f}"
+        for server, of in starts.items()
+        for name, times in of.items()
+        if len(times) > 1
+    ]
+    return f" Single starts at the calibration took, of its costs: {', '.join(said)}." if said else ""
 
 
 def _cells(record: Mapping[str, Any]) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ MIXED = {
     "tokens/s": {"": "tokens / s"},
 }
 """Maps the names in the table to the measures of `benchmarks.mixed`."""
+LONGER = {"text ITL": {"P50": "text ITL P50", "P99": "text ITL P99"}}
+"""What gets longer instead: steps go on beside the encoder, where those of stock stand still, which fewer gaps show."""
 
 
 def gains(results: Mapping[str, Sequence[Result]]) -> str:
@@ -47,30 +49,57 @@ def _of_exact(results: Mapping[str, Sequence[Result]]) -> str:
 
 
 def _of_mixed(variant: str, results: Mapping[str, Sequence[Result]]) -> str:
-    """State the pooled ratios to stock at load 1, or else at the highest load, on the newest vLLM."""
-    found = []
+    """State the ratios to stock at load 1, or else at the highest load: the range over all runs on the newest vLLM."""
+    runs = []
     for result in results.get("mixed", ()):
         own = [r for r in result["results"] if r["variant"] == variant and "ratio" in r]
         workload = result["provenance"]["workload"]
         plain = not workload["frames"] and workload.get("tensor_parallel", 1) == 1
         if own and (variant != "ours" or plain):
-            found.append((_version(result), own))
-    if not found:
+            runs.append(result)
+    if not runs:
         return NOT_MEASURED
-    own = max(found, key=lambda one: one[0])[1]
-    loads = {record["load"] for record in own}
+    newest = max(map(_version, runs))
+    runs = [result for result in runs if _version(result) == newest]
+    loads = {r["load"] for result in runs for r in result["results"] if r["variant"] == variant}
     load = 1.0 if 1.0 in loads else max(loads)
-    return f"at load {load:g}: {_ratios(record for record in own if record['load'] == load)}"
+    ratios: dict[str, list[float]] = {}
+    for result in runs:
+        for name, ratio in _of_stock(result["results"], variant, load).items():
+            ratios.setdefault(name, []).append(ratio)
+    what = f"at load {load:g}" + (f", {len(runs)} runs" if len(runs) > 1 else "")
+    longer = _said(LONGER, ratios)
+    return f"{what}: {_said(MIXED, ratios)}" + (f"; in return, {longer}" if longer else "")
 
 
-def _ratios(records: Iterable[Mapping[str, Any]]) -> str:
-    ratios = {record["measure"].removesuffix(TOGETHER): record["ratio"] for record in records}
+def _of_stock(records: Iterable[Mapping[str, Any]], variant: str, load: float) -> dict[str, float]:
+    """Return the ratios of a variant to stock by measure: the pooled one where there is one, or else of the medians."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for record in records:
+        if record["load"] == load:
+            found.setdefault(record["variant"], {})[record["measure"]] = record
+    stock, own = found.get("stock", {}), found.get(variant, {})
+    ratios = {
+        name: r["median"] / stock[name]["median"]
+        for name, r in own.items()
+        if r.get("median") is not None and stock.get(name, {}).get("median")
+    }
+    return ratios | {name.removesuffix(TOGETHER): r["ratio"] for name, r in own.items() if "ratio" in r}
+
+
+def _said(measures: Mapping[str, Mapping[str, str]], ratios: Mapping[str, Sequence[float]]) -> str:
+    """Write the ratios of the measures; of several runs, the least and the most."""
     said = []
-    for name, measures in MIXED.items():
-        found = [f"{which} {ratios[one]:.2g}x".lstrip() for which, one in measures.items() if one in ratios]
+    for name, ones in measures.items():
+        found = [f"{which} {_range(ratios[one])}".lstrip() for which, one in ones.items() if one in ratios]
         if found:
             said.append(f"{name} {', '.join(found)}")
     return "; ".join(said)
+
+
+def _range(ratios: Sequence[float]) -> str:
+    least, most = f"{min(ratios):.2g}", f"{max(ratios):.2g}"
+    return f"{least}x" if least == most else f"{least}x to {most}x"
 
 
 def _of_video(results: Mapping[str, Sequence[Result]]) -> str:

@@ -21,9 +21,15 @@ ENGINE: dict[str, Any] = {
     "enable_prefix_caching": False,
     "mm_processor_cache_gb": 0,
     "gpu_memory_utilization": 0.3,
-    "worker_extension_cls": "benchmarks.harness.quiet.QuietWorker",
 }
-ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    # The worker is part of the engine core. Otherwise the engine core polls for the end of each step: with the worker
+    # and the API server, three processes want two cores, and how long a step takes depends on where they happen to be.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": "1",  # as vLLM sets it for a worker of its own on two cores
+}
 
 POLICY: dict[str, dict[str, Any]] = {"stock": {"profile": "exact"}, "ours": {"profile": "chat"}}
 """Options of the simulated scheduler by variant; with `exact` it schedules as stock does."""

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         predictions = folder / PREDICTIONS
         if not predictions.exists():
             speed = [reference_seconds()]
-            calibration = options.calibration or calibrated(model, folder / CALIBRATION, options.rounds)
+            calibration = options.calibration or calibrated(model, folder / CALIBRATION, options)
             speed.append(reference_seconds())
             foretold = predicted(options, folder, calibration)
             about = {"calibration": json.loads(calibration.read_text()), "reference_seconds": speed}
@@ -91,8 +91,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--traces", type=some_of(TRACES, "trace"), default=list(TRACES))
     parser.add_argument("--variants", type=some_of(VARIANTS, "variant"), default=list(VARIANTS))
     parser.add_argument("--seconds", type=float, default=24.0, help="of arrivals in a trace, behind the warm-up")
-    parser.add_argument("--repetitions", type=int, default=2, help="of each measurement")
-    parser.add_argument("--rounds", type=int, default=2, help="of the calibration")
+    parser.add_argument("--repetitions", type=int, default=3, help="of each measurement, each on a server of its own")
+    parser.add_argument("--rounds", type=int, default=3, help="of the calibration")
+    parser.add_argument("--starts", type=int, default=3, help="of each server in the calibration")
     parser.add_argument("--calibration", type=Path, help="use this file, and measure none")
     parser.add_argument("--predict-only", action="store_true", help="write predictions (with --keep), measure nothing")
     parser.add_argument(
@@ -110,7 +111,7 @@ def write_model() -> Path:
     return write_llava(ROOT / ".models" / "llava-backtest", **MODEL)
 
 
-def calibrated(model: Path, out: Path, rounds: int) -> Path:
+def calibrated(model: Path, out: Path, options: argparse.Namespace) -> Path:
     """Calibrate the engine as a user does, with the loads of the product."""
     words = [
         "calibrate",
@@ -118,10 +119,12 @@ def calibrated(model: Path, out: Path, rounds: int) -> Path:
         "--engine-args",
         json.dumps(ENGINE),
         "--rounds",
-        str(rounds),
+        str(options.rounds),
         "--longest",
         "2048",
         "--server",
+        "--starts",
+        str(options.starts),
     ]
     script = "import sys; from vllm_omni_sched.cli import app; app(sys.argv[1:])"
     subprocess.run(
@@ -178,6 +181,7 @@ def measure(
                     [*words_of({key: value for key, value in ENGINE.items() if key not in PASSED}), *VARIANTS[variant]],
                     log=f"backtest-{variant}",
                     stock=variant == "stock",
+                    polling=True,  # the worker is no process of its own
                     environment=ENVIRONMENT,
                 )
                 server.wait()
@@ -221,7 +225,7 @@ def rounds_of(replays: list[dict[str, Any]]) -> dict[tuple[str, str], list[list[
     }
 
 
-PASSED = ("dtype", "enforce_eager", "worker_extension_cls")
+PASSED = ("dtype", "enforce_eager")
 """Arguments that `Server` passes by itself."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Return a record for each trace, variant and figure.
 
-    ``measured``: the mean of the repetitions. ``spread``: the largest difference between two of them, by that mean.
+    ``measured``: the median of the repetitions, each on a server of its own. ``spread``: the largest difference between
+    two of them, by that median.
     ``within``: the error is within its bar; None for figures that have none. ``explained``: it is within the spread.
     With one repetition, ``spread`` and ``explained`` are None.
     """
@@ -23,17 +25,17 @@ def compare(
         rounds = [measured_figures(answers) for answers in measured[one["trace"], one["variant"]]]
         for name in FIGURES:
             values = [of_round[name] for of_round in rounds]
-            mean = sum(values) / len(values)
+            middle = statistics.median(values)
             expected = one["figures"][name]
-            off = expected["predicted"] / mean - 1 if mean else 0.0
-            spread = (max(values) - min(values)) / mean if len(values) > 1 and mean else None
+            off = expected["predicted"] / middle - 1 if middle else 0.0
+            spread = (max(values) - min(values)) / middle if len(values) > 1 and middle else None
             bar = BARS.get(name.split()[-1])
             found.append(
                 {
                     "trace": one["trace"],
                     "variant": one["variant"],
                     "figure": name,
-                    "measured": round(mean, 6),
+                    "measured": round(middle, 6),
                     "rounds": [round(value, 6) for value in values],
                     **{key: round(value, 6) for key, value in expected.items()},
                     "off": round(off, 4),

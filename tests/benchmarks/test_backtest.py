@@ -145,6 +145,9 @@ def test_an_error_is_held_against_its_bar_and_against_the_spread_of_the_measurem
     assert records["TTFT P99"]["within"]  # its bar is wider
     assert records["ITL P50"]["within"]
     assert records["within SLO"]["within"] is None
+    slow = [[{**one, "outputs": [at + 9.0, at + 9.1]} for one in rounds[0]]]
+    thrice = compare([{"trace": "t", "variant": "stock", "figures": expected}], {("t", "stock"): rounds + slow})
+    assert thrice[0]["measured"] == pytest.approx(0.11)  # one slow start does not count
     once = compare([{"trace": "t", "variant": "stock", "figures": expected}], {("t", "stock"): rounds[:1]})
     assert {(record["spread"], record["explained"]) for record in once} == {(None, None)}
 

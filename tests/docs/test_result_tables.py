@@ -221,7 +221,7 @@ def test_a_whole_vllm_on_a_gpu_says_where_its_part_was_measured():
 
 
 def test_the_newest_back_test_is_shown_and_of_earlier_ones_what_they_met():
-    def told(seed: int, date: str, off: float, **more: float) -> dict[str, Any]:
+    def told(seed: int, date: str, off: float, **more: Any) -> dict[str, Any]:
         records = [
             {"trace": "t", "variant": variant, "figure": figure, "measured": 1.0, "predicted": 1.0 + off, "off": off,
              "within": None if figure in ("tokens / s", "within SLO") else off < 0.1, "rounds": [1.0], "spread": None,
@@ -233,10 +233,12 @@ def test_the_newest_back_test_is_shown_and_of_earlier_ones_what_they_met():
         return {"benchmark": "backtest", "provenance": provenance, "results": records}
 
     early = told(3, "2026-01-01T00:00:00+00:00", 0.05)
-    late = told(4, "2026-01-02T00:00:00+00:00", 0.3, slower_than_calibrated=1.07)
+    starts = {"server": {"steps": [1.1, 0.95, 1.0], "first_tokens": [1.0]}, "with_lane": {"steps": [0.9, 1.2]}}
+    late = told(4, "2026-01-02T00:00:00+00:00", 0.3, slower_than_calibrated=1.07, calibration={"starts": starts})
     text = fidelity_tables.backtest([late, early])
     assert "| t | TTFT P50 | 1,000 | 1,300 | **+30 %** | – | 1,000 | 1,300 | **+30 %** | – |" in text
     assert "Within the bars, seed 4: 0 of 6 P50, 0 of 6 P99. A fixed piece of work took 1.07 times" in text
+    assert "took, of its costs: steps of stock 0.95 to 1.10, steps of ours 0.90 to 1.20." in text
     assert "- Earlier, seed 3: 6 of 6 P50, 6 of 6 P99." in text
     assert fidelity_tables.backtest([]) == result_tables.NOTHING
 
@@ -391,6 +393,23 @@ def test_a_gain_is_that_of_the_newest_vllm_at_load_1() -> None:
     assert "at load 1: picture TTFT P50 0.46x; tokens/s 1x" in next(line for line in lines if "`chat`" in line)
     assert "text TTFT P99 0.5x" in next(line for line in lines if "`realtime`" in line)
     assert sum(gains.NOT_MEASURED in line for line in lines) == 3  # exact, video and batch
+
+
+def test_a_gain_is_the_range_of_all_runs_and_names_what_gets_longer() -> None:
+    results = {
+        "mixed": [
+            mixed_result("0.33.0", "ours", **{"image TTFT P50": 0.48}),
+            mixed_result("0.33.0", "ours", **{"image TTFT P50": 0.53}),
+            mixed_result("0.32.0", "ours", **{"image TTFT P50": 0.9}),
+        ]
+    }
+    for result, ours in zip(results["mixed"], (10.0, 12.0, 40.0), strict=True):
+        result["results"] += [
+            {"variant": variant, "load": 1.0, "measure": "text ITL P99", "median": median}
+            for variant, median in (("stock", 2.0), ("ours", ours))
+        ]
+    line = next(line for line in gains.gains(results).splitlines() if "`chat`" in line)
+    assert "at load 1, 2 runs: picture TTFT P50 0.48x to 0.53x; in return, text ITL P99 5x to 6x" in line
 
 
 def test_what_the_encoder_spends_on_items_seen_before() -> None:

@@ -30,7 +30,7 @@ def test_a_tiny_model_is_calibrated(llava: Path, tmp_path: Path) -> None:
     out = tmp_path / "calibration.json"
     words = ["calibrate", str(llava), "--engine-args", json.dumps(ARGUMENTS), "--rounds", "1", "--longest", "300"]
     process = ChildProcess(
-        [sys.executable, "-m", "vllm_omni_sched", *words, "--no-lane", "--server", "--out", str(out)],
+        [sys.executable, "-m", "vllm_omni_sched", *words, "--no-lane", "--server", "--starts", "2", "--out", str(out)],
         log=tmp_path / "log",
         env={**ENVIRONMENT, **WORKER_IN_ENGINE_CORE},
         start=WarmPopen,
@@ -54,3 +54,7 @@ def test_a_tiny_model_is_calibrated(llava: Path, tmp_path: Path) -> None:
     assert found["frontend"]["per_request"] > 0
     assert found["frontend"]["per_step"] + found["frontend"]["per_output"] > 0
     assert "for each output" in said
+    # of each start of the server
+    assert set(found["starts"]) == {"server"}
+    assert len(found["starts"]["server"]["steps"]) == len(found["starts"]["server"]["first_tokens"]) == 2
+    assert "steps of single starts of the server" in " ".join(said.split())

@@ -43,6 +43,9 @@ def calibrate(
     ] = None,
     lane: Annotated[bool, typer.Option(help="Measure encode-ahead too, with a second engine.")] = True,
     server: Annotated[bool, typer.Option(help="Measure `vllm serve` over HTTP too; needs its chat template.")] = False,
+    starts: Annotated[
+        int, typer.Option(min=1, help="With --server: how often it is started; costs are medians of the starts.")
+    ] = 1,
 ) -> None:
     """Measure what steps, encodes and the front end cost on this machine, and write it as a file for `simulate`.
 
@@ -50,6 +53,8 @@ def calibrate(
     """
     arguments = _parsed(engine_args)
     size = _size(image_size)
+    if starts > 1 and not server:
+        _leave(USAGE, "--starts is how often the server is started: pass --server too")
     if not out.parent.is_dir():
         _leave(USAGE, f"--out {out}: there is no folder {out.parent}")
     if find_spec("vllm") is None:
@@ -60,7 +65,7 @@ def calibrate(
     from vllm_omni_sched.sim.costs.calibration import write_calibration
     from vllm_omni_sched.sim.costs.fit import fit
 
-    plan = Plan(rounds=rounds, longest=longest, image_size=size, lane=lane, server=server)
+    plan = Plan(rounds=rounds, longest=longest, image_size=size, lane=lane, server=server, starts=starts)
     try:
         with progress_bar(MofNCompleteColumn(), transient=False) as bar, contextlib.redirect_stdout(sys.stderr):
             task = bar.add_task("", total=None)
@@ -109,6 +114,14 @@ def screen(costs: dict[str, Any]) -> Table:
         shown.add_row("  for the outputs of a step", f"{1e6 * front['per_step']:.3g} µs")
         shown.add_row("  for each output", f"{1e6 * front['per_output']:.3g} µs")
     shown.add_row("answer", f"{1e3 * costs['answer_seconds']:.3g} ms")
+    for name, times in costs.get("starts", {}).items():
+        what = "the server" if name == "server" else "the server with encode-ahead"
+        for kind, factors in times.items():
+            if len(factors) > 1:
+                shown.add_row(
+                    f"{kind.replace('_', ' ')} of single starts of {what}, of the fitted",
+                    " – ".join(f"{factor:.2f}" for factor in (min(factors), max(factors))),
+                )
     fits = costs["residuals"]["predicted_by_measured"]
     shown.add_row("steps as fitted, of those measured", f"{fits['min']:.2f} – {fits['median']:.2f} – {fits['max']:.2f}")
     return shown

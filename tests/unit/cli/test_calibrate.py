@@ -20,6 +20,7 @@ from vllm_omni_sched.cli.calibrate import screen
         (["--engine-args", '{"model": "other"}'], "it is the command's argument"),
         (["--image-size", "640"], "must be like 640x480, got '640'"),
         (["--image-size", "0x480"], "must be like 640x480"),
+        (["--starts", "2"], "pass --server too"),
         (["--out", "/nowhere/at/all.json"], "there is no folder /nowhere/at"),
     ],
 )
@@ -43,6 +44,10 @@ def test_the_screen() -> None:
         "frontend": {"per_request": 2e-3, "per_text_token": 1e-5, "per_item": {"image": 15e-3}},
         "answer_seconds": 1e-3,
         "residuals": {"predicted_by_measured": {"min": 0.9, "median": 1.0, "max": 1.2}},
+        "starts": {
+            "server": {"steps": [1.0, 0.93, 1.07], "first_tokens": [1.0]},
+            "with_lane": {"steps": [0.98, 1.02], "first_tokens": []},
+        },
     }
     console = Console(width=100)
     with console.capture() as captured:
@@ -52,3 +57,6 @@ def test_the_screen() -> None:
     assert "encode in the lane, image" in shown
     assert "1.5 times as long" in shown
     assert "0.90 – 1.00 – 1.20" in shown
+    assert "0.93 – 1.07" in shown
+    assert "0.98 – 1.02" in shown
+    assert "first tokens" not in shown  # one start says nothing of others

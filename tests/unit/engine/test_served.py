@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.engine.calibration.served import HttpClient, words_of
+from vllm_omni_sched.engine.calibration.served import HttpClient, Streamed, steps_with_prompts, words_of
 
 
 class Response:
@@ -91,3 +91,28 @@ def test_engine_arguments_are_words_of_the_command() -> None:
         *("--max-num-seqs", "4", "--enforce-eager", "--no-enable-prefix-caching"),
         *("--limit-mm-per-prompt", '{"image": 2}', "--dtype", "float32"),
     ]
+
+
+def decoding(late: dict[int, float], outputs: int = 60) -> Streamed:
+    """Return a request whose outputs come each 10 ms, with these seconds before some of them."""
+    at, times = 0.0, []
+    for number in range(outputs):
+        at += 0.01 + late.get(number, 0.0)
+        times.append(at)
+    return Streamed(0.0, prompt_tokens=20, outputs=times)
+
+
+def test_a_prompt_takes_the_usual_step_and_what_others_have_later() -> None:
+    others = [decoding({20: 0.003, 21: 0.005}), decoding({20: 0.003, 21: 0.005})]
+    # sent in the step before, and answered with the outputs of the step that is 5 ms longer
+    prompt = Streamed(others[0].outputs[18] + 0.004, prompt_tokens=100, outputs=[others[0].outputs[21] + 0.001])
+    (step,) = steps_with_prompts(others, [prompt])
+    assert step.seconds == pytest.approx(0.018)
+    assert (step.decodes, step.prefill_tokens, step.prefill_pairs) == (2, 100, 5000)
+    assert step.context_tokens == 2 * (20 + 22)
+
+
+def test_a_prompt_beside_which_not_all_decode_is_left_out() -> None:
+    others = [decoding({}), decoding({}, outputs=20)]
+    prompt = Streamed(others[0].outputs[30], prompt_tokens=100, outputs=[others[0].outputs[33]])
+    assert steps_with_prompts(others, [prompt]) == []

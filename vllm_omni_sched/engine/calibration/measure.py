@@ -13,7 +13,7 @@ from vllm_omni_sched.engine.calibration.client import Client, running
 from vllm_omni_sched.engine.calibration.loads import Loads
 from vllm_omni_sched.engine.calibration.prompts import Prompts
 from vllm_omni_sched.engine.calibration.served import ApiServer, HttpClient, ServedLoads, image_url, serving
-from vllm_omni_sched.sim.costs.fit import Observations
+from vllm_omni_sched.sim.costs.fit import Observations, ServerStart
 
 _DECODES = (1, 2, 4, 8, 16, 32)
 _CONTEXTS = ((1, 1024), (4, 512), (4, 1024))
@@ -38,6 +38,7 @@ class Plan:
         image_size: width and height of the images, in pixels; None to take the model's.
         lane: whether to measure the lane of encode-ahead, too.
         server: whether to measure `vllm serve` over HTTP, too.
+        starts: how often the server is started anew for that; all rounds run on each start.
         seed: of the random prompts.
     """
 
@@ -47,6 +48,7 @@ class Plan:
     image_size: tuple[int, int] | None = None
     lane: bool = True
     server: bool = False
+    starts: int = 1
     seed: int = 0
 
 
@@ -64,8 +66,8 @@ class Measured:
 def measure(arguments: dict[str, Any], plan: Plan, progress: Progress) -> Measured:
     """Start the engine, run all loads on it, and shut it down.
 
-    Then, if they are asked for, an engine with encode-ahead, to measure the lane, a server of the first one, and one of
-    the second.
+    Then, if they are asked for, an engine with encode-ahead, to measure the lane, and servers of the first one and of
+    the second in turns.
 
     Raises:
         ConfigError: the engine arguments cannot be used, or images for the model cannot be made.
@@ -86,18 +88,33 @@ def measure(arguments: dict[str, Any], plan: Plan, progress: Progress) -> Measur
             prompts = Prompts(client.config, plan.image_size, plan.seed + 1)
             asyncio.run(_all_loads(Loads(client, prompts, observed), _lane_loads(prompts), plan, progress))
     if plan.server:
-        progress("starting the server", 0, 1)
         most = min(plan.most_requests, max_num_seqs)
         size = prompts.image_size if prompts.max_images else None
-        with serving(arguments["model"], _without_model(arguments), monotonic_seconds) as server:
-            asyncio.run(_served(server, size, most, observed, plan, progress))
-        if plan.lane and prompts.max_images:
-            progress("starting the server with encode-ahead", 0, 1)
-            beside = Observations()
-            with serving(arguments["model"], _without_model(_with_lane(arguments)), monotonic_seconds) as server:
-                asyncio.run(_served(server, None, most, beside, plan, progress))
-            observed.lane_served_steps += beside.served_steps
+        beside = plan.lane and prompts.max_images > 0
+        for number in range(plan.starts):  # both kinds in turns: the machine changes meanwhile
+            about = f" ({number + 1} of {plan.starts})" if plan.starts > 1 else ""
+            progress(f"starting the server{about}", 0, 1)
+            observed.starts.append(_start(arguments, size, most, plan, number, progress))
+            if beside:
+                progress(f"starting the server with encode-ahead{about}", 0, 1)
+                observed.lane_starts.append(_start(_with_lane(arguments), None, most, plan, number, progress))
     return Measured(observed, kv_tokens, facts)
+
+
+def _start(
+    arguments: dict[str, Any],
+    image_size: tuple[int, int] | None,
+    most_requests: int,
+    plan: Plan,
+    number: int,
+    progress: Progress,
+) -> ServerStart:
+    """Start a server, run its loads, and end it. ``number``: of the start; each has prompts of its own."""
+    start = ServerStart()
+    with serving(arguments["model"], _without_model(arguments), monotonic_seconds) as server:
+        random = np.random.default_rng((plan.seed + 2, number))
+        asyncio.run(_served(server, image_size, most_requests, start, random, plan.rounds, progress))
+    return start
 
 
 Load = tuple[str, Callable[[Loads], Awaitable[Any]]]
@@ -123,14 +140,14 @@ async def _served(
     server: ApiServer,
     image_size: tuple[int, int] | None,
     most_requests: int,
-    observed: Observations,
-    plan: Plan,
+    observed: ServerStart,
+    random: np.random.Generator,
+    rounds: int,
     progress: Progress,
 ) -> None:
     """Run all loads on a server, the first time to warm it up."""
     import aiohttp
 
-    random = np.random.default_rng(plan.seed + 2)
     image = partial(image_url, random, image_size) if image_size is not None else None
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), connector=connector) as session:
@@ -138,8 +155,8 @@ async def _served(
         client = HttpClient(session, server.url, monotonic_seconds)
         loads = ServedLoads(client, server.cpu_seconds, image, random, observed)
         chosen = loads.all(most_requests)
-        turns = [(name, load) for _ in range(plan.rounds) for name, load in chosen]
-        loads.observed = Observations()
+        turns = [(name, load) for _ in range(rounds) for name, load in chosen]
+        loads.observed = ServerStart()
         for _, load in chosen:
             progress("warming up the server", 0, 1)
             await load()

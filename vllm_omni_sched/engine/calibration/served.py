@@ -19,17 +19,19 @@ from typing import IO, Any
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.costs.fit import Observations, ServedAnswers, ServedFirst, StepPoint
+from vllm_omni_sched.sim.costs.fit import ServedAnswers, ServedFirst, ServerStart, StepPoint, prefill_pairs
 
 _START_SECONDS = 1800.0
 _GRACE_SECONDS = 30.0
 _NAME = "calibrated"
-_DECODES = (1, 4, 16)
+_DECODES, _BEHIND = (1, 2, 4, 16), (1, 4)  # requests with a short and with a long context
 _TOKENS, _FEW_TOKENS = 96, 8  # of each answer of a load
 _IDLE_SECONDS = 0.2  # before a request that is alone: an idle server takes longer than one that has just answered
 _SKIPPED = 4  # outputs of a request, until all of a load have begun
 _WINDOW = 16  # steps that are compared with their median
-_WORDS = (4, 32, 128)
+_BESIDE, _HELD = 2, 192  # requests that decode beside prompts, and their tokens
+_BETWEEN_SECONDS = 0.05  # before each of these prompts, at least
+_WORDS = (4, 16, 64, 128)
 
 
 @dataclass
@@ -93,7 +95,7 @@ class HttpClient:
 
 
 class ServedLoads:
-    """Designed loads for a server; they add to ``observed``.
+    """Designed loads for one start of a server; they add to ``observed``.
 
     Args:
         cpu_seconds: returns the processor time of the API server so far.
@@ -107,14 +109,17 @@ class ServedLoads:
         cpu_seconds: Callable[[], float],
         image: Callable[[], str] | None,
         random: Any,
-        observed: Observations,
+        observed: ServerStart,
     ) -> None:
         self._client, self._cpu_seconds, self._image, self._random = client, cpu_seconds, image, random
         self.observed = observed
 
-    async def decodes(self, requests: int) -> None:
-        """Measure steps as clients see them, and the API server's processor time, while so many requests decode."""
-        body = self._client.body(_words(_WORDS[0]), _TOKENS)
+    async def decodes(self, requests: int, words: int) -> None:
+        """Measure steps as clients see them, and the API server's processor time, while so many requests decode.
+
+        ``words``: of the prompt of each.
+        """
+        body = self._client.body(_words(words), _TOKENS)
         before = self._cpu_seconds()
         answers = await asyncio.gather(*(self._client.ask(body) for _ in range(requests)))
         cpu = self._cpu_seconds() - before
@@ -125,15 +130,15 @@ class ServedLoads:
             for at in range(0, len(own) - _WINDOW + 1, _WINDOW):
                 usual = statistics.median(own[at : at + _WINDOW])
                 if usual > 0:
-                    self.observed.served_steadiness += [gap / usual for gap in own[at : at + _WINDOW]]
+                    self.observed.steadiness += [gap / usual for gap in own[at : at + _WINDOW]]
         if not gaps:
             return  # the server sent all tokens in a few events
         read = requests * (answers[0].prompt_tokens + _TOKENS // 2)
         outputs = sum(len(answer.outputs) for answer in answers)
         # the mean: a late event makes the next gap shorter, and the median would forget it
         step = statistics.fmean(gaps)
-        self.observed.served_steps.append(StepPoint(requests, read, 0, 0.0, step))
-        self.observed.served_answers.append(ServedAnswers(requests, _TOKENS, outputs, cpu))
+        self.observed.steps.append(StepPoint(requests, read, 0, 0.0, step))
+        self.observed.answers.append(ServedAnswers(requests, _TOKENS, outputs, cpu))
 
     async def answers(self, requests: int) -> None:
         """Measure the API server's processor time of short answers, to tell that of requests from that of outputs."""
@@ -141,7 +146,7 @@ class ServedLoads:
         before = self._cpu_seconds()
         found = await asyncio.gather(*(self._client.ask(body) for _ in range(requests)))
         cpu, outputs = self._cpu_seconds() - before, sum(len(answer.outputs) for answer in found)
-        self.observed.served_answers.append(ServedAnswers(requests, _FEW_TOKENS, outputs, cpu))
+        self.observed.answers.append(ServedAnswers(requests, _FEW_TOKENS, outputs, cpu))
 
     async def first(self, words: int, images: int) -> None:
         """Measure the time to the first token of one request, alone, of about so many words."""
@@ -153,20 +158,73 @@ class ServedLoads:
             content.insert(0, {"type": "image_url", "image_url": {"url": self._image()}})
         answer = await self._client.ask(self._client.body(content, 1))
         seconds = answer.outputs[0] - answer.sent
-        self.observed.served_firsts.append(
-            ServedFirst(answer.prompt_tokens, "image" if images else "", images, seconds)
-        )
+        self.observed.firsts.append(ServedFirst(answer.prompt_tokens, "image" if images else "", images, seconds))
+
+    async def beside(self, words: Sequence[int]) -> None:
+        """Measure how much later the outputs of decoding requests come because of a prompt, one after the other."""
+        body = self._client.body(_words(_WORDS[0]), _HELD)
+        others = [asyncio.create_task(self._client.ask(body)) for _ in range(_BESIDE)]
+        asked = []
+        for number in words:
+            await asyncio.sleep(_BETWEEN_SECONDS * self._random.uniform(1.0, 2.0))
+            text = _words(max(round(number * self._random.uniform(0.8, 1.2)), 1))
+            asked.append(await self._client.ask(self._client.body(text, 1)))
+        decoding = await asyncio.gather(*others)
+        self.observed.steps += steps_with_prompts(decoding, asked)
 
     def all(self, most_requests: int) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
         """Return the loads with their names."""
         found: list[tuple[str, Callable[[], Awaitable[None]]]] = [
-            (f"server, {n} decoding", partial(self.decodes, n)) for n in _DECODES if n <= most_requests
+            (f"server, {n} decoding", partial(self.decodes, n, _WORDS[0])) for n in _DECODES if n <= most_requests
+        ]
+        found += [
+            (f"server, {n} decoding behind {_WORDS[-1]} words", partial(self.decodes, n, _WORDS[-1]))
+            for n in _BEHIND
+            if n <= most_requests
         ]
         found.append(("server, short answers", partial(self.answers, min(_DECODES[-1], most_requests))))
         found += [(f"server, {n} words", partial(self.first, n, 0)) for n in _WORDS]
+        if most_requests > _BESIDE:
+            found.append(("server, prompts beside decoding", partial(self.beside, _WORDS)))
         if self._image is not None:
             found.append(("server, an image", partial(self.first, _WORDS[0], 1)))
         return found
+
+
+def steps_with_prompts(decoding: Sequence[Streamed], asked: Sequence[Streamed]) -> list[StepPoint]:
+    """Return the step of each prompt that was computed beside decoding requests, as their clients see it.
+
+    Its seconds are those of a usual step, and those by which outputs came later than after as many usual steps, from
+    when the prompt was sent until half a usual step behind its first token. Prompts beside which not all of the
+    requests decoded are left out.
+    """
+    during = [(one.sent, one.outputs[0]) for one in asked]
+    found = []
+    for one, (sent, first) in zip(asked, during, strict=True):
+        late, usual_gaps = [], []
+        for other in decoding:
+            at = other.outputs[_SKIPPED:]
+            gaps = [
+                until - since
+                for since, until in itertools.pairwise(at)
+                if not any(since < ended and began < until for began, ended in during)
+            ]
+            if not gaps or not at[0] < sent:
+                continue
+            usual = statistics.fmean(gaps)
+            last = max(i for i, had in enumerate(at) if had < sent)
+            then = next((i for i, had in enumerate(at) if had > first + usual / 2), None)
+            if then is not None:
+                late.append(at[then] - at[last] - (then - last) * usual)
+                usual_gaps.append(usual)
+        if len(late) < len(decoding):
+            continue
+        seconds = statistics.fmean(usual_gaps) + statistics.fmean(late)
+        read = sum(other.prompt_tokens + sum(had < first for had in other.outputs) for other in decoding)
+        pairs = prefill_pairs(0, one.prompt_tokens)
+        if seconds > 0:
+            found.append(StepPoint(len(decoding), read, one.prompt_tokens, pairs, seconds))
+    return found
 
 
 def image_url(random: Any, size: tuple[int, int]) -> str:

@@ -59,10 +59,19 @@ class FrontendCosts(_Part):
     beside: list[Seconds] = []
 
 
+class StartTimes(_Part):
+    """How many times as long as these costs say the steps and first tokens of each measured start of a server took."""
+
+    steps: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = []
+    first_tokens: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = []
+
+
 class Calibration(_Part):
     """Content of a calibration file. ``encode_in_lane``: None if no lane was measured. ``lane_slowdown``: how many
     times as long a step takes while the lane works with the whole device. ``front_stall``: by modality, the delay that
-    an item in the front end adds to a token of another request. ``residuals``: quality of the fit; not read.
+    an item in the front end adds to a token of another request. ``starts``: what single starts of the server took, and
+    of the server with encode-ahead; a server that is started again may differ as much. ``residuals``: quality of the
+    fit; not read.
     """
 
     format: Literal["vllm-omni-sched calibration"] = "vllm-omni-sched calibration"
@@ -76,6 +85,7 @@ class Calibration(_Part):
     front_stall: dict[str, Seconds] = {}
     answer_seconds: Seconds
     kv_tokens: Annotated[int, Field(ge=1)]
+    starts: dict[Literal["server", "with_lane"], StartTimes] = {}
     residuals: dict[str, Any] = {}
 
 

@@ -70,15 +70,29 @@ class ServedAnswers(NamedTuple):
 
 
 @dataclass
+class ServerStart:
+    """Holds what clients saw of one start of a server.
+
+    ``steps``: with a prompt, as the other requests see it; prompts that are computed alone are in ``firsts``.
+    ``steadiness``: each gap of the decode loads, relative to the median of those around it.
+    """
+
+    steps: list[StepPoint] = field(default_factory=list)
+    firsts: list[ServedFirst] = field(default_factory=list)
+    steadiness: list[float] = field(default_factory=list)
+    answers: list[ServedAnswers] = field(default_factory=list)
+
+
+@dataclass
 class Observations:
     """Holds all measurements of one engine, in order.
 
     ``steadiness``: each step of the decode loads, relative to the median of those around it. ``answers``: seconds
     from the end of a step until the client has its tokens. ``lane_slowdowns``: of steps while a lane encodes, relative
     to the same steps without. ``front_stalls``: seconds by which a client's token was late because the front end
-    processed an item, by modality. ``served_steps``, ``served_steadiness``, ``served_firsts``, ``served_answers``: of
-    the same engine behind its API server, as clients see it over HTTP; empty if no server was measured.
-    ``lane_served_steps``: the same with encode-ahead, of loads without items.
+    processed an item, by modality. ``starts``: of the same engine behind its API server, what clients saw over HTTP,
+    for each start of the server; empty if no server was measured. ``lane_starts``: the same with encode-ahead, of loads
+    without items.
     """
 
     steps: list[StepPoint] = field(default_factory=list)
@@ -89,11 +103,8 @@ class Observations:
     fronts: list[FrontPoint] = field(default_factory=list)
     front_stalls: dict[str, list[float]] = field(default_factory=dict)
     answers: list[float] = field(default_factory=list)
-    served_steps: list[StepPoint] = field(default_factory=list)
-    served_firsts: list[ServedFirst] = field(default_factory=list)
-    served_steadiness: list[float] = field(default_factory=list)
-    served_answers: list[ServedAnswers] = field(default_factory=list)
-    lane_served_steps: list[StepPoint] = field(default_factory=list)
+    starts: list[ServerStart] = field(default_factory=list)
+    lane_starts: list[ServerStart] = field(default_factory=list)
 
 
 def fit(seen: Observations) -> dict[str, Any]:
@@ -103,6 +114,8 @@ def fit(seen: Observations) -> dict[str, Any]:
     2. Every cost is 0 or more, and errors are relative (Lawson and Hanson, 1974, chapter 23).
     3. Items that all have the same size do not determine a cost per item: it is assigned to the embeddings.
     4. Behind a server (`_served`), a step takes longer by what its API server takes from the engine's cores.
+    5. Starts of a server differ: costs are those of the median start, load by load, and ``starts`` tells how far the
+       others are from it (`_spread`).
 
     Raises:
         ConfigError: a required kind of point is missing.
@@ -126,9 +139,9 @@ def fit(seen: Observations) -> dict[str, Any]:
             "predicted_by_measured": {"min": min(off), "median": statistics.median(off), "max": max(off)},
         },
     }
-    if seen.served_steps and seen.served_firsts and seen.served_answers:
+    steadiness = [one for start in seen.starts for one in start.steadiness] or seen.steadiness
+    if all(any(getattr(start, kind) for start in seen.starts) for kind in ("steps", "firsts", "answers")):
         _served(found, seen)
-    steadiness = seen.served_steadiness or seen.steadiness
     if steadiness:
         values = np.quantile(steadiness, _PARTS)
         found["step"]["steadiness"] = [[part, float(value)] for part, value in zip(_PARTS, values, strict=True)]
@@ -138,31 +151,96 @@ def fit(seen: Observations) -> dict[str, Any]:
 def _served(found: dict[str, Any], seen: Observations) -> None:
     """Change fitted costs to those behind an API server.
 
-    1. Steps: the constant grows by the median of what they take longer, as clients see them.
-    2. For a request, the front end has what the first token takes beyond its step, its encodes and the answer.
+    1. Steps: the constant and the costs of each decoding request and of each token that it reads are those that clients
+       see. So are the costs of a prompt and of each of its tokens: beside decoding requests, it delays them also by the
+       work of the API server.
+    2. For a request, the front end has what the first token takes beyond its step, its encodes and the answer. The
+       error is relative to the whole time: what is left of it is a small difference of large times.
     3. For outputs, it has the processor time of the API server beyond that of the requests themselves.
-    4. In a server that encodes ahead, the constant of a step differs by the median of how much longer clients see them.
+    4. In a server that encodes ahead, the constant of a step differs (`_with_lane`).
     """
     step = found["step"]
-    longer = statistics.median(one.seconds - step_seconds(step, one) for one in seen.served_steps)
-    step["base_seconds"] += max(longer, 0.0)
-    if seen.lane_served_steps:
-        differ = statistics.median(one.seconds - step_seconds(step, one) for one in seen.lane_served_steps)
+    steps = _median_start([start.steps for start in seen.starts])
+    _fit_again(
+        step, ("base_seconds", "per_decode", "per_context_token"), [one for one in steps if not one.prefill_tokens]
+    )
+    _fit_again(step, ("prefill_seconds", "per_prefill_token"), [one for one in steps if one.prefill_tokens])
+    differ = _with_lane(seen)
+    if differ is not None:
         step["with_lane"] = max(differ, -step["base_seconds"])
-    fronts = []
-    for first in seen.served_firsts:
-        prompt = StepPoint(0, 0, first.prompt_tokens, prefill_pairs(0, first.prompt_tokens), 0.0)
-        seconds = first.seconds - step_seconds(step, prompt) - found["answer_seconds"]
-        if first.items:
-            encode = found["encode"][first.modality]
-            seconds -= encode["base_seconds"] + encode["per_item"] * first.items
-            seconds -= encode["per_embed"] * first.prompt_tokens
-        text = 0 if first.items else first.prompt_tokens
-        fronts.append(FrontPoint(text, first.modality, first.items, max(seconds, 1e-6)))
-    rows = [(one.requests, one.steps, one.outputs) for one in seen.served_answers]
-    values = [max(one.cpu_seconds, 1e-3) for one in seen.served_answers]
-    _, per_step, per_output = relative_fit(rows, values)
-    found["frontend"] = {**_front(fronts), "per_step": per_step, "per_output": per_output}
+    firsts = [first for start in seen.starts for first in start.firsts]
+    known = [_without_front(found, first) for first in firsts]
+    texts = [(first, seconds) for first, seconds in zip(firsts, known, strict=True) if not first.items]
+    per_request, per_token = median_fit(
+        [(1.0, first.prompt_tokens) for first, _ in texts],
+        [first.seconds for first, _ in texts],
+        [seconds for _, seconds in texts],
+    )
+    per_item = {}
+    for modality in sorted({first.modality for first in firsts if first.items}):
+        beyond = [
+            (first.seconds - seconds - per_request) / first.items
+            for first, seconds in zip(firsts, known, strict=True)
+            if first.items and first.modality == modality
+        ]
+        per_item[modality] = max(statistics.median(beyond), 0.0)
+    answers = [one for start in seen.starts for one in start.answers]
+    _, per_step, per_output = relative_fit(
+        [(one.requests, one.steps, one.outputs) for one in answers],
+        [max(one.cpu_seconds, 1e-3) for one in answers],
+    )
+    found["frontend"] = {
+        "per_request": per_request,
+        "per_text_token": per_token,
+        "per_item": per_item,
+        "per_step": per_step,
+        "per_output": per_output,
+    }
+    found["starts"] = {
+        "server": _spread(found, seen.starts),
+        **({"with_lane": _spread(found, seen.lane_starts, step["with_lane"])} if "with_lane" in step else {}),
+    }
+
+
+def _with_lane(seen: Observations) -> float | None:
+    """Return by how many seconds steps of a server that encodes ahead are longer, as clients see them.
+
+    Each of its starts is compared with the one of the other server that was measured just before, load by load: a
+    machine that is slower for a while is so for both. It is the median of the starts; None if none was measured.
+    """
+    found = []
+    for ahead, other in zip(seen.lane_starts, seen.starts, strict=False):
+        usual = {_work(one): one.seconds for one in _medians(other.steps, key=_work)}
+        loads = [one for one in _medians(ahead.steps, key=_work) if not one.prefill_tokens and _work(one) in usual]
+        if loads:
+            found.append(statistics.median(one.seconds - usual[_work(one)] for one in loads))
+    return statistics.median(found) if found else None
+
+
+def _work(point: StepPoint) -> StepPoint:
+    """Return what a point measures, without its seconds."""
+    return point._replace(seconds=0.0)
+
+
+def _fit_again(step: dict[str, float], names: Sequence[str], points: Sequence[StepPoint]) -> None:
+    """Fit these costs of a step to these points, and leave the others; change nothing if the points are all alike."""
+    of = [dict(zip(STEP_COSTS, _amounts(point), strict=True)) for point in points]
+    rows = [[amounts[name] for name in names] for amounts in of]
+    if len({tuple(row) for row in rows}) < len(names):
+        return
+    step.update(dict.fromkeys(names, 0.0))
+    known = [step_seconds(step, point) for point in points]
+    step.update(zip(names, median_fit(rows, [point.seconds for point in points], known), strict=True))
+
+
+def _without_front(found: dict[str, Any], first: ServedFirst) -> float:
+    """Return the seconds of a first token by the fitted costs, without the front end."""
+    prompt = StepPoint(0, 0, first.prompt_tokens, prefill_pairs(0, first.prompt_tokens), 0.0)
+    seconds = step_seconds(found["step"], prompt) + found["answer_seconds"]
+    if first.items:
+        encode = found["encode"][first.modality]
+        seconds += encode["base_seconds"] + encode["per_item"] * first.items + encode["per_embed"] * first.prompt_tokens
+    return float(seconds)
 
 
 def step_seconds(step: dict[str, float], point: StepPoint) -> float:
@@ -180,31 +258,40 @@ def prefill_pairs(start: int, tokens: int) -> float:
 
 
 def relative_fit(
-    rows: Sequence[Sequence[float]], values: Sequence[float], counts: Sequence[float] | None = None
+    rows: Sequence[Sequence[float]],
+    values: Sequence[float],
+    known: Sequence[float] | None = None,
+    counts: Sequence[float] | None = None,
 ) -> list[float]:
     """Return weights >= 0 of the columns of ``rows`` with the least sum of squared relative errors; all values are > 0.
 
     Args:
+        known: part of each value that needs no weight; None: 0 each.
         counts: weight of each squared error; None: 1 each.
     """
     y = np.asarray(values, dtype=float)
+    left = 1.0 - (np.zeros(len(y)) if known is None else np.asarray(known, dtype=float)) / y
     counted = np.ones(len(y)) if counts is None else np.sqrt(np.asarray(counts, dtype=float))
     a = np.asarray(rows, dtype=float) * (counted / y)[:, None]
     scale = np.sqrt((a * a).sum(axis=0))
     scale[scale == 0] = 1.0
-    return [float(weight) for weight in _nonnegative(a / scale, counted) / scale]
+    return [float(weight) for weight in _nonnegative(a / scale, counted * left) / scale]
 
 
-def median_fit(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+def median_fit(
+    rows: Sequence[Sequence[float]], values: Sequence[float], known: Sequence[float] | None = None
+) -> list[float]:
     """Return weights as in `relative_fit`, but with the least sum of absolute relative errors, robust to outliers.
 
     Repeated least squares, in which each error is weighted by the inverse of its size (Schlossmacher, JASA 1973).
     """
-    found = relative_fit(rows, values)
+    found = relative_fit(rows, values, known)
     for _ in range(_TIMES):
         fitted = np.asarray(rows, dtype=float) @ np.asarray(found)
+        if known is not None:
+            fitted = fitted + np.asarray(known)
         off = np.abs(fitted / np.asarray(values) - 1)
-        found = relative_fit(rows, values, (1 / np.maximum(off, _SAME)).tolist())
+        found = relative_fit(rows, values, known, (1 / np.maximum(off, _SAME)).tolist())
     return found
 
 
@@ -238,6 +325,40 @@ def _medians(points: Sequence[Any], key: Any) -> list[Any]:
     for point in points:
         groups[key(point)].append(point)
     return [g[0]._replace(seconds=statistics.median(p.seconds for p in g)) for g in groups.values()]
+
+
+def _median_start(starts: Sequence[Sequence[StepPoint]]) -> list[StepPoint]:
+    """Return the points of all starts; those of equal work count as the median of the starts' medians."""
+    return _medians([point for start in starts for point in _medians(start, key=_work)], key=_work)
+
+
+def _spread(found: dict[str, Any], starts: Sequence[ServerStart], with_lane: float = 0.0) -> dict[str, list[float]]:
+    """Return how many times as long as fitted the steps and first tokens of each start took, as medians over its loads.
+
+    Args:
+        with_lane: seconds by which its steps differ from the fitted ones.
+    """
+    step, front = found["step"], found["frontend"]
+    times: dict[str, list[float]] = {"steps": [], "first_tokens": []}
+    for start in starts:
+        steps = [one for one in _medians(start.steps, key=_work) if not one.prefill_tokens]
+        if steps:
+            ratios = [one.seconds / (step_seconds(step, one) + with_lane) for one in steps]
+            times["steps"].append(statistics.median(ratios))
+        texts = [first for first in start.firsts if not first.items]
+        if texts:
+            ratios = [
+                first.seconds
+                / (
+                    _without_front(found, first)
+                    + with_lane
+                    + front["per_request"]
+                    + front["per_text_token"] * first.prompt_tokens
+                )
+                for first in texts
+            ]
+            times["first_tokens"].append(statistics.median(ratios))
+    return times
 
 
 def _encodes(points: Sequence[EncodePoint]) -> dict[str, dict[str, float]]:

@@ -26,7 +26,7 @@ class MeasuredCosts:
 
     def __init__(self, calibration: Calibration, where: str = "calibration") -> None:
         self.calibration, self.where = calibration, where
-        self.source = Source(SourceKind.MEASURED, _described(calibration.source, where))
+        self.source = Source(SourceKind.MEASURED, _described(calibration.source, where) + _starts(calibration))
         self.kv_tokens = calibration.kv_tokens
         step = calibration.step
         self._base, self._decode, self._context = step.base_seconds, step.per_decode, step.per_context_token
@@ -149,6 +149,17 @@ def _described(source: object, where: str) -> str:
         return f"{source} ({where})"
     facts = [str(source[key]) for key in ("command", "model", "cpu", "gpu", "date") if source.get(key)]
     return ", ".join([*facts, where])
+
+
+def _starts(calibration: Calibration) -> str:
+    """Return how far single starts of the measured server are from its costs, or nothing with fewer than two starts."""
+    found = []
+    for of, times in calibration.starts.items():
+        for name, factors in (("steps", times.steps), ("first tokens", times.first_tokens)):
+            if len(factors) > 1:
+                least, most = (f"{factor - 1:+.0%}" for factor in (min(factors), max(factors)))
+                found.append(f"{name}{' with encode-ahead' if of == 'with_lane' else ''} {least} to {most}")
+    return f"; single starts of the server: {', '.join(found)}" if found else ""
 
 
 class UnsteadyCosts(MeasuredCosts):

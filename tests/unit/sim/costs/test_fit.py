@@ -13,6 +13,7 @@ from vllm_omni_sched.sim.costs.fit import (
     Observations,
     ServedAnswers,
     ServedFirst,
+    ServerStart,
     StepPoint,
     fit,
     prefill_pairs,
@@ -135,50 +136,109 @@ def test_pairs_of_chunks_add_up() -> None:
     assert prefill_pairs(0, 100) + prefill_pairs(100, 50) == prefill_pairs(0, 150)
 
 
-def served(per_request: float, per_step: float, per_output: float, longer: float) -> dict[str, list[object]]:
-    """Return what a server shows that adds these seconds to the engine of `observations`."""
-    step = {**STEP, "base_seconds": STEP["base_seconds"] + longer}
-    loads = []
-    for n in (1, 4, 16):
-        bare = StepPoint(n, n * 60, 0, 0.0, 0.0)
-        loads.append(bare._replace(seconds=step_seconds(step, bare)))
+PROMPTS = (20, 100, 400)
+
+
+def served(
+    per_request: float = 6e-3,
+    longer: float = 5e-4,
+    per_decode: float = 0.0,
+    per_context: float = 0.0,
+    prompts: float = 0.0,
+    times: float = 1.0,
+) -> ServerStart:
+    """Return what a start of a server shows that adds these seconds to the engine of `observations`.
+
+    Args:
+        longer: of each step.
+        per_decode: for each decoding request; ``per_context``: for each token that it reads.
+        prompts: of each step with a prompt.
+        times: how many times as long its steps take then.
+    """
+    step = {name: times * seconds for name, seconds in STEP.items()}
+    step["base_seconds"] += times * longer
+    step["per_decode"] += times * per_decode
+    step["per_context_token"] += times * per_context
+    step["prefill_seconds"] += times * prompts
+    shapes = [(n, n * 60, 0, 0.0) for n in (1, 4, 16)] + [(n, n * 700, 0, 0.0) for n in (1, 4)]
+    shapes += [(2, 140, tokens, prefill_pairs(0, tokens)) for tokens in PROMPTS]
+    bare = [StepPoint(*shape, 0.0) for shape in shapes]
     answers = [
-        ServedAnswers(n, tokens, tokens * n, 5e-3 * n + per_step * tokens + per_output * tokens * n)
+        ServedAnswers(n, tokens, tokens * n, 5e-3 * n + 2e-4 * tokens + 1e-4 * tokens * n)
         for n, tokens in ((1, 96), (4, 96), (16, 96), (16, 8))
     ]
     firsts = []
-    for tokens in (20, 100, 400):
-        bare = StepPoint(0, 0, tokens, prefill_pairs(0, tokens), 0.0)
-        seconds = per_request + 2e-5 * tokens + step_seconds(step, bare) + 2e-3
-        firsts.append(ServedFirst(tokens, "", 0, seconds))
-    return {"served_steps": loads, "served_firsts": firsts, "served_answers": answers}
+    for tokens in PROMPTS:
+        alone = StepPoint(0, 0, tokens, prefill_pairs(0, tokens), 0.0)
+        firsts.append(ServedFirst(tokens, "", 0, per_request + 2e-5 * tokens + step_seconds(step, alone) + 2e-3))
+    return ServerStart([one._replace(seconds=step_seconds(step, one)) for one in bare], firsts, [], answers)
 
 
 def test_behind_a_server_a_request_its_outputs_and_its_steps_take_longer() -> None:
-    found = fit(observations(**served(6e-3, 2e-4, 1e-4, 5e-4)))
+    found = fit(observations(starts=[served()]))
     assert found["step"]["base_seconds"] == pytest.approx(STEP["base_seconds"] + 5e-4, rel=1e-6)
-    assert found["step"]["per_decode"] == pytest.approx(STEP["per_decode"], rel=1e-6)
+    for name in ("per_decode", "prefill_seconds", "per_prefill_token", "per_prefill_pair"):
+        assert found["step"][name] == pytest.approx(STEP[name], rel=1e-6)
     front = found["frontend"]
     assert front["per_request"] == pytest.approx(6e-3, rel=1e-4)
     assert front["per_text_token"] == pytest.approx(2e-5, rel=1e-3)
     assert (front["per_step"], front["per_output"]) == pytest.approx((2e-4, 1e-4), rel=1e-3)
 
 
+def test_what_grows_with_the_requests_or_comes_with_a_prompt_is_no_constant_of_each_step() -> None:
+    step = fit(observations(starts=[served(per_decode=3e-4, per_context=1e-6, prompts=3e-3)]))["step"]
+    assert step["base_seconds"] == pytest.approx(STEP["base_seconds"] + 5e-4, rel=1e-4)
+    assert step["per_decode"] == pytest.approx(STEP["per_decode"] + 3e-4, rel=1e-4)
+    assert step["per_context_token"] == pytest.approx(STEP["per_context_token"] + 1e-6, rel=1e-3)
+    assert step["prefill_seconds"] == pytest.approx(STEP["prefill_seconds"] + 3e-3, rel=1e-3)
+
+
+def test_one_first_token_that_seems_to_need_no_front_end_does_not_decide() -> None:
+    """Relative to the little that is left without the step, its error would outweigh all others."""
+    start = served()
+    quick = start.firsts[-1]
+    start.firsts += start.firsts * 2
+    start.firsts[-1] = quick._replace(seconds=quick.seconds - 13.9e-3)
+    front = fit(observations(starts=[start]))["frontend"]
+    assert front["per_request"] == pytest.approx(6e-3, rel=1e-2)
+    assert front["per_text_token"] == pytest.approx(2e-5, rel=0.05)
+
+
+def test_costs_are_those_of_the_median_start_and_the_others_are_told() -> None:
+    # the start in the middle is the one without a change, in whichever order they come
+    found = fit(observations(starts=[served(times=1.5), served(times=0.9), served()]))
+    assert found["step"]["base_seconds"] == pytest.approx(STEP["base_seconds"] + 5e-4, rel=1e-3)
+    assert found["step"]["per_decode"] == pytest.approx(STEP["per_decode"], rel=1e-3)
+    times = found["starts"]["server"]
+    assert times["steps"] == pytest.approx([1.5, 0.9, 1.0], rel=1e-3)
+    assert times["first_tokens"][1] < times["first_tokens"][2] < times["first_tokens"][0]
+    assert "with_lane" not in found["starts"]
+
+
 @pytest.mark.parametrize(("differ", "found_seconds"), [(-1e-3, -1e-3), (2e-3, 2e-3), (-1.0, -4.5e-3)])
 def test_steps_of_a_server_that_encodes_ahead_differ_by_a_constant(differ: float, found_seconds: float) -> None:
     """A step takes time at least for its tokens, so the difference takes away its constant at most."""
-    seen = observations(**served(6e-3, 2e-4, 1e-4, 5e-4))
-    seen.lane_served_steps = [one._replace(seconds=one.seconds + differ) for one in seen.served_steps]
+    seen = observations(starts=[served()], lane_starts=[served()])
+    seen.lane_starts[0].steps = [one._replace(seconds=one.seconds + differ) for one in seen.lane_starts[0].steps]
     step = fit(seen)["step"]
     assert step["base_seconds"] == pytest.approx(STEP["base_seconds"] + 5e-4, rel=1e-6)
     assert step["with_lane"] == pytest.approx(found_seconds, rel=1e-6)
 
 
+def test_a_server_that_encodes_ahead_is_compared_with_the_other_one_of_the_same_time() -> None:
+    """The machine is slower for a while: two of three starts that encode ahead, and one of the others, are slow."""
+    seen = observations(starts=[served(), served(), served(times=1.5)])
+    seen.lane_starts = [served(longer=8e-4), served(longer=8e-4, times=1.5), served(longer=8e-4, times=1.5)]
+    found = fit(seen)
+    assert found["step"]["with_lane"] == pytest.approx(4.5e-4, rel=1e-6)  # in the last pair: half as much again
+    assert len(found["starts"]["with_lane"]["steps"]) == 3
+
+
 def test_an_image_costs_a_server_what_its_encode_and_its_prompt_do_not_explain() -> None:
-    seen = observations(**served(6e-3, 2e-4, 1e-4, 0.0), encodes=[EncodePoint("image", 1, 576, 0.0576)])
+    seen = observations(starts=[served(longer=0.0)], encodes=[EncodePoint("image", 1, 576, 0.0576)])
     bare = StepPoint(0, 0, 576, prefill_pairs(0, 576), 0.0)
     seconds = 6e-3 + 2e-2 + step_seconds(STEP, bare) + 0.0576 + 2e-3
-    seen.served_firsts.append(ServedFirst(576, "image", 1, seconds))
+    seen.starts[0].firsts.append(ServedFirst(576, "image", 1, seconds))
     assert fit(seen)["frontend"]["per_item"]["image"] == pytest.approx(2e-2, rel=1e-3)
 
 
@@ -187,5 +247,6 @@ def test_without_a_server_the_front_end_is_as_in_the_engines_process() -> None:
 
 
 def test_the_variation_of_steps_is_that_which_clients_of_a_server_see() -> None:
-    seen = observations(steadiness=[1.0] * 50, **served(6e-3, 2e-4, 1e-4, 0.0), served_steadiness=[1.5] * 50)
+    seen = observations(steadiness=[1.0] * 50, starts=[served()])
+    seen.starts[0].steadiness += [1.5] * 50
     assert {factor for _, factor in fit(seen)["step"]["steadiness"]} == {1.5}

@@ -69,6 +69,17 @@ def test_where_the_numbers_are_from(written):
     assert named.source.text == f"by hand ({path})"
 
 
+def test_how_far_single_starts_are_from_the_costs_is_told_with_their_source(written):
+    starts = {
+        "server": {"steps": [1.0, 0.96, 1.06], "first_tokens": [0.9, 1.0, 1.0]},
+        "with_lane": {"steps": [1.0, 1.1], "first_tokens": [1.0]},
+    }
+    text = MeasuredCosts.read(written(lambda body: body.update(starts=starts))).source.text
+    assert text.endswith(
+        "; single starts of the server: steps -4% to +6%, first tokens -10% to +0%, steps with encode-ahead +0% to +10%"
+    )
+
+
 def test_a_share_takes_longer_and_no_tokens_take_nothing(written):
     costs = MeasuredCosts.read(written())
     assert costs.step_seconds(1, 10, 0, 0.0, 0.5) == pytest.approx(2 * costs.step_seconds(1, 10, 0, 0.0))
