@@ -276,8 +276,8 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         "KVCacheManager.allocate_slots",
-        "around super().schedule() while blocks are lent: no room for waiting requests that would take what is needed",
-        "kv_lending, a loan",
+        "around super().schedule(): no room for waiting requests that would take what loans and running requests need",
+        "kv_lending",
         "tests/engine/test_loan_admission.py",
         "vLLM asks a policy whom to admit",
     ),

@@ -94,11 +94,11 @@ def test_everything_returns():
 
 
 def test_prompts_that_run_have_room_to_decode_beside_a_loan():
-    known = request(8, 0.0, embeds=90, output=1)  # from here on the time of an encode is known
-    prompts = [request(i, 0.2, text=100, output=35) for i in range(7)]
-    found = run(known, *prompts, request(9, 0.2, embeds=300, output=1), **LANE)
-    assert len(found.ended) == 9
-    assert found.engine.preempted == 0, "all 7 fit, and the loan is made while none of them decodes yet"
+    known = request(8, 0.0, embeds=90, output=9)  # from here on the times of an encode and of steps are known
+    prompts = [request(i, 0.3, text=110, output=50) for i in range(6)]
+    found = run(known, *prompts, request(9, 0.3, embeds=300, output=1), **LANE)
+    assert len(found.ended) == 8
+    assert found.engine.preempted == 0, "all 6 fit, and the loan would be made while none of them decodes yet"
 
 
 def test_a_request_does_not_wait_for_as_long_as_encodes_follow_one_another():
