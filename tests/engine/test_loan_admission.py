@@ -93,9 +93,7 @@ def test_a_request_that_leaves_room_is_admitted_in_that_place(scheduler: Any, cl
     assert step(scheduler, clock) == ["short"]
 
 
-def test_a_request_that_becomes_ready_in_the_step_is_asked_about(
-    scheduler: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_request_that_becomes_ready_in_the_step_is_asked_about(scheduler: Any, clock: Clock):
     """One that waits for its grammar is no candidate before the step, and vLLM looks at it again in the step."""
     from vllm.v1.request import RequestStatus
 
@@ -105,8 +103,6 @@ def test_a_request_that_becomes_ready_in_the_step_is_asked_about(
     long.structured_output_request = type("Ready", (), {"grammar": object(), "is_grammar_ready": True})()
     scheduler.add_request(long)
     assert step(scheduler, clock) == []
-    lending(scheduler).room = None
-    assert lending(scheduler).plan(scheduler.omni.policies.view, clock.now) == LOAN
     assert long.status is RequestStatus.WAITING, "it has its grammar, and waits for blocks"
 
 

@@ -31,7 +31,8 @@ EMBEDS_PER_STEP = 16  # that the lane encodes meanwhile in each of its places, a
 class Req(OnePrompt):
     """A request whose prompt is computed in chunks, and which then makes tokens in each step.
 
-    ``blocks``: that it holds. ``grammar``: until the step in which it is looked at after this one, it waits for that.
+    ``blocks``: that it holds. ``grammar``: the step in which its grammar is there, which the engine sees when it looks
+    at the request then; 0 without one.
     """
 
     output: int = 1
