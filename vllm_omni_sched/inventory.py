@@ -275,6 +275,13 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM sends deltas of sessions itself",
     ),
     Override(
+        "KVCacheManager.allocate_slots",
+        "around super().schedule(): no room for waiting requests that would take what loans and running requests need",
+        "kv_lending",
+        "tests/engine/test_loan_admission.py",
+        "vLLM asks a policy whom to admit",
+    ),
+    Override(
         "block_pool.generate_block_hash_extra_keys",
         "rebound: for a FeatureList the search starts at the block's first item",
         "kv_event_window, from the first OmniScheduler of a process on",

@@ -127,7 +127,7 @@ class Engine:
         self.plans.append((plan, self.memory.free))
         self.lent = plan.blocks
         self.memory.resize(plan.blocks)
-        if demands and self.lent >= self.demands[0]:
+        if plan.begins:
             self.used = self.demands.pop(0)
         while plan.admits and self.waiting and self.waiting[0] <= self.memory.free:
             self.memory.begin(self.waiting.pop(0))

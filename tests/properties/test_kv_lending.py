@@ -3,39 +3,54 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.sim_engine import PlainCosts, Run
 from tests.unit.core.engine.test_core import OnePrompt, View
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.ledger import EncodeState
 from vllm_omni_sched.core.engine.requests import EngineFacts, KvBlocks, LendingFacts, PromptItem
 from vllm_omni_sched.graph.order import INTERACTIVE
+from vllm_omni_sched.sim.engine.server import EngineServer
+from vllm_omni_sched.sim.work import Item, Request
 
 SETTINGS = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 TOTAL, BLOCK, RESERVE, EMBEDS_PER_BLOCK, LARGEST = 40, 16, 16, 8.0, 160
 MOST = 0.5
 STEP_SECONDS = 0.05
 PATIENCE_STEPS = 41  # 2 seconds
-EMBEDS_PER_STEP = 16  # that the lane encodes meanwhile, as it was measured; one item after the other
+EMBEDS_PER_STEP = 16  # that the lane encodes meanwhile in each of its places, as it was measured
 
 
 @dataclass
 class Req(OnePrompt):
-    """A request whose prompt is computed in one step, and which then makes a token in each."""
+    """A request whose prompt is computed in chunks, and which then makes tokens in each step.
+
+    ``blocks``: that it holds. ``grammar``: the step in which its grammar is there, which the engine sees when it looks
+    at the request then; 0 without one.
+    """
 
     output: int = 1
+    blocks: int = 0
+    grammar: int = 0
 
     @property
-    def blocks(self) -> int:
-        return -(-(self.left + self.computed + self.made) // BLOCK)
+    def needs(self) -> int:
+        """Return the blocks for the rest of its prompt."""
+        return -(-(self.computed + self.left) // BLOCK) + -self.computed // BLOCK
+
+    def more(self, tokens: int) -> int:
+        """Return the blocks that are missing for so many more tokens."""
+        return max(0, -(-(self.computed + tokens) // BLOCK) - self.blocks)
 
 
 class AtLane(NamedTuple):
-    """An item that the lane has; it encodes the first one of them."""
+    """An item that the lane has."""
 
     content: str
     ticket: int
@@ -47,14 +62,18 @@ class Engine(View):
     """Carries out what the core decides, as vLLM's scheduler and the lane would.
 
     ``keeps_time``: encodes take as long as they were measured to take; else they end by the events alone.
-    ``overdue``: one may have taken longer.
+    ``overdue``: one may have taken longer. ``chunk``: tokens of a step. ``step_tokens``: of a decoding request in a
+    step, with its drafts, which are all accepted. ``places``: items that the lane encodes at a time.
     """
 
     keeps_time: bool = False
+    chunk: int = 256
+    step_tokens: int = 1
+    places: int = 1
     active: list[Req] = field(default_factory=list)
     waits: list[Req] = field(default_factory=list)
     lane: list[AtLane] = field(default_factory=list)
-    worked: int = 0  # steps of the lane at its first item
+    worked: dict[str, int] = field(default_factory=dict)  # steps of the lane at each item
     steps: int = 0
     lent: int = 0
     ended: int = 0
@@ -62,11 +81,12 @@ class Engine(View):
 
     def __post_init__(self) -> None:
         config = OmniSchedConfig(encode_ahead=True, kv_lending=MOST, itl_target_ms=0.01)
-        lending = LendingFacts(TOTAL, BLOCK, RESERVE, EMBEDS_PER_BLOCK)
-        self.core = EngineCore(config, EngineFacts(16, 256, LARGEST, LARGEST, lending=lending))
+        lending = LendingFacts(TOTAL, BLOCK, RESERVE, EMBEDS_PER_BLOCK, self.step_tokens)
+        self.core = EngineCore(config, EngineFacts(16, self.chunk, LARGEST, LARGEST, lending=lending))
         assert self.core.ahead is not None
         assert self.core.lending is not None
         self.ahead, self.lending = self.core.ahead, self.core.lending
+        self.ahead.lane_is(self.places, own_processors=False)
         self.overdue = not self.keeps_time
         for step in range(-9, 1):  # what a step takes is known
             self.core.step_ended(self, step * STEP_SECONDS, num_running=1, num_requests=1, prompt_tokens=0)
@@ -86,6 +106,13 @@ class Engine(View):
     def num_requests(self) -> int:
         return len(self.active) + len(self.waits)
 
+    @property
+    def decode_tokens(self) -> int:
+        return sum(self.step_tokens for one in self.active if one.made)
+
+    def prompts(self) -> list[Req]:  # type: ignore[override]
+        return [one for one in self.active if one.left > 1 or not one.made]
+
     def waiting(self, count: int) -> list[OnePrompt]:
         return list(self.waits[:count])
 
@@ -94,19 +121,23 @@ class Engine(View):
         return TOTAL - self.lent - sum(one.blocks for one in self.active)
 
     def _ready_to_start(self) -> list[Req]:
-        return [one for one in self.waits if not self.ahead.ledger.waits(one.request_id)]
+        return [one for one in self.waits if not (one.grammar or self.ahead.ledger.waits(one.request_id))]
 
     def kv_blocks(self) -> KvBlocks:
-        needs = [one.blocks for one in self._ready_to_start()]
-        return KvBlocks(self.free, 0, len(self.active), bool(needs) and needs[0] > self.free, needs)
+        prompts = sum(one.needs for one in self.prompts())
+        first = next(iter(self._ready_to_start()), None)
+        if first is None:
+            return KvBlocks(self.free, prompts, len(self.active))
+        return KvBlocks(self.free, prompts, len(self.active), first, first.needs, first.needs > self.free - prompts)
 
     # -- what happens ------------------------------------------------------------
 
-    def arrive(self, tokens: int, output: int, embeds: int) -> None:
+    def arrive(self, tokens: int, output: int, embeds: int, *, session: bool = False, grammar: int = 0) -> None:
         name = f"request {self.steps} {self.num_requests} {self.ended}"
-        items = [PromptItem(f"item {name}", "image", embeds, 1)] if embeds else []
+        items = [PromptItem(f"item {name}", "image", embeds, max(0, tokens - embeds))] if embeds else []
         self.core.enter(name, INTERACTIVE, self.now)
-        self.waits.append(Req(name, items, tokens, output=output))
+        wait = self.steps + grammar if grammar else 0
+        self.waits.append(Req(name, items, max(tokens, embeds), is_session=session, output=output, grammar=wait))
 
     def leave(self, one: Req) -> None:
         (self.active if one in self.active else self.waits).remove(one)
@@ -123,7 +154,8 @@ class Engine(View):
     def encoded(self, *, fails: bool = False) -> None:
         if not self.lane:
             return
-        one, self.worked = self.lane.pop(0), 0
+        one = self.lane.pop(0)
+        self.worked.pop(one.content, None)
         if not fails:
             self.ahead.encoded(one.content, one.ticket, one.embeds / EMBEDS_PER_STEP * STEP_SECONDS, self.now)
             return
@@ -134,16 +166,19 @@ class Engine(View):
     def step(self) -> None:
         self.steps += 1
         self._lend()
-        most = self.core.begin_step(self, 16, 256, self.now).max_requests
-        for one in list(self.active):
-            if one in self.active:
-                self._decode(one)
-        in_step = self._admit(most)
-        self._send()
-        if self.lane:
-            self.worked += 1
-            if self.keeps_time and self.worked * EMBEDS_PER_STEP >= self.lane[0].embeds:
-                self.encoded()
+        plan = self.core.begin_step(self, 16, self.chunk, self.now)
+        self.budget, self.embeds = plan.max_tokens, plan.encoder_embeds or 0
+        before, may_encode = len(self.active), self.embeds
+        chunks = self._run()
+        if len(self.active) == before:  # vLLM admits nobody in a step in which it preempts
+            chunks += self._admit(plan.max_requests)
+        in_step = may_encode - self.embeds
+        if in_step:
+            self.lending.step_began(in_step)
+        self._send(in_step)
+        for one, tokens in chunks:
+            self._computed(one, tokens)
+        self._work()
         self.core.step_ended(
             self,
             self.now,
@@ -151,7 +186,7 @@ class Engine(View):
             num_requests=len(self.active),
             prompt_tokens=0,
             rest_seconds=0.0,
-            encodes={"image": (in_step, 0.01)} if in_step else None,
+            encodes={"image": (in_step, in_step / EMBEDS_PER_STEP * STEP_SECONDS)} if in_step else None,
         )
         for one in [one for one in self.active if one.made >= one.output]:
             self.leave(one)
@@ -167,73 +202,132 @@ class Engine(View):
         assert self.lent <= max(before, self.lending.most_blocks)
         assert self.lent <= TOTAL * MOST
         assert self.lent >= min(used, before), "memory was taken back that an encode uses"
-        if before > used and blocked and not self.ahead.ledger.num_pending:
+        if before > used and blocked and not self.ahead.ledger.num_pending and not self.lending._for_step:
             assert self.lent <= used, "a request waits for blocks that lie idle"
 
-    def _used(self) -> int:
-        """Return the blocks that the lane needs for what is still wanted: what was aborted leaves it in this step."""
+    def _wanted(self) -> list[int]:
+        """Return the sizes of what the lane has and is still wanted: what was aborted leaves it in this step."""
         state = self.ahead.ledger.state
-        embeds = max([one.embeds for one in self.lane if state(one.content) is EncodeState.ENCODING], default=0)
+        return [one.embeds for one in self.lane if state(one.content) is EncodeState.ENCODING]
+
+    def _used(self) -> int:
+        """Return the blocks that the lane needs now."""
+        embeds = sum(self._wanted()[: self.places])
         return max(0, -(-(embeds - RESERVE) // int(EMBEDS_PER_BLOCK)))
 
-    def _decode(self, one: Req) -> None:
-        more = one.blocks
-        one.made += 1
-        if one.blocks == more or self.free >= 0:
-            return
-        by_the_loan = self.free + self.lent >= 0
+    # -- a step ------------------------------------------------------------------
+
+    def _chunk_of(self, one: Req) -> int:
+        """Return the tokens of a request in this step, as far as its items are there, and encode or load these."""
+        if one.made and one.left == 1:
+            return min(self.step_tokens, self.budget)
+        tokens = self.ahead.cut(one.request_id, one.computed, min(one.left, self.budget))
+        for item in one.items_within(one.computed, tokens):
+            if item.content in self.cached:
+                continue
+            if self.ahead.load(item.content, self.now):
+                self.cached.add(item.content)
+            elif not self.ahead.goes_ahead(one.request_id) and item.embeds <= self.embeds:
+                self.embeds -= item.embeds
+                self.cached.add(item.content)
+            else:
+                tokens = max(0, item.start - one.computed)
+                break
+        return tokens
+
+    def _run(self) -> list[tuple[Req, int]]:
+        """Give running requests their tokens and blocks, and preempt the last ones where there are too few."""
+        chunks = []
+        for one in list(self.active):
+            if one not in self.active or not self.budget:
+                continue
+            prompt = one.left > 1 or not one.made
+            if prompt and not self.ahead.next_chunk(one, one.computed, self, self.now).may_run:
+                continue
+            tokens = self._chunk_of(one)
+            if not tokens:
+                continue
+            more = one.more(tokens + self.step_tokens - 1)
+            while more > self.free and one in self.active:
+                self._preempt(more)
+            if one in self.active:
+                one.blocks += more
+                self.budget -= tokens
+                chunks.append((one, tokens))
+        return chunks
+
+    def _preempt(self, more: int) -> None:
+        by_the_loan = more <= self.free + self.lent
         assert not (by_the_loan and not self.overdue), "a loan has preempted a request"
         assert not (by_the_loan and self.lent > self._used()), "a request was preempted, and blocks lay idle"
-        while self.free < 0:
-            last = self.active.pop()
-            last.left, last.computed = last.left + last.computed, 0
-            self.waits.insert(0, last)
+        last = self.active.pop()
+        last.left, last.computed, last.blocks = last.left + last.computed, 0, 0
+        self.cached -= {item.content for item in last.items}
+        self.waits.insert(0, last)
 
-    def _admit(self, most: int) -> int:
-        """Start waiting requests as vLLM does, in their order; return the embeddings that are encoded in the step."""
-        in_step = 0
+    def _admit(self, most: int) -> list[tuple[Req, int]]:
+        """Start waiting requests as vLLM does, in their order."""
+        chunks = []
         first = next(iter(self._ready_to_start()), None)
-        fits = first is not None and first.blocks <= self.free + self.lent - self._growth()
+        fits = first is not None and first.needs <= self.free + self.lent - self._growth()
         for one in list(self.waits):
-            if len(self.active) >= most or self.ahead.ledger.waits(one.request_id):
-                continue
-            if not self.ahead.next_chunk(one, 0, self, self.now).may_run:
-                break  # vLLM goes on, and a later request may take the place that was counted for this one
-            if one.blocks > self.free:
+            if len(self.active) >= most or not self.budget:
                 break
-            for item in one.items:
-                if self.ahead.load(item.content, self.now) or item.content in self.cached:
-                    self.cached.add(item.content)
-                    continue
-                assert item.embeds <= RESERVE, "a large item is encoded in the step"
-                in_step += item.embeds
-                self.cached.add(item.content)
-                self.lending.step_began(item.embeds)
+            if one.grammar > self.steps or not self.ahead.next_chunk(one, 0, self, self.now).may_run:
+                continue
+            one.grammar = 0
+            tokens = self._chunk_of(one)
+            more = one.more(tokens + self.step_tokens - 1)
+            if not tokens or one.needs > self.free or more > self.free or not self.lending.may_admit(one, one.needs):
+                break
+            self.lending.admitted(one, one.needs)
             self.waits.remove(one)
-            one.computed, one.left = one.left, 0
+            one.blocks += more
+            self.budget -= tokens
             self.active.append(one)
+            chunks.append((one, tokens))
         self.stuck = self.stuck + 1 if fits and first in self.waits else 0
-        return in_step
+        return chunks
 
     def _growth(self) -> int:
-        return len(self.active)
+        return sum(one.needs + 1 for one in self.active)
 
-    def _send(self) -> None:
+    def _computed(self, one: Req, tokens: int) -> None:
+        if one not in self.active:
+            return
+        if one.made and one.left == 1:
+            one.computed, one.made = one.computed + tokens, one.made + tokens
+            return
+        one.computed, one.left = one.computed + tokens, one.left - tokens
+        if not one.left:
+            one.made, one.left = one.made + 1, 1
+
+    def _send(self, in_step: int) -> None:
         actions = self.ahead.take_actions()
         gone = set(actions.forget)
-        if self.lane and self.lane[0].content in gone:
-            self.worked = 0
         self.lane = [one for one in self.lane if one.content not in gone]
         for content, ticket, _, embeds in actions.submit:
             self.lane.append(AtLane(content, ticket, embeds))
-        assert max([one.embeds for one in self.lane], default=0) <= RESERVE + self.lent * EMBEDS_PER_BLOCK, (
-            "encoded without memory"
-        )
+        at_work = sum(one.embeds for one in self.lane[: self.places])
+        assert at_work + in_step <= RESERVE + self.lent * EMBEDS_PER_BLOCK, "encoded without memory"
         assert all(self.ahead.ledger.state(one.content) is EncodeState.ENCODING for one in self.lane)
 
+    def _work(self) -> None:
+        for one in self.lane[: self.places]:
+            self.worked[one.content] = self.worked.get(one.content, 0) + 1
+        if self.keeps_time:
+            for one in [one for one in self.lane if self.worked.get(one.content, 0) * EMBEDS_PER_STEP >= one.embeds]:
+                self.lane.remove(one)
+                self.lane.insert(0, one)
+                self.encoded()
 
+
+ENGINES = st.fixed_dictionaries(
+    {"chunk": st.sampled_from([32, 256]), "step_tokens": st.sampled_from([1, 3]), "places": st.sampled_from([1, 2])}
+)
 TEXTS = st.tuples(st.just("arrive"), st.integers(1, 250), st.integers(1, 60), st.just(0))
 ITEMS = st.tuples(st.just("arrive"), st.integers(1, 250), st.integers(1, 30), st.integers(1, LARGEST))
+OTHERS = st.tuples(st.sampled_from(["session", "grammar"]), st.integers(1, 250), st.integers(1, 30), st.integers(0, 80))
 ABORT = st.tuples(st.just("abort"), st.integers(0, 9), st.just(0), st.just(0))
 LANE = st.tuples(st.sampled_from(["encoded", "fails"]), st.just(0), st.just(0), st.just(0))
 STEPS = st.tuples(st.just("steps"), st.integers(1, 30), st.just(0), st.just(0))
@@ -243,6 +337,10 @@ def do(engine: Engine, event: tuple[str, int, int, int]) -> None:
     what, first, *more = event
     if what == "arrive":
         engine.arrive(first, *more)
+    elif what == "session":
+        engine.arrive(first, *more, session=True)
+    elif what == "grammar":
+        engine.arrive(first, *more, grammar=1 + first % 4)
     elif what == "abort":
         engine.abort(first)
     elif what == "steps":
@@ -255,7 +353,7 @@ def do(engine: Engine, event: tuple[str, int, int, int]) -> None:
 def drained(engine: Engine) -> None:
     """Let all that is there run to its end, and check that everything is back."""
     steps, requests = 0, engine.num_requests
-    engine.keeps_time, engine.worked = True, 0
+    engine.keeps_time, engine.worked = True, {}
     while engine.num_requests:
         engine.step()
         steps += 1
@@ -265,31 +363,36 @@ def drained(engine: Engine) -> None:
 
 
 @SETTINGS
-@given(st.lists(st.one_of(TEXTS, ITEMS, ABORT, LANE, STEPS), max_size=60))
-def test_loans_keep_their_bounds_and_everything_comes_back(events: list[tuple[str, int, int, int]]) -> None:
+@given(ENGINES, st.lists(st.one_of(TEXTS, ITEMS, OTHERS, ABORT, LANE, STEPS), max_size=60))
+def test_loans_keep_their_bounds_and_everything_comes_back(
+    sizes: dict[str, int], events: list[tuple[str, int, int, int]]
+) -> None:
     """Encodes that last for ever, fail or are aborted may cost a preemption, but no block, and none that lies idle."""
-    engine = Engine()
+    engine = Engine(**sizes)  # type: ignore[arg-type]
     for event in events:
         do(engine, event)
     drained(engine)
 
 
 @SETTINGS
-@given(st.lists(st.one_of(TEXTS, ITEMS, ABORT, STEPS), max_size=60))
-def test_encodes_as_long_as_measured_preempt_nobody(events: list[tuple[str, int, int, int]]) -> None:
-    engine = Engine(keeps_time=True)
+@given(ENGINES, st.lists(st.one_of(TEXTS, ITEMS, OTHERS, ABORT, STEPS), max_size=60))
+def test_encodes_as_long_as_measured_preempt_nobody(
+    sizes: dict[str, int], events: list[tuple[str, int, int, int]]
+) -> None:
+    """Nobody is preempted who would not have been without the loan."""
+    engine = Engine(keeps_time=True, **sizes)  # type: ignore[arg-type]
     for event in events:
         do(engine, event)
     drained(engine)
 
 
 @SETTINGS
-@given(st.lists(st.one_of(TEXTS, ITEMS, STEPS), min_size=1, max_size=40))
+@given(ENGINES, st.lists(st.one_of(TEXTS, ITEMS, OTHERS, STEPS), min_size=1, max_size=40))
 def test_a_request_that_fits_without_the_loan_starts_within_bounded_steps(
-    events: list[tuple[str, int, int, int]],
+    sizes: dict[str, int], events: list[tuple[str, int, int, int]]
 ) -> None:
     """However many encodes ask for loans."""
-    engine = Engine(keeps_time=True)
+    engine = Engine(keeps_time=True, **sizes)  # type: ignore[arg-type]
     longest = 60 + PATIENCE_STEPS + LARGEST // EMBEDS_PER_STEP  # what runs ends, then there is a turn, and an encode
     for event in events:
         do(engine, event)
@@ -297,3 +400,46 @@ def test_a_request_that_fits_without_the_loan_starts_within_bounded_steps(
     while engine.num_requests:
         engine.step()
         assert engine.stuck <= longest
+
+
+ARRIVALS = st.tuples(
+    st.integers(0, 60), st.integers(1, 500), st.integers(1, 90), st.one_of(st.just(0), st.integers(1, 400))
+)
+
+
+@SETTINGS
+@given(
+    st.lists(ARRIVALS, max_size=40),
+    st.sampled_from([{}, {"encode_ahead": True}, {"encode_ahead": True, "itl_target_ms": 0.01}]),
+    st.sampled_from([64, 4000]),
+    st.sampled_from([1, 2]),
+)
+def test_a_simulated_engine_preempts_nobody_who_would_not_be_without_the_loan(
+    arrivals: list[tuple[int, int, int, int]], options: dict[str, Any], chunk: int, places: int
+) -> None:
+    """Times of steps and encodes are known, and arrivals are in tenths of a second."""
+    sizes = {"kv_tokens": 1000, "max_num_batched_tokens": chunk, "lane_items": places, "reserve_embeds": 100}
+    encodes = {"encoder_budget_embeds": 400, "encoder_cache_embeds": 400, "embeds_per_token": 1.0}
+    made = Run(PlainCosts(base=0.01, embed=0.001), {**sizes, **encodes}, kv_lending=0.4, **options)
+    for step in range(-9, 1):
+        made.core.steps.step(0.01 * step, 1, 0)
+    made.core.costs.encoded("image", 100, 0.1)
+    lending = made.core.lending
+    assert lending is not None
+    make_room = EngineServer._make_room
+
+    def without_the_loan(engine: EngineServer) -> int:
+        prompts, decodes = engine.prompts, engine.decodes
+        needed = prompts.kv_tokens + decodes.number * decodes.each
+        assert needed > prompts.kv_room + lending.lent_blocks, "a loan has preempted a request"
+        return make_room(engine)
+
+    requests = []
+    for number, (tenths, text, output, embeds) in enumerate(arrivals):
+        items = (Item("image", embeds, number),) if embeds else ()
+        output = min(output, 590 - text)
+        requests.append(Request(number, tenths / 10, min(text, 590 - embeds - output), output, items))
+    with patch.object(EngineServer, "_make_room", without_the_loan):
+        made.serve(requests)
+    assert len(made.ended) == len(requests), "a request never ran"
+    assert lending.lent_blocks == 0 or not requests

@@ -47,6 +47,9 @@ def test_each_plan_keeps_what_is_used_and_leaves_what_is_needed(
         if missing > 0:  # what is idle is given back, as far as it is needed
             assert plan.blocks <= max(one.used_blocks, one.lent_blocks - missing)
         assert plan.admits or plan.reason is LendingReason.SAVING
+        begins = one.demands[plan.begins - 1].loan_blocks if plan.begins else 0
+        assert begins <= plan.blocks
+        assert begins <= max(0, one.room), "encodes begin in what running requests will need"
 
 
 @dataclass
@@ -83,7 +86,7 @@ class _World:
         assert plan.blocks >= self.used
         self.lent = plan.blocks
         assert self.free >= needed, "running requests would be preempted"
-        if demands and not self.left and self.lent >= self.encodes[0]:
+        if demands and not self.left and plan.begins:
             self.used, self.left = self.encodes.pop(0), ENCODE_STEPS
         while plan.admits and self.waiting:
             first = self.waiting[0]

@@ -11,7 +11,6 @@ from vllm.v1.request import Request, RequestStatus
 from vllm_omni_sched import compat
 from vllm_omni_sched.core.engine.requests import Decodes, KvBlocks, PromptItem, RequestBook
 from vllm_omni_sched.items import FeatureList
-from vllm_omni_sched.resource.engine.encoder_budget import LOOK_AHEAD
 
 _FOR_BLOCKS = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 """What a request is while it waits for nothing but room."""
@@ -25,6 +24,11 @@ def prompt_tokens_of(output: SchedulerOutput) -> int:
         for request_id, tokens in output.num_scheduled_tokens.items()
         if tokens > 1 and not (drafted and request_id in drafted)
     )
+
+
+def blocks_left(request: Request, block_tokens: int) -> int:
+    """Return the KV blocks of so many tokens each that a request needs for the rest of its prompt."""
+    return int(-(-request.num_tokens // block_tokens) + -request.num_computed_tokens // block_tokens)
 
 
 class RequestPrompt:
@@ -169,20 +173,20 @@ class SchedulerView:
         """Return the blocks of the KV cache, by the last look at the running requests.
 
         The first waiting request is the first one that does not wait for the lane. vLLM admits it if the pool has room
-        for all of it.
+        for all of it, and for its watermark while others run.
         """
-        scheduler = self._scheduler
-        size, free = scheduler.block_size, scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        prompts = 0
-        for prompt in self._prompts:
-            request = prompt.request
-            prompts += -(-request.num_tokens // size) + -request.num_computed_tokens // size
-        waiting: list[int] = []
+        scheduler, manager = self._scheduler, self._scheduler.kv_cache_manager
+        size, free = scheduler.block_size, manager.block_pool.get_num_free_blocks()
+        prompts = sum([blocks_left(prompt.request, size) for prompt in self._prompts])
+        first = None
         if len(scheduler.running) < getattr(scheduler, compat.admission_limit(scheduler)):
-            first = islice(filter(self._needs_blocks, compat.waiting_requests(scheduler)), LOOK_AHEAD)
-            waiting = [-(-one.num_tokens // size) + -one.num_computed_tokens // size for one in first]
-        blocked = bool(waiting) and waiting[0] > free - prompts
-        return KvBlocks(free, prompts, len(scheduler.running), blocked, waiting)
+            first = next(filter(self._needs_blocks, compat.waiting_requests(scheduler)), None)
+        if first is None:
+            return KvBlocks(free, prompts, len(scheduler.running))
+        needs = blocks_left(first, size)
+        keeps_free = getattr(manager, "watermark_blocks", 0) if scheduler.running else 0
+        blocked = needs + keeps_free > free - prompts
+        return KvBlocks(free, prompts, len(scheduler.running), RequestPrompt(first), needs, blocked)
 
     def _needs_blocks(self, request: Request) -> bool:
         return request.status in _FOR_BLOCKS and not (self.waits is not None and self.waits(request.request_id))

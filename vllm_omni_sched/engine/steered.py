@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
@@ -20,6 +20,7 @@ from vllm_omni_sched.core.engine.requests import EngineFacts, PromptItem
 from vllm_omni_sched.engine.ahead.halves import planner_half
 from vllm_omni_sched.engine.encoder.inputs import DecidesInputs, Inputs
 from vllm_omni_sched.engine.history_file import HistoryFile, path_of_rank
+from vllm_omni_sched.engine.lending.admission import admission_by
 from vllm_omni_sched.engine.lending.blocks import LentBlocks
 from vllm_omni_sched.engine.lending.facts import lending_facts
 from vllm_omni_sched.engine.refusals import Refusals
@@ -187,7 +188,8 @@ class SteeredSteps:
                 scheduler.max_num_encoder_input_tokens = plan.encoder_embeds
             if 0 < plan.longest < plan.max_tokens - self.view.decode_tokens:
                 settings.long_prefill_token_threshold = min(threshold, plan.longest) if threshold else plan.longest
-            yield
+            with self._admission_context():
+                yield
         finally:
             for request in reversed(aside):
                 scheduler.waiting.prepend_request(request)
@@ -197,6 +199,13 @@ class SteeredSteps:
             settings.long_prefill_token_threshold = threshold
             if core.rounds is not None:
                 core.rounds.end()
+
+    def _admission_context(self) -> AbstractContextManager[None]:
+        """Return the context in which only requests are admitted that leave room for loans; nothing without lending."""
+        lending, scheduler = self.core.lending, self._scheduler
+        if lending is None:
+            return nullcontext()
+        return admission_by(lending, scheduler.kv_cache_manager, scheduler.block_size)
 
     def decide(
         self,

@@ -28,17 +28,17 @@ def snapshot(*loans: int | tuple[int, int], free: int = 100, **more: Any) -> Len
 
 
 def test_what_fits_into_the_memory_set_aside_needs_no_loan():
-    assert policy().plan(snapshot(0, 0), 0.0) == LendingPlan(0, LendingReason.NOT_NEEDED)
+    assert policy().plan(snapshot(0, 0), 0.0) == LendingPlan(0, LendingReason.NOT_NEEDED, 2)
 
 
 def test_the_loan_is_for_as_many_waiting_encodes_as_fit():
-    assert policy().plan(snapshot(10, 30, 60), 0.0) == LendingPlan(30, LendingReason.LENT)
+    assert policy().plan(snapshot(10, 30, 60), 0.0) == LendingPlan(30, LendingReason.LENT, 2)
 
 
 def test_encodes_that_need_no_loan_run_together_in_one_while_no_request_waits():
-    assert policy().plan(snapshot(0, 20, 40), 0.0) == LendingPlan(40, LendingReason.LENT)
-    assert policy().plan(snapshot(0, 20, blocked=True), 9.0) == LendingPlan(0, LendingReason.NOT_NEEDED)
-    assert policy().plan(snapshot(0, 20, free=10), 9.0) == LendingPlan(0, LendingReason.NOT_NEEDED)
+    assert policy().plan(snapshot(0, 20, 40), 0.0) == LendingPlan(40, LendingReason.LENT, 3)
+    assert policy().plan(snapshot(0, 20, blocked=True), 9.0) == LendingPlan(0, LendingReason.NOT_NEEDED, 1)
+    assert policy().plan(snapshot(0, 20, free=10), 9.0) == LendingPlan(0, LendingReason.NOT_NEEDED, 1)
 
 
 def test_what_running_requests_will_need_is_not_lent():
@@ -59,7 +59,7 @@ def test_a_request_that_waits_for_blocks_goes_first_but_not_for_ever():
     lender, waits = policy(), snapshot(10, blocked=True)
     assert lender.plan(waits, 0.0) == LendingPlan(0, LendingReason.REQUESTS_FIRST)
     assert lender.plan(waits, 1.9).reason is LendingReason.REQUESTS_FIRST
-    assert lender.plan(waits, 2.0) == LendingPlan(10, LendingReason.LENT)
+    assert lender.plan(waits, 2.0) == LendingPlan(10, LendingReason.LENT, 1)
     made = snapshot(10, free=90, lent_blocks=10, blocked=True)
     assert lender.plan(made, 2.1).blocks == 10, "it stays until the encode has begun"
     lender.plan(snapshot(free=90, lent_blocks=10, used_blocks=10, blocked=True), 2.2)
@@ -70,18 +70,69 @@ def test_a_request_that_waits_for_blocks_goes_first_but_not_for_ever():
 def test_an_encode_that_has_waited_for_long_saves_blocks_while_no_request_is_admitted():
     lender = policy()
     assert lender.plan(snapshot(40, free=20, needed_blocks=5), 0.0).admits
-    assert lender.plan(snapshot(40, free=20, needed_blocks=5), 2.0) == LendingPlan(15, LendingReason.SAVING, False)
+    assert lender.plan(snapshot(40, free=20, needed_blocks=5), 2.0) == LendingPlan(
+        15, LendingReason.SAVING, admits=False
+    )
     more = snapshot(40, free=20, lent_blocks=15, needed_blocks=5)
-    assert lender.plan(more, 3.0) == LendingPlan(30, LendingReason.SAVING, False)
+    assert lender.plan(more, 3.0) == LendingPlan(30, LendingReason.SAVING, admits=False)
     assert lender.plan(snapshot(40, free=20, lent_blocks=30, needed_blocks=5), 4.0) == LendingPlan(
-        40, LendingReason.LENT
+        40, LendingReason.LENT, 1
     )
 
 
 def test_while_it_saves_it_gives_back_what_running_requests_need():
     lender = policy()
-    lender.plan(snapshot(40, free=20), 0.0)
+    lender.plan(snapshot(40, free=20, needed_blocks=1), 0.0)
     assert lender.plan(snapshot(40, free=2, lent_blocks=20, needed_blocks=8), 2.0).blocks == 14
+
+
+def test_saving_takes_turns_with_requests_that_last_longer_each_time():
+    lender, waits = policy(), snapshot(40, free=20, needed_blocks=5)
+    ask = [0.0, 2.0, 31.9, 32.0, 61.9, 62.0, 121.9, 122.0, 181.9, 182.0]
+    saves = [lender.plan(waits, now).reason is LendingReason.SAVING for now in ask]
+    assert saves == [False, True, True, False, False, True, True, False, False, True]
+    assert lender.plan(snapshot(40, free=45, needed_blocks=5), 183.0).blocks == 40
+    again = [lender.plan(waits, now).reason is LendingReason.SAVING for now in (184.0, 186.0, 215.9, 216.0)]
+    assert again == [False, True, True, False], "the next encode begins with a short turn"
+
+
+def test_nothing_is_saved_while_nothing_runs_that_could_end():
+    lender, held = policy(), snapshot(40, free=20)
+    assert [lender.plan(held, now).admits for now in (0.0, 2.0, 9.0)] == [True, True, True]
+    assert not lender.plan(snapshot(40, free=20, needed_blocks=1), 9.1).admits
+
+
+def test_an_encode_that_would_go_on_with_a_loan_in_use_waits_while_a_request_does():
+    """Otherwise encodes that follow one another would never give the loan back."""
+    lender = policy()
+    in_use = snapshot(10, free=20, lent_blocks=10, used_blocks=10, blocked=True)
+    for now in (0.0, 5.0, 10.0):
+        assert lender.plan(in_use, now) == LendingPlan(10, LendingReason.REQUESTS_FIRST)
+    ended = snapshot(10, free=20, lent_blocks=10, blocked=True)
+    assert lender.plan(ended, 11.0) == LendingPlan(0, LendingReason.REQUESTS_FIRST), "the request may run now"
+    waits = snapshot(10, free=30, blocked=True)
+    assert lender.plan(waits, 11.9).reason is LendingReason.REQUESTS_FIRST
+    assert lender.plan(waits, 12.0) == LendingPlan(10, LendingReason.LENT, 1), "2 seconds after the last use"
+
+
+def test_an_encode_that_would_go_on_with_a_loan_in_use_needs_room_until_it_has_ended():
+    lender, tight = policy(), snapshot(8, free=3, lent_blocks=10, used_blocks=10, needed_blocks=6)
+    assert lender.plan(tight, 0.0) == LendingPlan(10, LendingReason.NEEDED_BY_REQUESTS)
+    fits = snapshot(8, free=4, lent_blocks=10, used_blocks=10, needed_blocks=6)
+    assert lender.plan(fits, 0.1) == LendingPlan(10, LendingReason.IN_USE, 1)
+
+
+def test_an_idle_loan_is_not_for_encodes_without_room():
+    lender, tight = policy(), snapshot(0, 8, free=3, lent_blocks=10, needed_blocks=6)
+    assert lender.plan(tight, 0.0) == LendingPlan(7, LendingReason.RECALLED, 1)
+
+
+def test_a_loan_that_was_used_between_two_plans_does_not_stay_for_the_next_encode():
+    lender, waits = policy(), snapshot(10, blocked=True)
+    lender.plan(waits, 0.0)
+    assert lender.plan(waits, 2.0).blocks == 10
+    lender.began()
+    assert lender.plan(snapshot(10, free=90, lent_blocks=10, blocked=True), 2.1).blocks == 0
 
 
 def test_an_idle_loan_is_kept_for_a_while():
@@ -112,13 +163,20 @@ def test_what_is_used_is_not_taken_back():
 
 
 def test_a_smaller_demand_does_not_shrink_the_loan_while_nobody_needs_it():
-    assert policy().plan(snapshot(5, free=80, lent_blocks=20), 0.0) == LendingPlan(20, LendingReason.LENT)
+    assert policy().plan(snapshot(5, free=80, lent_blocks=20), 0.0) == LendingPlan(20, LendingReason.LENT, 1)
 
 
 @pytest.mark.parametrize("most", [-0.1, 1.0])
 def test_the_bound_is_checked(most: float):
     with pytest.raises(ConfigError, match="kv_lending"):
         MemoryLending(most)
+
+
+def test_times_are_checked():
+    with pytest.raises(ConfigError, match="hold_seconds and patience_seconds must be finite and 0 or more"):
+        MemoryLending(0.5, patience_seconds=-1.0)
+    with pytest.raises(ConfigError, match="saving_seconds must be finite and above 0, got 0"):
+        MemoryLending(0.5, saving_seconds=0.0)
 
 
 @pytest.mark.parametrize(

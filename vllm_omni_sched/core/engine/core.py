@@ -42,6 +42,7 @@ class EngineCore:
     step begins           `begin_step`: limits of the step, and waiting requests to set aside; before it, and
                           before `ahead.take_actions`, `lending.plan`: KV blocks to lend or to take back
     request may go next   `ahead.next_chunk`: run it or hold it back, items to encode ahead
+    request is admitted   before: `lending.may_admit`: admit it beside the loan, or wait; after: `lending.admitted`
     chunk is planned      `ahead.cut`, `rounds.cut`: its tokens; `encoder_part`: what it may encode
     encoder makes room    `ahead.load`: take the encoding from the lane
     step is planned       `ahead.take_actions`: items for the lane, encodings to drop or load
@@ -171,8 +172,8 @@ class EngineCore:
         if self.rounds is None and not limits.any and lending is None:
             return StepPlan(max_requests, max_tokens, max_tokens - decoding)
         requests = limits.max_requests(max_requests, view.num_running)
-        if lending is not None and lending.admits is not None:
-            requests = min(requests, view.num_running + lending.admits)
+        if lending is not None and not lending.admits:
+            requests = min(requests, view.num_running)
         tokens = limits.max_tokens(max_tokens, decoding)
         budget = tokens - decoding
         longest = limits.longest_chunk(view, budget)

@@ -66,7 +66,8 @@ class EncodeAhead:
        processors.
     7. Each content is encoded once for all requests that need it at the same time (`AheadLedger`).
     8. A request with an item that cannot be encoded fails, and only such a request.
-    9. With ``step_embeds``, a larger item is not encoded in the step.
+    9. With ``step_embeds``, a larger item is not encoded in the step. With ``piece_embeds``, no piece runs of a waiting
+       request that misses a larger item.
 
     ``share``: the lane's share of the device, in (0, 1]. ``taken_from_lane``, ``items_visited``: counts.
     """
@@ -95,6 +96,7 @@ class EncodeAhead:
         self._lane_items = 1  # that the lane encodes at a time
         self.ledger = AheadLedger(facts.encoder_cache_embeds)
         self.step_embeds: int | None = None
+        self.piece_embeds: int | None = None
         self.share = 1.0
         self.taken_from_lane = 0
         self.items_visited = 0
@@ -133,6 +135,8 @@ class EncodeAhead:
         # a piece is shorter than the tokens before the item, because a drafter reads the embeddings behind the piece
         limit = self._limits[request_id] = min(item.start for item in missing) - self._read_ahead
         may_run = limit - start >= LEAST_PIECE
+        if self.piece_embeds is not None and not prompt.runs:
+            may_run = may_run and max(item.embeds for item in missing) <= self.piece_embeds
         if self._history is not None and not may_run:
             self._history.add(now, Transition.HELD, request_id, f"for {len(missing)} items")
         return NextChunk(may_run, wanted)
@@ -184,6 +188,14 @@ class EncodeAhead:
         """Return how many tokens of a chunk may be computed without the first missing item."""
         limit = self._limits.get(request_id)
         return tokens if limit is None else max(0, min(tokens, limit - start))
+
+    def stops_at(self, prompt: Prompt, view: EngineView) -> int | None:
+        """Return up to where a running prompt may be computed before the lane has ended; None if it does not wait."""
+        missing = self._missing(prompt, prompt.computed, view) if self.ledger.waits(prompt.request_id) else ()
+        if not missing:
+            return None
+        limit = min(item.start for item in missing) - self._read_ahead
+        return limit if limit - prompt.computed >= LEAST_PIECE else prompt.computed
 
     def is_ready(self, content: str) -> bool:
         """Return whether the lane holds this encoding."""

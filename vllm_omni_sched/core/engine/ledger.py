@@ -1,9 +1,10 @@
 """Track encodes that run ahead of their prefill: each content is encoded once for all its requests."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from typing import NamedTuple
 
 LEAST_PIECE = 64
@@ -56,6 +57,7 @@ class AheadLedger:
        With ``max_active_embeds``, whatever else, those that are encoded at a time have no more embeddings. That are
        all contents that are being encoded, except for the smallest one where there are ``max_encoding``, which waits.
        Contents that were asked for since the last orders go first, in that order; then the ones queued longest.
+       With ``borrowers``, these contents alone are submitted, in their order.
     3. When a request ends, contents that only it needed are dropped.
     4. An encoding leaves this ledger when it is loaded into the encoder cache.
     5. Answers may be late: the answer to an attempt that was given up is ignored.
@@ -69,12 +71,14 @@ class AheadLedger:
         self.max_embeds = max_embeds
         self.max_encoding = max_encoding
         self.max_active_embeds: int | None = None
+        self.borrowers: Sequence[str] | None = None
         self.num_embeds = 0  # being encoded, or ready
         self._encoding: dict[str, int] = {}  # embeddings of what is being encoded
         self._encodes: dict[str, _Encode] = {}
         self._wants: dict[str, set[str]] = {}  # request id -> mm_hashes
         self._queue: OrderedDict[str, None] = OrderedDict()
         self._wanted: dict[str, None] = {}  # contents of the queue that were asked for since the last orders
+        self._asked: dict[str, None] = {}  # those before that, when any were
         self._forget: list[str] = []
         self._load: list[str] = []
         self._tickets = 0
@@ -194,7 +198,7 @@ class AheadLedger:
             self.num_embeds += encode.num_embeds
             submit.append((mm_hash, encode.ticket))
         if self._wanted:
-            self._wanted = {}
+            self._asked, self._wanted = self._wanted, {}
         if not submit and not self.has_orders:
             return _NO_ORDERS
         orders = Orders(tuple(submit), tuple(self._forget), tuple(self._load))
@@ -211,20 +215,22 @@ class AheadLedger:
         return self._encoding.keys()
 
     def queued(self) -> Iterator[tuple[str, int]]:
-        """Yield the contents that no worker was sent yet, with their embeddings, in the order of rule 2."""
-        for mm_hash in self._wanted:
-            if mm_hash in self._queue:
-                yield mm_hash, self._encodes[mm_hash].num_embeds
-        for mm_hash in self._queue:
-            if mm_hash not in self._wanted:
+        """Yield the contents that no worker was sent yet, with their embeddings, in the order of rule 2.
+
+        Between two steps, those that requests asked for in the last one go first.
+        """
+        seen: set[str] = set()
+        for mm_hash in chain(self._wanted, self._asked, self._queue):
+            if mm_hash in self._queue and mm_hash not in seen:
+                seen.add(mm_hash)
                 yield mm_hash, self._encodes[mm_hash].num_embeds
 
     def _next(self) -> Iterator[str]:
         """Yield the contents to submit, in the order of rule 2; each must leave the queue before the next is taken."""
-        for mm_hash in self._wanted:
+        for mm_hash in self._wanted if self.borrowers is None else self.borrowers:
             if mm_hash in self._queue:
                 yield mm_hash
-        while self._queue:
+        while self._queue and self.borrowers is None:
             yield next(iter(self._queue))
 
     def validate(self) -> None:

@@ -2,8 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain, islice
+from typing import NamedTuple
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.options import OmniSchedConfig
@@ -11,21 +12,28 @@ from vllm_omni_sched.core.engine.encode_ahead import EncodeAhead
 from vllm_omni_sched.core.engine.requests import EngineFacts, EngineView, LendingFacts, LendingView, Prompt, PromptItem
 from vllm_omni_sched.monitor.step_times import CostModel, StepMeter
 from vllm_omni_sched.resource.engine.encoder_budget import LOOK_AHEAD
-from vllm_omni_sched.resource.engine.lending import EncodeDemand, LendingReason, LendingSnapshot, MemoryLending
+from vllm_omni_sched.resource.engine.lending import (
+    EncodeDemand,
+    LendingPlan,
+    LendingReason,
+    LendingSnapshot,
+    MemoryLending,
+)
 
 _SAFETY = 2.0  # encodes may take so many times as long as forecast before running requests need what was lent
 _LEAST_STEPS = 4  # a loan lasts for at least so many steps: planned, sent, computed, reported
 
 
-def _fitting(needs: Sequence[int], left: int) -> int:
-    """Return how many of these requests, from the first on, fit together into so many blocks."""
-    number = 0
-    for blocks in needs:
-        left -= blocks
-        if left < 0:
-            break
-        number += 1
-    return number
+class _Waiters(NamedTuple):
+    """Running requests whose next items are still to be encoded.
+
+    ``number``: of those that wait for the lane. ``still``: of all that can compute nothing until then.
+    ``later_blocks``: for the prompts of those that wait for the lane, from the items on that they wait for.
+    """
+
+    number: int
+    still: int
+    later_blocks: int
 
 
 class KvLending:
@@ -36,19 +44,28 @@ class KvLending:
     2. Running requests are forecast to need the rest of their prompts, and room for all tokens that each step may make
        until all encodes have ended, also those under way: by the measured times of steps and encodes, with a margin.
        With speculation these are a token and the drafts behind it, whether they are accepted or not.
-    3. In an engine whose lane encodes, the items that are queued for the lane are waiting encodes; in any other, the
-       items of the next chunks of at most `LOOK_AHEAD` requests, in the order in which they run.
-    4. A step that encodes uses the loan until its tokens are out.
-    5. While blocks are lent, requests are admitted as long as they leave what running requests will need, and they
-       themselves by rule 2; at most `LOOK_AHEAD` in a step.
-    6. An idle loan is not used before a plan has seen the encode: until then, room is kept for a few steps alone.
-    7. When the last request leaves the engine, everything returns at once.
+    3. In an engine whose lane encodes, the items that are queued for the lane are waiting encodes, and before them the
+       next item of a session; in any other, the items of the next chunks of at most `LOOK_AHEAD` requests, in the order
+       in which they run.
+    4. A step that encodes uses the loan until its tokens are out, beside the lane. What the lane is about to begin is
+       left out of what steps may encode.
+    5. While blocks are lent, each request that the engine is about to admit must fit with the rest of its prompt and
+       what it needs itself by rule 2, beside what running requests will need and those that were admitted in this step.
+       The first one that does not fit ends the admission, as one without room does in vLLM.
+    6. No encode begins in the lane before a plan has seen it: room is kept for those alone that the last plan has seen.
+    7. No requests hold memory while all of them wait for a loan that it leaves no room for. What requests that wait for
+       the lane need afterwards may be lent to the first encode, alone and while no other is under way. Requests whose
+       items may not all be in their first chunk are admitted only as far as the largest loan has room beside their
+       whole prompts, or one at a time; and no piece of a prompt runs before an item that does not fit into what is set
+       aside. While all running requests wait for encodes, these go before requests that wait for blocks.
+    8. When the last request leaves the engine, everything returns at once.
 
-    ``lent_blocks``: the present loan. ``admits``: new requests that may be admitted, None for any number.
-    ``reasons``: counts of plans other than to lend nothing to nobody.
+    ``lent_blocks``: the present loan. ``admits``: whether new requests may be admitted. ``room``: blocks that they may
+    take from the last plan on, None while nothing is lent. ``reasons``: counts of plans other than to lend nothing to
+    nobody.
 
     Raises:
-        ConfigError: the largest item that the engine accepts would never fit.
+        ConfigError: the largest item that the engine accepts would never fit, or the longest request beside it.
     """
 
     def __init__(
@@ -65,9 +82,16 @@ class KvLending:
         self._chunk = facts.max_num_batched_tokens
         self.policy = MemoryLending(config.kv_lending)
         self.lent_blocks = 0
-        self.admits: int | None = None
+        self.admits = True
+        self.room: int | None = None
+        self._each = 0  # blocks that an admitted request needs beside those of its prompt
         self.reasons = dict.fromkeys(LendingReason, 0)
+        self._refused = False  # a request, since the last plan
+        self._for_step = 0  # embeddings of the item of a session that waits
+        self._for_lane: list[tuple[str, int]] = []  # what waits for the lane, and embeddings at a time up to it
+        self._prompts = 0  # blocks of running prompts that may wait for the lane again
         self._in_steps: deque[int] = deque()  # embeddings of the steps under way that encode
+        self._step_embeds = lending.reserve_embeds  # that the next step may encode
         self._largest_batch = facts.encoder_budget_embeds
         largest = min(facts.encoder_budget_embeds, facts.encoder_cache_embeds)
         bound = self.policy.bound(lending.total_blocks)
@@ -77,19 +101,23 @@ class KvLending:
                 f"of {largest} embeddings needs {self._blocks(largest)} beside the {lending.reserve_embeds} embeddings "
                 "that are set aside: raise it, set aside more, or lower the encoder's budget"
             )
+        if lending.request_blocks > self._never_lent:
+            raise ConfigError(
+                f"option 'kv_lending' lends up to {bound} of {lending.total_blocks} KV blocks, and the longest request "
+                f"needs {lending.request_blocks}: lower it, or lower --max-model-len, or make the KV cache larger"
+            )
         if ahead is not None:
-            ahead.step_embeds = lending.reserve_embeds
-            ahead.ledger.max_active_embeds = lending.reserve_embeds
+            ahead.step_embeds = ahead.piece_embeds = lending.reserve_embeds
+            ahead.ledger.borrowers = ()
+
+    @property
+    def _never_lent(self) -> int:
+        return self._facts.total_blocks - self.most_blocks
 
     @property
     def most_blocks(self) -> int:
         """Return the most blocks that are ever lent."""
         return self.policy.bound(self._facts.total_blocks)
-
-    @property
-    def limit_embeds(self) -> int:
-        """Return the embeddings that may be encoded at a time."""
-        return self._lent_embeds(self.lent_blocks)
 
     def _lent_embeds(self, blocks: int) -> int:
         """Return the embeddings that may be encoded at a time with a loan of so many blocks."""
@@ -97,7 +125,7 @@ class KvLending:
 
     def left_for_step(self) -> int:
         """Return the embeddings that the next step may encode, beside those of the lane."""
-        return max(0, self.limit_embeds - self._lane_embeds)
+        return self._step_embeds
 
     @property
     def _lane_embeds(self) -> int:
@@ -110,6 +138,8 @@ class KvLending:
     def step_began(self, embeds: int) -> None:
         """Record that a step begins which encodes so many embeddings, more than none."""
         self._in_steps.append(embeds)
+        if embeds > self._facts.reserve_embeds:
+            self.policy.began()
 
     def step_out(self) -> None:
         """Record that the tokens of the oldest such step are out."""
@@ -118,26 +148,67 @@ class KvLending:
 
     def emptied(self) -> None:
         """Take everything back, as no request is left that an encode is for."""
-        self.lent_blocks, self.admits = 0, None
+        self.lent_blocks = 0
+        self._open()
         if self._ahead is not None:
-            self._ahead.ledger.max_active_embeds = self.limit_embeds
+            self._ahead.ledger.borrowers = ()
 
     def forget(self) -> None:
         """Forget the steps under way and the loan, after the engine has lost them."""
         self._in_steps.clear()
-        self.lent_blocks, self.admits = 0, None
+        self.emptied()
+
+    # -- admission -----------------------------------------------------------
+
+    def _open(self) -> None:
+        """Let any number of requests be admitted, as nothing is lent."""
+        self.admits, self.room, self._refused = True, None, False
+
+    def may_admit(self, prompt: Prompt, blocks: int) -> bool:
+        """Return whether a waiting request that needs so many blocks for its prompt may be admitted now."""
+        if self._waits_again(prompt) and self._prompts and self._prompts + blocks > self._never_lent:
+            return False
+        if self.room is None:
+            return True
+        fits = self.admits and blocks + self._each <= self.room
+        self._refused = self._refused or not fits
+        return fits
+
+    def admitted(self, prompt: Prompt, blocks: int) -> None:
+        """Record that a request was admitted that needs so many blocks for its prompt."""
+        if self._waits_again(prompt):
+            self._prompts += blocks
+        if self.room is not None:
+            self.room -= blocks + self._each
+
+    def _waits_again(self, prompt: Prompt) -> bool:
+        """Return whether a request may wait for the lane once it runs: its items may not all be in its first chunk."""
+        return self._ahead is not None and prompt.has_items and prompt.left > self._chunk
+
+    # -- the loan ------------------------------------------------------------
 
     def plan(self, view: LendingView, now: float) -> int:
         """Plan the loan from now on, and return how many blocks it has; the driver reserves or frees the difference."""
         kv = view.kv_blocks()
-        demands, seconds = self._lane_demands() if self._ahead is not None else self._step_demands(view)
-        used = self._blocks(max([self._lane_embeds, *self._in_steps]))
+        lane, step = self._lane_embeds, max(self._in_steps, default=0)
+        if self._ahead is None:
+            demands, seconds = self._step_demands(view)
+        else:
+            demands, seconds = self._lane_demands(self._ahead, view, kv.first)
+        used = self._blocks(lane + step)
         growth = self._growth(seconds)
-        needed = kv.prompt_blocks + kv.decodes * growth
-        waiting = [blocks + growth for blocks in kv.waiting]
-        blocked = kv.blocked
-        if self.lent_blocks and waiting and waiting[0] > kv.free_blocks - needed:
-            blocked = True
+        needed = kv.prompt_blocks + kv.running * growth
+        waiters = self._look_at_prompts(view)
+        if self._ahead is not None and demands and not lane:
+            spared = waiters.number * growth
+            if self._for_step:  # this encode is over with its step
+                spared = kv.running * (growth - self._growth(0.0))
+            demands = (demands[0]._replace(request_blocks=-waiters.later_blocks - spared), *demands[1:])
+        blocked = kv.blocked or self._refused
+        if self.lent_blocks and kv.first is not None:
+            blocked = blocked or kv.first_blocks + growth > kv.free_blocks - needed
+        if kv.running and waiters.still == kv.running:
+            blocked = False  # nothing ends before an encode has
         snapshot = LendingSnapshot(
             self._facts.total_blocks,
             kv.free_blocks,
@@ -152,10 +223,28 @@ class KvLending:
             self.reasons[plan.reason] += 1
         left = kv.free_blocks + self.lent_blocks - plan.blocks - needed
         self.lent_blocks = plan.blocks
-        self.admits = 0 if not plan.admits else _fitting(waiting, left) if plan.blocks else None
-        if self._ahead is not None:
-            self._ahead.ledger.max_active_embeds = self.limit_embeds if demands else self._lent_embeds(used)
+        self._open()
+        if plan.blocks or not plan.admits:
+            self.admits, self.room, self._each = plan.admits, left, growth
+        if self._ahead is None:
+            self._step_embeds = self._lent_embeds(plan.blocks if plan.begins or not demands else 0)
+        else:
+            self._divide(self._ahead, plan, lane, step)
         return plan.blocks
+
+    def _divide(self, ahead: EncodeAhead, plan: LendingPlan, lane: int, step: int) -> None:
+        """Divide the memory between the lane, which has so many embeddings, and steps, as those under way do."""
+        ledger, reserve, begins = ahead.ledger, self._facts.reserve_embeds, plan.begins
+        for_step = 0
+        if self._for_step and begins:
+            for_step, begins = self._for_step, begins - 1
+        most = self._lent_embeds(plan.blocks) - for_step
+        ledger.borrowers = [content for content, _ in self._for_lane[:begins]]
+        ledger.max_active_embeds = most - step
+        if begins:  # what the lane gets as soon as the steps under way have ended
+            lane = max(lane, self._for_lane[begins - 1][1])
+        self._step_embeds = max(0, min(most + for_step - lane, max(reserve, for_step)))
+        ahead.step_embeds = min(self._step_embeds, reserve)
 
     def _growth(self, seconds: float) -> int:
         """Return the blocks that a decoding request needs until encodes of so many seconds have ended."""
@@ -164,17 +253,51 @@ class KvLending:
         tokens = steps * self._facts.step_tokens + self._facts.step_tokens - 1  # the last step looks ahead, too
         return math.ceil(tokens / self._facts.block_tokens)
 
-    def _lane_demands(self) -> tuple[tuple[EncodeDemand, ...], float]:
-        assert self._ahead is not None
-        ledger, found = self._ahead.ledger, []
+    def _lane_demands(
+        self, ahead: EncodeAhead, view: EngineView, first: Prompt | None
+    ) -> tuple[tuple[EncodeDemand, ...], float]:
+        ledger, found = ahead.ledger, []
         sizes: list[int] = []
         # of those under way it is not known how much is left
-        seconds = sum(map(self._ahead.encode_seconds, ledger.encoding()))
+        seconds = sum(map(ahead.encode_seconds, ledger.encoding()))
+        item = self._session_item(view, first)
+        self._for_step, self._for_lane = 0, []
+        if item is not None:
+            self._for_step = item.embeds
+            seconds += self._costs.encode_seconds(item.modality, item.embeds)
+            found.append(EncodeDemand(self._blocks(ledger.active_embeds() + self._for_step)))
         for content, size in islice(ledger.queued(), LOOK_AHEAD):
             sizes.append(size)
-            seconds += self._ahead.encode_seconds(content)
-            found.append(EncodeDemand(self._blocks(ledger.active_embeds(*sizes))))
+            seconds += ahead.encode_seconds(content)
+            together = ledger.active_embeds(*sizes)
+            self._for_lane.append((content, together))
+            found.append(EncodeDemand(self._blocks(together + self._for_step)))
         return tuple(found), seconds
+
+    def _look_at_prompts(self, view: EngineView) -> _Waiters:
+        """Return what the running requests are that wait for encodes, and add up the prompts of rule 7."""
+        ahead, size = self._ahead, self._facts.block_tokens
+        self._prompts = number = still = later = 0
+        for one in view.prompts():
+            if ahead is None or not one.has_items:
+                continue
+            whole = -(-(one.computed + one.left) // size)
+            self._prompts += whole
+            if one.is_session:
+                item = next(self._missing(one, view), None)
+                still += item is not None and item.embeds > self._facts.reserve_embeds and item.start <= one.computed
+            elif (stop := ahead.stops_at(one, view)) is not None:
+                number += 1
+                still += stop == one.computed
+                later += whole + -stop // size
+        return _Waiters(number, still, later)
+
+    def _session_item(self, view: EngineView, first: Prompt | None) -> PromptItem | None:
+        """Return the next item of a session, running or first in the queue, which no lane encodes."""
+        for prompt in (*view.prompts(), *(() if first is None else (first,))):
+            if prompt.is_session and (item := next(self._missing(prompt, view), None)) is not None:
+                return item
+        return None
 
     def _missing(self, prompt: Prompt, view: EngineView) -> Iterator[PromptItem]:
         items = prompt.items_within(prompt.computed, self._chunk)

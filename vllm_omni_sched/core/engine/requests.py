@@ -15,6 +15,7 @@ class LendingFacts:
     ``total_blocks``: of the KV cache; ``block_tokens``: tokens of each. ``reserve_embeds``: embeddings that can be
     encoded at a time in the memory that is set aside. ``embeds_per_block``: embeddings whose activations fit into the
     memory of a block. ``step_tokens``: most tokens that a decoding request may make in a step, with its drafts.
+    ``request_blocks``: of the longest request; 0 where each is compared with what is never lent when it comes.
     """
 
     total_blocks: int
@@ -22,6 +23,7 @@ class LendingFacts:
     reserve_embeds: int
     embeds_per_block: float
     step_tokens: int = 1
+    request_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +104,19 @@ class Decodes(NamedTuple):
 
 
 class KvBlocks(NamedTuple):
-    """Blocks of the KV cache now: those that are neither used nor lent, and what running requests still need.
+    """Blocks of the KV cache now: those that are neither used nor lent, and what requests still need.
 
-    ``prompt_blocks``: for the rest of running prompts. ``decodes``: decoding requests. ``blocked``: whether the first
-    waiting request has no room for its prompt. ``waiting``: what the first waiting requests need.
+    ``prompt_blocks``: for the rest of running prompts. ``running``: admitted requests, which decode or will. ``first``:
+    the first waiting request that may be admitted, ``first_blocks``: for the rest of its prompt. ``blocked``: whether
+    it has no room for that.
     """
 
     free_blocks: int
     prompt_blocks: int
-    decodes: int
-    blocked: bool
-    waiting: Sequence[int] = ()
+    running: int
+    first: Prompt | None = None
+    first_blocks: int = 0
+    blocked: bool = False
 
 
 class EngineView(Protocol):

@@ -1,1 +1,1 @@
-"""Lending KV blocks of a CPU engine to encodes: blocks of vLLM's pool, and the pages of memory behind them."""
+"""Lending KV blocks of a CPU engine to encodes: blocks of vLLM's pool, their memory, and admission beside a loan."""

@@ -45,4 +45,5 @@ def lending_facts(config: OmniSchedConfig, scheduler: Any) -> LendingFacts | Non
         config.encoder_reserve_embeds or scheduler.max_num_scheduled_tokens,
         of_block / config.encode_bytes_per_embed,
         1 + scheduler.num_spec_tokens,
+        -(-scheduler.max_model_len // scheduler.block_size),
     )

@@ -105,7 +105,9 @@ class EncodeDemand(NamedTuple):
     """A waiting encode, in the order in which they run.
 
     ``loan_blocks``: the loan with which it, those before it and those under way can run together.
-    ``request_blocks``: KV blocks that requests which are not admitted yet need up to and including its own.
+    ``request_blocks``: KV blocks that requests which are not admitted yet need up to and including its own; below 0
+    where running requests that wait for encodes will need so much less than `LendingSnapshot.needed_blocks` until it
+    has ended.
     """
 
     loan_blocks: int
@@ -150,10 +152,15 @@ class LendingSnapshot:
 
 
 class LendingPlan(NamedTuple):
-    """The loan from now on. ``admits``: whether new requests may be admitted."""
+    """The loan from now on.
+
+    ``begins``: how many of the waiting encodes may begin, from the first one on. ``admits``: whether new requests may
+    be admitted.
+    """
 
     blocks: int
     reason: LendingReason
+    begins: int = 0
     admits: bool = True
 
 
@@ -162,15 +169,18 @@ class MemoryLending:
 
     1. No request is preempted: only free blocks are lent, and of these none that running requests will need until the
        encodes have ended.
-    2. Blocks that an encode under way uses are not taken back before it has ended.
+    2. Blocks that an encode under way uses are not taken back before it has ended. A waiting encode that would go on to
+       use them afterwards is one that waits for a loan, also where it needs no further block.
     3. At most ``most`` of all blocks are lent.
     4. The loan is for as many waiting encodes as fit, in their order, beside the blocks that the requests of these
        encodes need themselves.
     5. While a request waits for blocks, no loan is made, and an idle one is taken back, until an encode has waited for
-       ``patience_seconds`` that cannot run without a loan. The next such encode waits as long again, so that requests
-       and encodes take turns. A loan that was made stays until the encode has begun.
+       ``patience_seconds`` that cannot run without a loan. The next such encode waits as long again, after those under
+       way have ended, so that requests and encodes take turns. A loan that was made stays until the encode has begun.
     6. An encode that has waited for so long gets its loan in parts, as running requests end, and no new request is
-       admitted meanwhile. What running requests need is given back even then.
+       admitted meanwhile. What running requests need is given back even then. If that does not suffice within
+       ``saving_seconds``, all is given back and requests are admitted for as long; the next such turn lasts twice as
+       long. While nothing runs there is nothing to wait for, and no turn begins.
     7. Encodes that could run one after another without a loan run together in one only while no request waits.
     8. An idle loan is kept for ``hold_seconds``, as large encodes often come together, unless requests need the blocks.
 
@@ -178,7 +188,9 @@ class MemoryLending:
         ConfigError: ``most`` is not in [0, 1), or a time is negative.
     """
 
-    def __init__(self, most: float, hold_seconds: float = 1.0, patience_seconds: float = 2.0) -> None:
+    def __init__(
+        self, most: float, hold_seconds: float = 1.0, patience_seconds: float = 2.0, saving_seconds: float = 30.0
+    ) -> None:
         if not 0 <= most < 1:
             raise ConfigError(f"kv_lending must be at least 0 and below 1, got {most:g}")
         if not (0 <= hold_seconds < math.inf and 0 <= patience_seconds < math.inf):
@@ -186,52 +198,89 @@ class MemoryLending:
                 f"hold_seconds and patience_seconds must be finite and 0 or more, got {hold_seconds:g} and "
                 f"{patience_seconds:g}"
             )
+        if not 0 < saving_seconds < math.inf:
+            raise ConfigError(f"saving_seconds must be finite and above 0, got {saving_seconds:g}")
         self.most, self.hold_seconds, self.patience_seconds = most, hold_seconds, patience_seconds
+        self.saving_seconds = saving_seconds
         self._idle_since: float | None = None
         self._waits_since: float | None = None
         self._granted = False  # a loan that no encode has used yet
+        self._saves_since: float | None = None
+        self._turn_seconds = saving_seconds  # of the present or next turn by rule 6
+        self._rests_until = -math.inf  # after such a turn
 
     def bound(self, total_blocks: int) -> int:
         """Return the most blocks that may be lent, of so many."""
         return int(self.most * total_blocks)
 
+    def began(self) -> None:
+        """Record that an encode has begun in the loan which may have ended by the next plan."""
+        self._granted = False
+
     def plan(self, snapshot: LendingSnapshot, now: float) -> LendingPlan:
         """Return the loan from ``now`` on; its blocks beyond the present loan are among the free ones."""
         used, demands = snapshot.used_blocks, snapshot.demands
         self._granted = self._granted and not used
-        if not demands or demands[0].loan_blocks <= used:
-            self._waits_since, self._granted = None, False
-            most = 0 if snapshot.blocked else self._most(snapshot)
-            return self._idle(snapshot, now) if most <= used else LendingPlan(most, LendingReason.LENT)
+        first = demands[0].loan_blocks if demands else 0
+        if not first:
+            self._granted = False
+            self._waits_no_more()
+            most, begins = self._most(snapshot)
+            if most > used:
+                return LendingPlan(most, LendingReason.LENT, begins)
+            return self._idle(snapshot, now)._replace(begins=begins)
         self._idle_since = None
-        first = demands[0].loan_blocks
         if first > self.bound(snapshot.total_blocks):
             return LendingPlan(used, LendingReason.TOO_LARGE)
-        if self._waits_since is None:
+        if self._waits_since is None or (used and snapshot.blocked):
             self._waits_since = now
         late = now - self._waits_since >= self.patience_seconds
         if snapshot.blocked and not (late or self._granted):
             return LendingPlan(used, LendingReason.REQUESTS_FIRST)
-        most = self._most(snapshot)
-        if most:
-            self._waits_since, self._granted = None, True
-            return LendingPlan(most, LendingReason.LENT)
+        most, begins = self._most(snapshot)
+        if begins:
+            self._granted = not used
+            self._waits_no_more()
+            reason = LendingReason.LENT if most > used else LendingReason.IN_USE
+            return LendingPlan(max(most, used), reason, begins)
         self._granted = False
         if not late:
             return LendingPlan(used, LendingReason.NEEDED_BY_REQUESTS)
-        saved = min(first, snapshot.room - demands[0].request_blocks)
+        return self._save(snapshot, now)
+
+    def _waits_no_more(self) -> None:
+        self._waits_since = self._saves_since = None
+        self._turn_seconds, self._rests_until = self.saving_seconds, -math.inf
+
+    def _save(self, snapshot: LendingSnapshot, now: float) -> LendingPlan:
+        """Return the part of a loan that there is for an encode which has waited for long: by rule 6."""
+        used, first = snapshot.used_blocks, snapshot.demands[0]
+        if now < self._rests_until or not snapshot.needed_blocks:
+            return LendingPlan(used, LendingReason.NEEDED_BY_REQUESTS)
+        if self._saves_since is None:
+            self._saves_since = now
+        if now - self._saves_since >= self._turn_seconds:
+            self._saves_since, self._rests_until = None, now + self._turn_seconds
+            self._turn_seconds *= 2
+            return LendingPlan(used, LendingReason.NEEDED_BY_REQUESTS)
+        saved = min(first.loan_blocks, snapshot.room - first.request_blocks)
         return LendingPlan(max(saved, used), LendingReason.SAVING, admits=False)
 
-    def _most(self, snapshot: LendingSnapshot) -> int:
-        """Return the loan for as many of the waiting encodes as fit, 0 if not even the first one does."""
-        bound, most = self.bound(snapshot.total_blocks), 0
+    def _most(self, snapshot: LendingSnapshot) -> tuple[int, int]:
+        """Return the loan for as many of the waiting encodes as fit, in their order, and how many these are.
+
+        If the first one needs no loan, those that do get none while a request waits: by rule 7.
+        """
+        bound, most, begins = self.bound(snapshot.total_blocks), 0, 0
+        needs_none = not snapshot.demands or not snapshot.demands[0].loan_blocks
         for one in snapshot.demands:
             limit = min(bound, snapshot.room - one.request_blocks)
-            if one.loan_blocks > limit:
+            if one.loan_blocks and (one.loan_blocks > limit or (needs_none and snapshot.blocked)):
                 break
+            begins += 1
             if one.loan_blocks:
                 most = max(one.loan_blocks, min(snapshot.lent_blocks, limit))
-        return most
+        return most, begins
 
     def _idle(self, snapshot: LendingSnapshot, now: float) -> LendingPlan:
         """Return the loan while no encode waits for one: by rules 2, 5 and 8."""

@@ -20,8 +20,9 @@ class Prompts:
     1. A step has ``max_num_batched_tokens``; decoding requests take one each, prompts the rest, within the limits of
        `EngineCore.begin_step`.
     2. A chunk ends before an item that cannot be encoded in this step.
-    3. Waiting requests are admitted while the limits of sequences and of KV memory hold, in queue order; the first
-       one without room or without tokens ends it. Others go ahead of a request that the core holds back.
+    3. Waiting requests are admitted while the limits of sequences and of KV memory hold, and as far as a loan to
+       encodes leaves room, in queue order; the first one without room or without tokens ends it. Others go ahead of a
+       request that the core holds back.
     4. A prompt begins behind what the prefix cache has of it.
     5. A prompt whose KV cache another engine has is not computed. Its room is reserved when it is the next to be
        admitted; then ``fetch`` is called with the tokens that are missing here, and others go ahead of it. When they
@@ -107,12 +108,17 @@ class Prompts:
                 aside.append(self._waiting.pop(now))
                 continue
             if waiting.remote:
+                if not self._leaves_room(waiting):
+                    break
                 self._reserve(self._waiting.pop(now))
+                self._admitted(waiting)
                 continue
             if ahead is not None and not ahead.next_chunk(waiting, waiting.computed, view, now).may_run:
                 assert self.ahead is not None
                 self.ahead.hold(self._waiting.pop(now))
                 continue
+            if not self._leaves_room(waiting):
+                break
             cached = self._begin(waiting)
             tokens = self._compute(waiting, min(budget, plan.longest), view, now)
             if not tokens:
@@ -125,6 +131,7 @@ class Prompts:
             self.computed += cached
             budget -= tokens
             self._waiting.pop(now)
+            self._admitted(waiting)
             waiting.runs = True
             self.running.append(waiting)
             self.targets.add(waiting.sla.itl_seconds)
@@ -132,6 +139,16 @@ class Prompts:
             self._waiting.push(one, now, again=True)
         if core.rounds is not None:
             core.rounds.end()
+
+    def _leaves_room(self, sequence: Sequence) -> bool:
+        """Return whether a sequence for which there is room may run beside what is lent to encodes."""
+        lending = self._core.lending
+        return lending is None or lending.may_admit(sequence, sequence.prompt)
+
+    def _admitted(self, sequence: Sequence) -> None:
+        """Report that a sequence runs, or has its room reserved."""
+        if self._core.lending is not None:
+            self._core.lending.admitted(sequence, sequence.prompt)
 
     def _begin(self, sequence: Sequence) -> int:
         """Begin a prompt behind what the prefix cache has of it, and return those tokens."""

@@ -4,7 +4,6 @@ from collections.abc import Sequence as Many
 
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import Decodes, KvBlocks
-from vllm_omni_sched.resource.engine.encoder_budget import LOOK_AHEAD
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.engine.ahead import Ahead
 from vllm_omni_sched.sim.engine.decoding import DecodingSequences
@@ -105,13 +104,13 @@ class StepView:
 
     def kv_blocks(self) -> KvBlocks:
         """Return the KV cache in blocks of one token."""
-        decodes, prompts, left = self._decodes, self._prompts, 0
-        for one in prompts.running:
-            left += one.left
-        free = prompts.kv_room - prompts.kv_tokens
-        waiting = self._waiting.first(LOOK_AHEAD, self._sim.now) if prompts.room() else []
-        blocked = bool(waiting) and not prompts.fits(waiting[0])
-        return KvBlocks(max(free, 0), left, decodes.number, blocked, [one.prompt for one in waiting])
+        prompts = self._prompts
+        left = sum([one.left for one in prompts.running])
+        free, running = max(prompts.kv_room - prompts.kv_tokens, 0), self.num_running
+        first = self._waiting.peek(self._sim.now) if prompts.room() else None
+        if first is None:
+            return KvBlocks(free, left, running)
+        return KvBlocks(free, left, running, first, first.prompt, not prompts.fits(first))
 
     # -- the lane ------------------------------------------------------------
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.unit.core.engine.test_core import OnePrompt, View
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
+from vllm_omni_sched.core.engine.lending import KvLending
 from vllm_omni_sched.core.engine.requests import EngineFacts, KvBlocks, LendingFacts, PromptItem
 from vllm_omni_sched.graph.order import INTERACTIVE
 
@@ -20,13 +21,14 @@ class KvView(View):
 
     held: int = 0
     prompt_blocks: int = 0
-    waits: list[int] = field(default_factory=list)
+    first: OnePrompt | None = None
+    first_blocks: int = 0
     lent: int = 0
 
     def kv_blocks(self) -> KvBlocks:
         free = TOTAL - self.held - self.lent
-        blocked = bool(self.waits) and self.waits[0] > free - self.prompt_blocks
-        return KvBlocks(free, self.prompt_blocks, self.num_decodes, blocked, self.waits)
+        blocked = self.first is not None and self.first_blocks > free - self.prompt_blocks
+        return KvBlocks(free, self.prompt_blocks, self.num_running, self.first, self.first_blocks, blocked)
 
 
 def engine(step_tokens: int = 1) -> tuple[EngineCore, KvView]:
@@ -41,6 +43,21 @@ def plan(core: EngineCore, view: KvView, now: float) -> int:
     assert core.lending is not None
     view.lent = core.lending.plan(view, now)
     return view.lent
+
+
+def lending_of(core: EngineCore) -> KvLending:
+    assert core.lending is not None
+    return core.lending
+
+
+def admits(core: EngineCore, *needs: int) -> list[int]:
+    """Ask for requests that need so many blocks, in this order, and return what those need that are admitted."""
+    lending, found = lending_of(core), []
+    for blocks in needs:
+        if lending.may_admit(OnePrompt("text"), blocks):
+            lending.admitted(OnePrompt("text"), blocks)
+            found.append(blocks)
+    return found
 
 
 def with_a_picture_at_work() -> tuple[EngineCore, KvView]:
@@ -80,33 +97,171 @@ def test_an_idle_loan_is_not_used_before_a_plan_has_seen_the_encode() -> None:
 
 def test_beside_a_loan_requests_are_admitted_as_far_as_they_leave_what_others_need() -> None:
     core, view = with_a_picture_at_work()
-    view.held, view.waits = 50, [20, 20, 20]
+    view.held = 50
     plan(core, view, 0.1)
     growth = view.num_decodes  # one block for each
     assert TOTAL - 50 - 6 - growth == 42
-    assert core.begin_step(view, 16, 256, 0.1).max_requests == view.num_running + 2
-    view.waits = [43]
+    assert admits(core, 20, 20, 20) == [20, 20], "each needs one more block to decode until the encode has ended"
     plan(core, view, 0.2)
-    assert core.begin_step(view, 16, 256, 0.2).max_requests == view.num_running
+    assert admits(core, 42, 41) == [41]
+    assert core.begin_step(view, 16, 256, 0.2).max_requests == 16
 
 
-def test_a_request_that_is_admitted_beside_a_loan_has_room_to_decode_until_the_encode_has_ended() -> None:
+def test_a_request_that_goes_to_the_lane_leaves_its_place_to_none_that_is_longer() -> None:
+    """The first two would fit together; then the second one waits for the lane, and the third one is looked at."""
     core, view = with_a_picture_at_work()
-    view.held, view.waits = 50, [20, 21]
+    assert core.ahead is not None
+    core.enter("b", SLA, 0.1)
+    view.held, view.first, view.first_blocks = 50, OnePrompt("text"), 10
     plan(core, view, 0.1)
-    assert core.begin_step(view, 16, 256, 0.1).max_requests == view.num_running + 1, "each needs one more block"
+    assert admits(core, 10) == [10]
+    second = OnePrompt("b", [PromptItem("another", "image", PICTURE, 10)])
+    assert not core.ahead.next_chunk(second, 0, view, 0.1).may_run
+    assert TOTAL - 50 - 6 - 10 >= 31, "there is room for the third one now, but not for what the others will need"
+    assert admits(core, 31, 30) == [30]
+
+
+def test_a_request_that_is_refused_counts_as_one_that_waits_for_blocks() -> None:
+    """Even where the driver did not see it at the head of the queue, so that it could not know."""
+    core, view = with_a_picture_at_work()
+    assert core.ahead is not None
+    view.held = 50
+    core.ahead.encoded("picture", 1, 0.1, 0.1)
+    assert plan(core, view, 0.1) == 6, "it is held"
+    assert admits(core, 43) == []
+    assert plan(core, view, 0.2) == 0
+    assert admits(core, 43, 7, 100) == [43, 7, 100], "the engine alone decides where nothing is lent"
 
 
 def test_an_encode_under_way_counts_until_it_has_ended() -> None:
     core, view = with_a_picture_at_work()
     for step in range(5):  # 10 ms each
         core.step_ended(view, 0.01 * step, num_running=2, num_requests=2, prompt_tokens=0)
-    view.waits = [80]
     plan(core, view, 0.1)
-    assert core.begin_step(view, 16, 256, 0.1).max_requests == view.num_running + 1
+    assert admits(core, 80) == [80]
     core.costs.encoded("image", PICTURE, 1.0)  # 100 steps, and as many for safety: 13 blocks for each request
     plan(core, view, 0.2)
-    assert core.begin_step(view, 16, 256, 0.2).max_requests == view.num_running
+    assert admits(core, 80, 55) == [55]
+
+
+def test_an_encode_behind_another_does_not_go_on_with_its_loan_where_running_requests_need_it() -> None:
+    core, view = with_a_picture_at_work()
+    assert core.ahead is not None
+    for step in range(5):
+        core.step_ended(view, 0.01 * step, num_running=2, num_requests=2, prompt_tokens=0)
+    core.costs.encoded("image", PICTURE, 0.1)
+    core.enter("b", SLA, 0.1)
+    core.ahead.next_chunk(OnePrompt("b", [PromptItem("another", "image", PICTURE, 10)]), 0, view, 0.1)
+    view.held = TOTAL - 6 - 5
+    assert plan(core, view, 0.1) == 6
+    assert not core.ahead.take_actions().submit, "two requests need 3 blocks each until both encodes have ended"
+    view.held -= 1
+    assert plan(core, view, 0.2) == 6
+    assert [one.content for one in core.ahead.take_actions().submit] == ["another"]
+
+
+def test_an_idle_loan_is_used_by_no_encode_for_which_there_is_no_room() -> None:
+    core, view = engine()
+    assert core.ahead is not None
+    view.num_decodes = 2
+    for content, size in (("small", 16), ("large", PICTURE)):
+        core.ahead.next_chunk(OnePrompt("a", [PromptItem(content, "image", size, 10)]), 0, view, 0.0)
+    lending_of(core).lent_blocks, view.lent = 6, 6
+    view.held = TOTAL - 6 - 1
+    assert plan(core, view, 0.0) == 5, "of two blocks that running requests need, one is not free"
+    assert [one.content for one in core.ahead.take_actions().submit] == ["small"]
+
+
+def test_steps_and_the_lane_share_the_memory() -> None:
+    core, view = engine()
+    lending = lending_of(core)
+    assert core.ahead is not None
+    assert lending.left_for_step() == 16
+    lending.step_began(10)
+    core.ahead.next_chunk(OnePrompt("a", [PromptItem("picture", "image", PICTURE, 10)]), 0, view, 0.0)
+    view.num_decodes = 2
+    assert plan(core, view, 0.0) == 6
+    assert not core.ahead.take_actions().submit, "the step under way has a part of it"
+    assert lending.left_for_step() == 0, "the lane is next"
+    lending.step_out()
+    plan(core, view, 0.1)
+    assert core.ahead.take_actions().submit
+    plan(core, view, 0.2)
+    assert lending.left_for_step() == 0
+    small = OnePrompt("b", [PromptItem("small", "image", 4, 10)])
+    core.enter("b", SLA, 0.2)
+    view.num_decodes = 0
+    assert not core.ahead.next_chunk(small, 0, view, 0.2).may_run, "it goes to the lane, as no step can encode it"
+
+
+def test_the_item_of_a_session_gets_a_loan_for_its_step() -> None:
+    """No lane encodes the items of sessions."""
+    core, view = with_a_picture_at_work()
+    assert core.ahead is not None
+    lending = lending_of(core)
+    core.enter("s", SLA, 0.1)
+    view.running = [OnePrompt("s", [PromptItem("of a session", "image", PICTURE, 10)], is_session=True, runs=True)]
+    assert plan(core, view, 0.1) == (2 * PICTURE - 16) // 8
+    assert core.begin_step(view, 16, 256, 0.1).encoder_embeds == PICTURE
+    view.running, view.first = [], view.running[0]
+    assert plan(core, view, 0.2) == (2 * PICTURE - 16) // 8, "also that of a session which is about to be admitted"
+    lending.step_began(PICTURE)
+    view.cached.add("of a session")
+    core.ahead.encoded("picture", 1, 0.1, 0.2)
+    core.enter("b", SLA, 0.2)
+    core.ahead.next_chunk(OnePrompt("b", [PromptItem("another", "image", 80, 10)]), 0, view, 0.2)
+    assert plan(core, view, 0.3) == 14
+    assert not core.ahead.take_actions().submit, "the step uses what it was lent"
+    lending.step_out()
+    plan(core, view, 0.4)
+    assert core.ahead.take_actions().submit
+
+
+def test_a_request_that_waits_for_the_first_encode_needs_nothing_before_its_end() -> None:
+    """Otherwise one whose later item needs a loan would wait for itself."""
+    core, view = engine()
+    assert core.ahead is not None
+    one = OnePrompt("a", [PromptItem("picture", "image", PICTURE, 320)], left=800, computed=320, runs=True)
+    view.running, view.held, view.prompt_blocks = [one], TOTAL - 30, 50
+    assert not core.ahead.next_chunk(one, 320, view, 0.0).may_run
+    assert plan(core, view, 0.0) == 6
+    assert admits(core, 1) == []
+    assert [one.content for one in core.ahead.take_actions().submit] == ["picture"]
+    core.enter("b", SLA, 0.1)
+    core.ahead.next_chunk(OnePrompt("b", [PromptItem("another", "image", PICTURE, 10)]), 0, view, 0.1)
+    assert plan(core, view, 0.1) == 6
+    assert not core.ahead.take_actions().submit, "the first request goes on beside the second encode"
+    core.ahead.encoded("picture", 1, 0.1, 0.2)
+    plan(core, view, 0.2)
+    assert not core.ahead.take_actions().submit, "it goes on now"
+
+
+def test_prompts_that_may_wait_for_the_lane_again_leave_room_for_the_largest_loan() -> None:
+    """Else several would hold the blocks which the loan needs that each of them waits for."""
+    core, view = engine()
+    lending = lending_of(core)
+    assert lending.most_blocks == 50
+    later = OnePrompt("a", [PromptItem("picture", "image", PICTURE, 500)], left=600)
+    short = OnePrompt("b", [PromptItem("picture", "image", PICTURE, 100)], left=200)
+    assert plan(core, view, 0.0) == 0
+    for prompt, blocks, may in ((later, 60, True), (later, 1, False), (short, 90, True), (OnePrompt("c"), 90, True)):
+        assert lending.may_admit(prompt, blocks) is may
+        if may:
+            lending.admitted(prompt, blocks)
+    view.running = [OnePrompt("a", later.items, left=300, computed=300, runs=True)]
+    assert plan(core, view, 0.1) == 0
+    assert not lending.may_admit(later, 13)
+    assert lending.may_admit(later, 12), "with the 38 blocks of the first one"
+
+
+def test_no_piece_runs_in_front_of_an_item_that_needs_a_loan() -> None:
+    core, view = engine()
+    assert core.ahead is not None
+    view.num_decodes = 2
+    for embeds, runs, may_run in ((16, False, True), (17, False, False), (17, True, True)):
+        core.enter(f"{embeds} {runs}", SLA, 0.0)
+        prompt = OnePrompt(f"{embeds} {runs}", [PromptItem(f"{embeds} {runs}", "image", embeds, 100)], runs=runs)
+        assert core.ahead.next_chunk(prompt, 0, view, 0.0).may_run is may_run
 
 
 def test_drafts_need_room_whether_they_are_accepted_or_not() -> None:
@@ -121,9 +276,21 @@ def test_drafts_need_room_whether_they_are_accepted_or_not() -> None:
 
 def test_without_a_loan_any_number_is_admitted() -> None:
     core, view = engine()
-    view.waits = [20, 20, 20]
     assert plan(core, view, 0.0) == 0
+    assert admits(core, 60, 60, 60) == [60, 60, 60]
     assert core.begin_step(view, 16, 256, 0.0).max_requests == 16
+
+
+def test_while_blocks_are_saved_for_an_encode_nobody_is_admitted() -> None:
+    core, view = engine()
+    assert core.ahead is not None
+    view.num_decodes, view.held = 2, TOTAL - 4
+    core.ahead.next_chunk(OnePrompt("a", [PromptItem("picture", "image", PICTURE, 10)]), 0, view, 0.0)
+    assert plan(core, view, 0.0) == 0
+    assert admits(core, 1) == [1]
+    assert plan(core, view, 2.0) == 2
+    assert core.begin_step(view, 16, 256, 2.0).max_requests == view.num_running
+    assert admits(core, 1) == []
 
 
 def test_when_the_last_request_leaves_all_returns_at_once() -> None:

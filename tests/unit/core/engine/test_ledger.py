@@ -191,3 +191,31 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
+
+
+def test_between_two_steps_contents_that_were_asked_for_last_come_first() -> None:
+    ledger = AheadLedger(100, max_encoding=1)
+    for content in ("a", "b", "c"):
+        ledger.want(f"needs {content}", content, 4)
+    assert ledger.take_orders().submit[0][0] == "a"
+    ledger.want("needs c", "c", 4)
+    assert [content for content, _ in ledger.queued()] == ["c", "b"]
+    ledger.take_orders()
+    assert [content for content, _ in ledger.queued()] == ["c", "b"]
+    ledger.take_orders()
+    assert [content for content, _ in ledger.queued()] == ["c", "b"], "also when none was asked for since"
+
+
+def test_with_borrowers_these_alone_are_submitted_in_their_order() -> None:
+    ledger = AheadLedger(100, max_encoding=4)
+    for content in ("a", "b", "c", "d"):
+        ledger.want(f"needs {content}", content, 4)
+    ledger.borrowers = ["c", "gone", "a", "d"]
+    ledger.max_active_embeds = 8
+    assert [content for content, _ in ledger.take_orders().submit] == ["c", "a"]
+    ledger.borrowers = []
+    ledger.max_active_embeds = 100
+    assert not ledger.take_orders()
+    ledger.borrowers = None
+    assert [content for content, _ in ledger.take_orders().submit] == ["b", "d"]
+    ledger.validate()

@@ -28,8 +28,8 @@ def request(number: int, arrival: float, embeds: int = 0, text: int = 10, output
     return Request(number, arrival, text, output, items)
 
 
-def run(*requests: Request, limits: dict[str, Any] | None = None, **options: Any) -> Run:
-    made = Run(COSTS, {**LIMITS, **(limits or {})}, **{"kv_lending": 0.4, **options})
+def run(*requests: Request, limits: dict[str, Any] | None = None, costs: PlainCosts = COSTS, **options: Any) -> Run:
+    made = Run(costs, {**LIMITS, **(limits or {})}, **{"kv_lending": 0.4, **options})
     watched = made.engine._watcher
     made.most = 0  # type: ignore[attr-defined]
 
@@ -91,6 +91,24 @@ def test_everything_returns():
     assert lending is not None
     assert lending.reasons[LendingReason.RETURNED] == 1
     assert lending.lent_blocks == 0
+
+
+def test_prompts_that_run_have_room_to_decode_beside_a_loan():
+    known = request(8, 0.0, embeds=90, output=9)  # from here on the times of an encode and of steps are known
+    prompts = [request(i, 0.3, text=110, output=50) for i in range(6)]
+    found = run(known, *prompts, request(9, 0.3, embeds=300, output=1), **LANE)
+    assert len(found.ended) == 8
+    assert found.engine.preempted == 0, "all 6 fit, and the loan would be made while none of them decodes yet"
+
+
+def test_a_request_does_not_wait_for_as_long_as_encodes_follow_one_another():
+    """One that does not fit beside the loan starts although the lane always has a next item for it."""
+    slow = PlainCosts(base=0.05, embed=0.001)
+    large = [request(i, 0.3 * i, embeds=400, output=1) for i in range(60)]
+    runs, waits = request(100, 0.0, text=100, output=490), request(101, 8.0, text=450, output=5)
+    found = run(*large, runs, waits, costs=slow, **LANE)
+    assert len(found.ended) == 62
+    assert found.jobs[101].first < 10.0
 
 
 def test_a_loan_that_comes_while_no_prompt_is_planned_lets_the_encode_begin():
