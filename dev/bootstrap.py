@@ -202,7 +202,7 @@ def _create(env: Environment, *, anew: bool) -> None:
 def _install_torch(env: Environment) -> None:
     version = env.pins()["torch"]
     _step(env, 2, f"installing torch {version}, CPU build")
-    _pip(env, ["install", "--no-deps", f"torch=={version}"], NO_CPU_TORCH)
+    _pip(env, ["install", "--no-deps", *_without_bytecode(), f"torch=={version}"], NO_CPU_TORCH)
     installed = _installed(env)["torch"]
     if not installed.endswith("+cpu"):
         _pip(env, ["uninstall", "--yes", "torch"], "torch could not be removed")
@@ -217,7 +217,7 @@ def _install_packages(env: Environment) -> None:
     _step(env, 3, f"installing {len(pins)} packages (about 2 min when none is there yet)")
     _pip(
         env,
-        ["install", "--no-deps", "-r", env.lock],
+        ["install", "--no-deps", *_without_bytecode(), "-r", env.lock],
         f"the packages of {env.lock.name} could not be installed",
     )
     keep = {*pins, "pip", "vllm", OURS}
@@ -227,6 +227,14 @@ def _install_packages(env: Environment) -> None:
             ["uninstall", "--yes", *superfluous],
             "packages the lock no longer names could not be removed",
         )
+
+
+def _without_bytecode() -> list[str]:
+    """Return pip's option to compile nothing: of 60,000 modules most are never imported, and importing compiles one.
+
+    Where Python may not write what it compiles, each process would compile all that it imports.
+    """
+    return [] if sys.dont_write_bytecode else ["--no-compile"]
 
 
 def _lay_newer_release_over(env: Environment) -> None:

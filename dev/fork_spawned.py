@@ -11,26 +11,16 @@ def fork_what_is_spawned() -> None:
     """Let multiprocessing fork what it would spawn from a copy of this process, as its own fork server does.
 
     The copy is made now: call it before threads are started. A process gets the environment of the one that starts it,
-    at that moment, as if it were spawned.
+    at that moment, as if it were spawned. A further call makes a copy that takes the place of the first one, for a
+    program that has moved to other namespaces.
     """
-    from multiprocessing import context, forkserver, popen_forkserver, process, resource_tracker, spawn
+    from multiprocessing import forkserver, process
 
-    prepare, get_preparation_data = spawn.prepare, spawn.get_preparation_data
-
-    def with_environment(name: str) -> dict[str, Any]:
-        return {**get_preparation_data(name), "environment": dict(os.environ)}
-
-    def prepare_environment(data: dict[str, Any]) -> None:
-        os.environ.clear()
-        os.environ.update(data.pop("environment"))
-        choose_where_metrics_are()
-        prepare(data)
-
-    spawn.get_preparation_data, spawn.prepare = with_environment, prepare_environment  # type: ignore[assignment]
     server: Any = forkserver._forkserver
-    server.ensure_running = resource_tracker.ensure_running
-    spawned: Any = context.SpawnProcess
-    spawned._Popen = staticmethod(popen_forkserver.Popen)
+    if server._forkserver_alive_fd is None:
+        _ask_copies()
+    else:
+        os.close(server._forkserver_alive_fd)  # the first copy ends
     process.current_process()._config["authkey"] = process.AuthenticationString(os.urandom(32))  # type: ignore[attr-defined]
 
     listener = socket.socket(socket.AF_UNIX)
@@ -48,6 +38,28 @@ def fork_what_is_spawned() -> None:
         forkserver.main(listener.detach(), alive_r, [])
     finally:
         os._exit(0)
+
+
+def _ask_copies() -> None:
+    """Let multiprocessing ask the copy for what it would spawn."""
+    from multiprocessing import context, forkserver, popen_forkserver, resource_tracker, spawn
+
+    prepare, get_preparation_data = spawn.prepare, spawn.get_preparation_data
+
+    def with_environment(name: str) -> dict[str, Any]:
+        return {**get_preparation_data(name), "environment": dict(os.environ)}
+
+    def prepare_environment(data: dict[str, Any]) -> None:
+        os.environ.clear()
+        os.environ.update(data.pop("environment"))
+        choose_where_metrics_are()
+        prepare(data)
+
+    spawn.get_preparation_data, spawn.prepare = with_environment, prepare_environment  # type: ignore[assignment]
+    server: Any = forkserver._forkserver
+    server.ensure_running = resource_tracker.ensure_running
+    spawned: Any = context.SpawnProcess
+    spawned._Popen = staticmethod(popen_forkserver.Popen)
 
 
 def choose_where_metrics_are() -> None:

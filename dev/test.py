@@ -1,8 +1,9 @@
 """Run a test suite (`make check`, `make test`, `make test-long`, `make test-cuda`) and end with a line of its result.
 
 `.venv` (with vLLM-Omni) runs all but vLLM's own tests; `.venv-latest` those, and all tests that reach vLLM; in each
-several processes share the tests (`tests/support/forked.py`), by groups that share engines. `.venv-cuda`, without vLLM,
-runs those on the double of CUDA; where they need an engine, they start one of `.venv`.
+several processes share the tests (`tests/support/forked.py`), by groups that share engines. An environment collects its
+tests while the one before it runs its own; then they take turns. `.venv-cuda`, without vLLM, runs the tests on the
+double of CUDA; where they need an engine, they start one of `.venv`.
 A test that is skipped for a reason that is not in ``EXPECTED_SKIPS`` is one that this machine should have run: the
 suite then fails, and the last lines say what is missing.
 Environment: PYTEST, further arguments for pytest, as in PYTEST="-k scheduler -x"; VENVS, as in VENVS=.venv-latest;
@@ -21,7 +22,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -137,6 +138,7 @@ SUITES = {
 }
 SLOWEST = 10
 LINES_OF_BESIDE = 200
+POLL_SECONDS = 0.2
 NO_TESTS_COLLECTED, NOT_FOUND = 5, 4
 EXPECTED_SKIPS = {
     "no CUDA device": r"CUDA device|a card|green contexts",
@@ -213,14 +215,8 @@ def main(command: str = "test") -> int:
         print(f"{title}: {advice}, or set SKIPS=allowed to do without these tests", file=sys.stderr)
         return 2
     try:
-        if suite.needs_models:
-            print("writing the tiny models", flush=True)
-            _write_models()
-        outcomes = []
         with _beside(suite) as beside:
-            for number, venv in enumerate(venvs, 1):
-                print(f"\n[{number}/{len(venvs)}] {venv}", flush=True)
-                outcomes.append(_run(suite, venv, environments[venv]))
+            outcomes = _run(suite, {venv: environments[venv] for venv in venvs})
     except KeyboardInterrupt:
         print(f"\n{title}: interrupted", file=sys.stderr)
         return 130
@@ -264,30 +260,84 @@ def _write_models() -> None:
     write_voxtral_realtime(ROOT / ".models" / "voxtral-realtime")
 
 
-def _run(suite: Suite, venv: str, selection: Sequence[str]) -> Outcome:
-    """Run the tests of a suite in one environment."""
-    report = LOGS / f"{suite.command}{venv}.xml"
-    report.unlink(missing_ok=True)
-    environment = {
-        **os.environ,
-        "PATH": f"{ROOT / venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        # another one in each run; it is passed on to programs that tests start
-        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED") or str(secrets.randbelow(1 << 32)),
-    }
-    command = [str(ROOT / venv / "bin" / "python"), "-m", "pytest", f"--junit-xml={report}"]
-    workers = 1 if venv == ".venv-cuda" else os.environ.get("WORKERS") or suite.workers  # CUDA does not survive a fork
-    command += ["-p", "tests.support.forked", f"--processes={workers}"]
-    command += ["--benchmark-disable"]  # no figures from processes that share a machine
-    command += [*suite.options, *selection, *shlex.split(os.environ.get("PYTEST", ""))]
-    with subprocess.Popen(command, cwd=ROOT, env=environment) as pytest:
-        try:
-            exit_code = pytest.wait()
-        except KeyboardInterrupt:
-            pytest.wait()  # Ctrl-C has reached it as well; it ends its engines
-            raise
-    return _read(report, venv, exit_code)
+def _run(suite: Suite, selections: Mapping[str, Sequence[str]]) -> list[Outcome]:
+    """Run the tests of a suite in its environments; each collects its tests while the one before it runs its own.
+
+    The models are written while the first environment collects.
+    """
+    started: list[_Pytest] = []
+    with ExitStack() as stack:
+        turn, first_turn = os.pipe()
+        for number, (venv, selection) in enumerate(selections.items(), 1):
+            following = os.pipe() if number < len(selections) else None
+            begins = f"[{number}/{len(selections)}] {venv}"
+            started.append(_Pytest(suite, venv, selection, begins, turn, following and following[1]))
+            stack.callback(started[-1].wait)
+            turn = following[0] if following else turn
+            if number == 1:
+                try:
+                    if suite.needs_models:
+                        print("writing the tiny models", flush=True)
+                        _write_models()
+                finally:
+                    os.close(first_turn)  # now it is the turn of the first environment
+        return [one.outcome() for one in started]
+
+
+class _Pytest:
+    """Runs the tests of a suite in one environment.
+
+    Args:
+        begins: line that is printed before what it says. What it says goes to a log until `outcome` is called.
+        turn: pipe that tells it when to begin (see `tests/support/forked.py`). It is closed here.
+        following: pipe by which it lets the next environment begin. It is closed here.
+    """
+
+    def __init__(
+        self, suite: Suite, venv: str, selection: Sequence[str], begins: str, turn: int, following: int | None
+    ) -> None:
+        self._venv, self._begins = venv, begins
+        self._report = LOGS / f"{suite.command}{venv}.xml"
+        self._report.unlink(missing_ok=True)
+        self._log = LOGS / f"{suite.command}{venv}.log"
+        environment = {
+            **os.environ,
+            "PATH": f"{ROOT / venv / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            # another one in each run; it is passed on to programs that tests start
+            "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED") or str(secrets.randbelow(1 << 32)),
+        }
+        command = [str(ROOT / venv / "bin" / "python"), "-u", "-m", "pytest", f"--junit-xml={self._report}"]
+        # CUDA does not survive a fork
+        workers = 1 if venv == ".venv-cuda" else os.environ.get("WORKERS") or suite.workers
+        pipes = [turn] if following is None else [turn, following]
+        command += ["-p", "tests.support.forked", f"--processes={workers}", f"--turns={','.join(map(str, pipes))}"]
+        command += ["--benchmark-disable"]  # no figures from processes that share a machine
+        command += ["--color=yes"] if sys.stdout.isatty() else []
+        command += [*suite.options, *selection, *shlex.split(os.environ.get("PYTEST", ""))]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, pass_fds=pipes
+            )
+        for pipe in pipes:
+            os.close(pipe)
+
+    def outcome(self) -> Outcome:
+        """Print what it says until it has ended, and return how it ended."""
+        print(f"\n{self._begins}", flush=True)
+        with self._log.open(errors="replace") as log:
+            ended = False
+            while not ended:
+                ended = self._process.poll() is not None
+                if said := log.read():
+                    print(said, end="", flush=True)
+                elif not ended:
+                    time.sleep(POLL_SECONDS)
+        return _read(self._report, self._venv, self._process.returncode)
+
+    def wait(self) -> None:
+        self._process.wait()  # Ctrl-C has reached it as well; it ends its engines
 
 
 def _read(report: Path, venv: str, exit_code: int) -> Outcome:

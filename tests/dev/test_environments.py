@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from dev import bootstrap
@@ -34,3 +36,19 @@ def test_a_client_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(bootstrap, "_call", lambda *arguments: "0.12.0\n")
     with pytest.raises(bootstrap.BootstrapError, match=r"aiperf 0\.13\.0 in \.venv-aiperf calls itself 0\.12\.0"):
         bootstrap._check_client(bootstrap.Environment(".venv-aiperf"))
+
+
+@pytest.mark.parametrize(("may_not_write", "compiles"), [(True, True), (False, False)])
+def test_modules_are_compiled_ahead_only_where_importing_them_does_not_keep_what_it_compiles(
+    monkeypatch: pytest.MonkeyPatch, may_not_write: bool, compiles: bool
+) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(sys, "dont_write_bytecode", may_not_write)
+    monkeypatch.setattr(bootstrap, "_pip", lambda env, arguments, failure: asked.append(arguments))
+    monkeypatch.setattr(bootstrap, "_installed", lambda env: {"torch": "2.13.0+cpu"})
+    environment = bootstrap.Environment(".venv-latest")
+    bootstrap._install_torch(environment)
+    bootstrap._install_packages(environment)
+    installs = [words for words in asked if words[0] == "install"]
+    assert len(installs) == 2
+    assert ["--no-compile" not in words for words in installs] == [compiles] * 2

@@ -41,6 +41,10 @@ def noted(request):
 """
 
 
+MEETS = "Path(__file__).with_name('meeting').open('{}').close()"
+MORE = "def test_more(noted):\n    pass\n"
+
+
 def _command(folder: Path, files: Mapping[str, str], *options: str) -> list[str]:
     """Write tests, and return the command that runs them in two processes."""
     (folder / "conftest.py").write_text(CONFTEST)
@@ -122,6 +126,32 @@ def test_a_fixture_of_the_session_survives_from_group_to_group(tmp_path: Path) -
     assert all(one.count("start") == one.count("stop") == 1 for one in notes.values())
 
 
+def test_a_session_begins_when_a_process_of_the_one_before_has_ended(tmp_path: Path) -> None:
+    """The first session ends only when a test of the second one runs, and nobody passes a turn to a third one."""
+    os.mkfifo(tmp_path / "meeting")
+    files = {
+        "test_ends": "def test_ends(engine, noted):\n    pass\n",
+        "test_meets": f"from pathlib import Path\n\ndef test_meets(engine, noted):\n    {MEETS.format('r')}\n",
+        "test_later": f"from pathlib import Path\n\ndef test_later(engine, noted):\n    {MEETS.format('w')}\n",
+        "test_last": MORE,
+    }
+    *command, folder = _command(tmp_path, files)
+    first_turn, passed = os.pipe(), os.pipe()
+    second = [*command, f"--turns={passed[0]}", f"{folder}/test_later.py", f"{folder}/test_last.py"]
+    first = [*command, f"--turns={first_turn[0]},{passed[1]}", f"{folder}/test_ends.py", f"{folder}/test_meets.py"]
+    with (
+        subprocess.Popen(second, cwd=ROOT, stdout=subprocess.PIPE, pass_fds=passed[:1]) as later,
+        subprocess.Popen(first, cwd=ROOT, stdout=subprocess.PIPE, pass_fds=(first_turn[0], passed[1])) as earlier,
+    ):
+        for pipe in (*first_turn, *passed):
+            os.close(pipe)
+        said = [process.communicate()[0].decode() for process in (earlier, later)]
+    assert ["2 passed" in one for one in said] == [True, True], said
+    notes = [line.partition(" ")[2] for line in (tmp_path / "notes").read_text().splitlines()]
+    assert notes.index("stop") < min(notes.index("test_later"), notes.index("test_more"))
+    assert len([one for one in notes if one.startswith("test_")]) == 4
+
+
 def test_results_and_output_are_reported(tmp_path: Path) -> None:
     text = """
 import pytest
@@ -197,7 +227,6 @@ def test_waits(engine, noted):
     signal.pause()
 """
 FIFO = "Path(__file__).with_name({name!r}).open({mode!r}).close()"
-MORE = "def test_more(noted):\n    pass\n"
 
 
 def _assert_all_ended(folder: Path) -> None:

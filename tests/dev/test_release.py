@@ -146,7 +146,7 @@ def test_doctor_of_the_installed_wheel_accepts_every_other_supported_vllm(
     (tmp_path / "vllm.dist-info" / "METADATA").write_text(distribution)
     path = os.pathsep.join([str(installed), str(tmp_path)])
     command = [sys.executable, "-P", "-m", "vllm_omni_sched", "doctor", "--json"]
-    found = json.loads(run(command, tmp_path, PYTHONPATH=path, HOME=str(tmp_path), PYTHONDONTWRITEBYTECODE="1"))
+    found = json.loads(run(command, tmp_path, PYTHONPATH=path, HOME=str(tmp_path)))
     versions = {entry["name"]: entry["version"] for entry in found["versions"]}
     assert versions["vllm"].split("+")[0] == version
     assert found["problems"] == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +50,7 @@ def test_unexpected_skips_fail_the_suite(
     monkeypatch.setenv("SKIPS", allowed)
     monkeypatch.delenv("PYTEST", raising=False)
     monkeypatch.setattr(dev.test, "_write_models", lambda: None)
-    monkeypatch.setattr(dev.test, "_run", lambda suite, venv, selection: outcome)
+    monkeypatch.setattr(dev.test, "_run", lambda suite, selections: [outcome])
     monkeypatch.setattr(dev.test.system_packages, "missing", lambda environment: [])
     assert dev.test.main("test") == exit_code
     said = capsys.readouterr().out
@@ -71,10 +73,51 @@ def test_what_runs_beside_the_tests_must_succeed_as_well(
     monkeypatch.setenv("VENVS", ".venv")
     monkeypatch.delenv("PYTEST", raising=False)
     monkeypatch.setattr(dev.test, "_write_models", lambda: None)
-    monkeypatch.setattr(dev.test, "_run", lambda suite, venv, selection: Outcome(venv, 0, passed=1))
+    monkeypatch.setattr(dev.test, "_run", lambda suite, selections: [Outcome(venv, 0, passed=1) for venv in selections])
     monkeypatch.setattr(dev.test.system_packages, "missing", lambda environment: [])
     assert dev.test.main("check") == exit_code
     assert f"`{command}` {verdict}" in capsys.readouterr().out.splitlines()[-1]
+
+
+PYTEST = """#!{python}
+import os
+import sys
+from pathlib import Path
+
+here = Path(sys.argv[0]).parents[1]
+options = dict(word.split("=", 1) for word in sys.argv if word.startswith("--") and "=" in word)
+turns = [int(pipe) for pipe in options["--turns"].split(",")]
+if here.name == ".venv-b":
+    (here.parent / "meeting").open("w").close()
+os.read(turns[0], 1)
+print(here.name, "begins", (here.parent / "models").exists(), (here.parent / "ended").exists())
+if here.name == ".venv-a":
+    (here.parent / "meeting").open().close()
+    (here.parent / "ended").touch()
+    os.write(turns[1], b".")
+Path(options["--junit-xml"]).write_text({report!r})
+"""
+
+
+def test_an_environment_starts_beside_the_one_before_it_and_waits_for_its_turn(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in (".venv-a", ".venv-b"):
+        program = tmp_path / name / "bin" / "python"
+        program.parent.mkdir(parents=True)
+        program.write_text(PYTEST.format(python=sys.executable, report=REPORT))
+        program.chmod(0o700)
+    os.mkfifo(tmp_path / "meeting")
+    monkeypatch.setattr(dev.test, "ROOT", tmp_path)
+    monkeypatch.setattr(dev.test, "LOGS", tmp_path)
+    monkeypatch.setattr(dev.test, "_write_models", (tmp_path / "models").touch)
+    outcomes = dev.test._run(dev.test.SUITES["test"], {".venv-a": [], ".venv-b": []})
+    assert [(one.venv, one.exit_code, one.passed) for one in outcomes] == [(".venv-a", 0, 1), (".venv-b", 0, 1)]
+    assert capfd.readouterr().out.splitlines() == [
+        "writing the tiny models",
+        *("", "[1/2] .venv-a", ".venv-a begins True False"),
+        *("", "[2/2] .venv-b", ".venv-b begins True True"),
+    ]
 
 
 def test_what_is_missing_is_said_before_anything_starts(
@@ -85,7 +128,7 @@ def test_what_is_missing_is_said_before_anything_starts(
     monkeypatch.delenv("SKIPS", raising=False)
     monkeypatch.delenv("PYTEST", raising=False)
     monkeypatch.setattr(dev.test.system_packages, "missing", lambda environment: [libibverbs])
-    monkeypatch.setattr(dev.test, "_run", lambda suite, venv, selection: pytest.fail("the tests were started"))
+    monkeypatch.setattr(dev.test, "_run", lambda suite, selections: pytest.fail("the tests were started"))
     assert dev.test.main("test") == 2
     assert "install libibverbs1 (for tests of the Mooncake connector)" in capsys.readouterr().err
 

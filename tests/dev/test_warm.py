@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from dev.child_process import ChildProcess
 from tests.engine.harness.processes import ENVIRONMENT
+from tests.support import namespaces
 from tests.support.warm import WarmPopen
 
 PROGRAM = "tests.support.warm_program"
@@ -42,6 +44,26 @@ def test_what_it_spawns_is_warm_too_and_has_the_environment_of_that_moment(tmp_p
     assert child["vllm_was_there"]
     assert grandchild["vllm_was_there"]
     assert {child["session"], grandchild["session"]} == {process.pid}
+
+
+def test_it_is_in_the_network_namespace_of_the_thread_that_starts_it(tmp_path):
+    try:
+        network = namespaces.Namespace()
+    except OSError as error:
+        pytest.skip(f"no network namespace can be made here ({error.strerror}): that takes root")
+    with network.inside(), start(tmp_path, "spawn") as process:
+        inside = os.stat(namespaces.HERE).st_ino
+        assert process.wait() == 0
+    network.close()
+    assert os.stat(namespaces.HERE).st_ino != inside
+    said = [json.loads(line) for line in process.log.read_text().splitlines()[-3:]]
+    assert [one["network"] for one in said] == [inside] * 3
+
+
+def test_a_copy_that_is_made_again_takes_the_place_of_the_first(tmp_path):
+    with start(tmp_path, "copy") as process:
+        assert process.wait() == 0, process.last_lines(20)
+    assert [json.loads(line) for line in process.last_lines(2)] == [{"copies": 1}, {"mask": 0o27}]
 
 
 def test_it_looks_at_the_class_of_a_model_itself(tmp_path):

@@ -13,6 +13,7 @@ from tests.engine.harness.processes import ENVIRONMENT, WORKER_IN_ENGINE_CORE
 from tests.support.warm import WarmPopen
 from vllm_omni_sched.sim.costs.fit import STEP_COSTS
 
+PROGRAM = "tests.engine.harness.calibrate"
 ARGUMENTS = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -28,9 +29,9 @@ ARGUMENTS = {
 @pytest.mark.once
 def test_a_tiny_model_is_calibrated(llava: Path, tmp_path: Path) -> None:
     out = tmp_path / "calibration.json"
-    words = ["calibrate", str(llava), "--engine-args", json.dumps(ARGUMENTS), "--rounds", "1", "--longest", "300"]
+    words = [str(llava), "--engine-args", json.dumps(ARGUMENTS), "--rounds", "1", "--longest", "300"]
     process = ChildProcess(
-        [sys.executable, "-m", "vllm_omni_sched", *words, "--no-lane", "--server", "--starts", "2", "--out", str(out)],
+        [sys.executable, "-m", PROGRAM, *words, "--no-lane", "--server", "--starts", "2", "--out", str(out)],
         log=tmp_path / "log",
         env={**ENVIRONMENT, **WORKER_IN_ENGINE_CORE},
         start=WarmPopen,

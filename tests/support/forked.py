@@ -4,6 +4,9 @@ The imports and the collection take 20 seconds of a processor; here they are don
 with pytest-xdist. A process takes one group of tests after the other (see `tests/support/sharing.py`) and runs its
 tests in their order. Fixtures of the session survive from group to group, others do not. Groups of tests that only wait
 (marked `waits`) have one more process, which leaves the processors to the others.
+
+Sessions may take turns (option ``--turns``): they collect their tests at the same time, and a process of the next one
+begins when one of this session has ended, so that no processor is idle between two sessions.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, pairwise
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -38,15 +42,50 @@ WAITS = "waits"
 def pytest_addoption(parser: pytest.Parser) -> None:
     told = "run the tests in N forked processes, and those marked as waiting in one more"
     parser.addoption("--processes", type=int, default=1, metavar="N", help=told)
+    told = "pipes: a process begins when FROM has a byte or is closed, and writes one to TO when it has ended"
+    parser.addoption("--turns", type=Turns.parse, default=None, metavar="FROM[,TO]", help=told)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     number = session.config.option.processes
-    if number < 2 or session.testsfailed or session.config.option.collectonly:
+    if session.testsfailed or session.config.option.collectonly:
+        return None
+    if number < 2:
+        turns: Turns | None = session.config.option.turns
+        if turns is not None:
+            turns.take()
         return None
     _run(session, number)
     return True
+
+
+class Turns:
+    """Pipes by which sessions take turns: each process that has ended lets one of the next session begin.
+
+    Args:
+        taken: descriptor from which a process reads a byte before it begins; it begins as well when nobody is left who
+            could write one.
+        passed: descriptor to which a byte is written for the next session; None in the last one.
+    """
+
+    def __init__(self, taken: int, passed: int | None = None) -> None:
+        self._taken, self._passed = taken, passed
+        for descriptor in (taken, passed):
+            if descriptor is not None:
+                os.set_inheritable(descriptor, False)  # else a program that outlives the session would keep it open
+
+    @classmethod
+    def parse(cls, text: str) -> Turns:
+        return cls(*map(int, text.split(",")))
+
+    def take(self) -> None:
+        os.read(self._taken, 1)
+
+    def pass_on(self) -> None:
+        if self._passed is not None:
+            with suppress(BrokenPipeError):  # the next session has ended already
+                os.write(self._passed, b".")
 
 
 class GroupQueue:
@@ -95,6 +134,7 @@ class _Child:
 
     Args:
         queues: it takes the groups of the first one, then those that are left in the next one.
+        turns: it waits for its turn to begin; None: it begins now.
     """
 
     def __init__(
@@ -104,8 +144,10 @@ class _Child:
         groups: Sequence[Sequence[pytest.Item]],
         queues: Sequence[GroupQueue],
         siblings: Sequence[_Child],
+        turns: Turns | None,
     ) -> None:
         self.exit_code: int | None = None
+        self.turns = turns
         self.running: tuple[str, Any] | None = None
         """Id and location of the test that it runs now."""
         self.connection, told = Pipe(duplex=False)
@@ -116,7 +158,7 @@ class _Child:
         if self.pid == 0:
             for one in (self, *siblings):
                 one.connection.close()  # a process ends with the error "broken pipe" when its parent is gone
-            _become(session, folder, groups, queues, told)
+            _become(session, folder, groups, queues, told, turns)
         told.close()
         self.ended = os.pidfd_open(self.pid)
 
@@ -154,13 +196,14 @@ def _run(session: pytest.Session, number: int) -> None:
     groups = sorted(groups_of(session.items), key=only_waits)
     working = sum(not only_waits(group) for group in groups)
     queues = [GroupQueue(range(working)), GroupQueue(range(working, len(groups)))]
-    takes = [queues] * min(number, len(groups))
+    turns: Turns | None = session.config.option.turns
+    takes: list[tuple[list[GroupQueue], Turns | None]] = [(queues, turns)] * min(number, len(groups))
     if 0 < working < len(groups):
-        takes.append(queues[1:])
+        takes.append((queues[1:], None))
     children: list[_Child] = []
     try:
-        for one, of_these in enumerate(takes):
-            children.append(_Child(session, str(base / f"process{one}"), groups, of_these, children))
+        for one, (of_these, its_turns) in enumerate(takes):
+            children.append(_Child(session, str(base / f"process{one}"), groups, of_these, children, its_turns))
         _report(session, children)
         if left := sum(queue.clear() for queue in queues):
             raise session.Interrupted(f"every process has died; groups of tests that did not run: {left}")
@@ -184,6 +227,8 @@ def _report(session: pytest.Session, children: Sequence[_Child]) -> None:
         for child in running:
             for message in child.received():
                 _pass_on(session, child, *message)
+            if child.exit_code is not None and child.turns is not None:
+                child.turns.pass_on()
             if child.exit_code and child.running is not None:
                 session.config.hook.pytest_runtest_logreport(report=_crashed(child, *child.running))
             elif child.exit_code:
@@ -242,6 +287,7 @@ def _become(
     groups: Sequence[Sequence[pytest.Item]],
     queues: Sequence[GroupQueue],
     told: Connection,
+    turns: Turns | None,
 ) -> NoReturn:
     """Run groups of tests until none is left, in a process that was just forked, and end the process."""
     code = 1
@@ -251,6 +297,8 @@ def _become(
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)  # it ends when its parent is killed
             _leave_parent(session.config, folder)
             session.config.pluginmanager.register(_Reporter(session, told))
+            if turns is not None:
+                turns.take()
             _run_groups(session, groups, queues)
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # fixtures of the session end undisturbed
             code = 0

@@ -60,6 +60,12 @@ def home() -> Namespace:
     return Namespace()
 
 
+def move_to(descriptor: int) -> None:
+    """Move this thread, and what it starts, to the network namespace of a descriptor, unless it is there."""
+    if os.fstat(descriptor).st_ino != os.stat(HERE).st_ino:
+        _check(_libc.setns(descriptor, NEW_NETWORK))
+
+
 def ip(*arguments: str) -> None:
     """Run the command `ip` where this thread is."""
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True)

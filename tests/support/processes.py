@@ -66,6 +66,11 @@ class Process:
             os.kill(self.pid, signal.SIGKILL)
         self.wait()
 
+    def end(self) -> None:
+        """Kill it, unless it has been waited for."""
+        if self._end is not None:
+            self.kill()
+
     def begin(self, name: str, *args: Any) -> None:
         """Something, and do not wait for it."""
         self._orders.send((name, args, {}))
@@ -101,6 +106,23 @@ class Process:
         self._orders.close()
 
 
+def begin(start: Callable[[str], int]) -> Process:
+    """Start a process that obeys.
+
+    Args:
+        start: starts it with the name of the socket on which it takes its orders, and returns its id.
+    """
+    name = f"vos-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen(1)
+        listener.settimeout(LONG)
+        pid = start(name)
+        connection, _ = listener.accept()
+        connection.setblocking(True)
+    return Process(pid, Connection(connection.detach()))
+
+
 class Processes:
     """Starts processes, and ends those that are left.
 
@@ -123,21 +145,16 @@ class Processes:
         self._started: list[Process] = []
 
     def start(self) -> Process:
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        name = f"vos-{secrets.token_hex(8)}"
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(f"\0{name}")
-            listener.listen(1)
-            listener.settimeout(LONG)
-            self._server.stdin.write(f"{name}\n")
-            self._server.stdin.flush()
-            pid = int(self._server.stdout.readline())
-            connection, _ = listener.accept()
-            connection.setblocking(True)
-        process = Process(pid, Connection(connection.detach()))
+        process = begin(self._fork)
         self._started.append(process)
         return process
+
+    def _fork(self, name: str) -> int:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(f"{name}\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
 
     def open(self, options: ArenaOptions, ahead: float = 0.0) -> Process:
         """Start a process with a transport."""
@@ -148,8 +165,7 @@ class Processes:
     def end(self) -> None:
         """End all processes that were started."""
         for process in self._started:
-            if process._end is not None:
-                process.kill()
+            process.end()
         self._started.clear()
 
     def close(self) -> None:
@@ -166,7 +182,8 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _obey(name: str, make: Callable[[], Any]) -> None:
+def obey(name: str, make: Callable[[], Any]) -> None:
+    """Let an actor do what `Process` asks on a socket, until that is closed."""
     with socket.socket(socket.AF_UNIX) as told:
         told.connect(f"\0{name}")
         orders = Connection(told.detach())
@@ -192,7 +209,7 @@ def serve(make: Callable[[], Any]) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             try:
-                _obey(line.strip(), make)
+                obey(line.strip(), make)
             finally:
                 os._exit(0)
         print(pid, flush=True)

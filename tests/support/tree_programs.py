@@ -1,7 +1,7 @@
 """Programs on the Python sources of a vLLM that is not installed: forked from a process that has imported it once.
 
 Each program begins with vLLM's schedulers imported, and shares nothing else with those before it. What one prints goes
-to a file of its own.
+to a file of its own. The bytecode of the sources stays beside them, for the next program on the same ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ def run_on_tree(
         **os.environ,
         **environment,
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
-        "PYTHONDONTWRITEBYTECODE": "1",
         "VLLM_PLUGINS": "",
         "VLLM_LOGGING_LEVEL": "CRITICAL",
     }

@@ -2,9 +2,10 @@
 
 The processes of pytest share one server, which `prepare` starts before they are forked; without it, each has one of its
 own, which starts with the first program. A program is as it would be otherwise: a process with the command, the
-environment and the log that it was given, the leader of its own session. What it spawns through multiprocessing is
-forked as well, from a copy of the program that was made before it began. vLLM looks at a model's class in the program
-itself, where it would start another process, which imports vLLM and leaves CUDA alone.
+environment and the log that it was given, the leader of its own session, in the network namespace of the thread that
+starts it. What it spawns through multiprocessing is forked as well, from a copy of the program that was made before it
+began. vLLM looks at a model's class in the program itself, where it would start another process, which imports vLLM and
+leaves CUDA alone.
 
 Tests of what an import does, or of a start as users have it, start their programs in the usual way.
 """
@@ -30,6 +31,7 @@ from typing import IO, Any
 from dev.fork_spawned import choose_where_metrics_are, fork_what_is_spawned
 from dev.frozen_heap import freeze_for_good
 from dev.model_registry import look_at_models_here
+from tests.support import namespaces
 
 ROOT = Path(__file__).parents[2]
 MODULES = (
@@ -56,13 +58,24 @@ class WarmPopen:
         command: an interpreter of this environment with ``-m`` and a module, or a script of it, and their arguments.
         stdout: where its output and its errors go.
         env: its whole environment.
+        modules: what it begins with; those that this version of vLLM lacks are left out.
+        plugins: the plugins of vLLM that these modules see when they are imported, as in ``VLLM_PLUGINS``.
     """
 
-    def __init__(self, command: Sequence[str], *, stdout: IO[bytes], env: Mapping[str, str], **_: Any) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdout: IO[bytes],
+        env: Mapping[str, str],
+        modules: Sequence[str] = MODULES,
+        plugins: str = "",
+        **_: Any,
+    ) -> None:
         self.returncode: int | None = None
         end, tell = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with tell:
-            _server_for(env).fork(command, env, stdout.fileno(), tell.fileno())
+            _server_for(env, modules, plugins).fork(command, env, stdout.fileno(), tell.fileno())
         self._end = end
         self.pid = int(end.recv(64))
 
@@ -95,13 +108,13 @@ class WarmPopen:
 class _Server:
     """The process that forks programs."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self.environment = dict(environment)
+    def __init__(self, environment: Mapping[str, str], modules: Sequence[str]) -> None:
+        self.environment, self.modules = dict(environment), tuple(modules)
         self._asks, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._asks.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
         with asked:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.warm", str(asked.fileno())],
+                [sys.executable, "-m", "tests.support.warm", str(asked.fileno()), *modules],
                 cwd=ROOT,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
@@ -113,8 +126,10 @@ class _Server:
 
     def fork(self, command: Sequence[str], env: Mapping[str, str], output: int, tell: int) -> None:
         message = json.dumps({"command": list(command), "env": dict(env), "cwd": os.getcwd()}).encode()
-        fds = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [output, tell]))]
+        network = os.open(namespaces.HERE, os.O_RDONLY | os.O_CLOEXEC)
+        fds = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [output, tell, network]))]
         self._asks.sendmsg([message], fds)
+        os.close(network)
 
     def close(self) -> None:
         """End the server, which leaves programs alone that still run."""
@@ -132,23 +147,23 @@ def _late(name: str) -> bool:
 
 def prepare(env: Mapping[str, str]) -> None:
     """Start the server of programs with this environment, which processes that are forked from this one share."""
-    _server_for({**os.environ, **env})
+    _server_for({**os.environ, **env}, MODULES, "")
 
 
-def _server_for(env: Mapping[str, str]) -> _Server:
+def _server_for(env: Mapping[str, str], modules: Sequence[str], plugins: str) -> _Server:
     """Return the server whose imports saw the same environment, as far as imports read it."""
-    asked = {name: value for name, value in env.items() if not _late(name)}
+    asked = {name: value for name, value in env.items() if not _late(name)} | {"VLLM_PLUGINS": plugins}
     with _one_at_a_time:
         for server in _servers:
-            if {name: value for name, value in server.environment.items() if not _late(name)} == asked:
+            if (server.environment, server.modules) == (asked, tuple(modules)):
                 return server
-        _servers.append(_Server({**asked, "VLLM_PLUGINS": ""}))
+        _servers.append(_Server(asked, modules))
         return _servers[-1]
 
 
-def _serve(asked: socket.socket) -> dict[str, Any] | None:
+def _serve(asked: socket.socket, modules: Sequence[str]) -> dict[str, Any] | None:
     """Fork programs until nobody asks any more. Returns in each of them what it shall run; None in the server."""
-    for module in MODULES:
+    for module in modules:
         with suppress(ImportError):  # it has another name in another version: that program imports it itself
             import_module(module)
     look_at_models_here()
@@ -167,13 +182,14 @@ def _serve(asked: socket.socket) -> dict[str, Any] | None:
             _tell_who_ended(told)
         if asked not in ready:
             continue
-        message, fds, _, _ = socket.recv_fds(asked, MESSAGE_BYTES, 2)
+        message, fds, _, _ = socket.recv_fds(asked, MESSAGE_BYTES, 3)
         if not message:
             return None
-        output, tell = fds[0], socket.socket(fileno=fds[1])
+        output, tell, network = fds[0], socket.socket(fileno=fds[1]), fds[2]
         pid = os.fork()
         if pid:
             os.close(output)
+            os.close(network)
             told[pid] = tell
             tell.send(str(pid).encode())
             continue
@@ -182,7 +198,7 @@ def _serve(asked: socket.socket) -> dict[str, Any] | None:
         for one in (asked, ended, wake, tell, *told.values()):
             one.close()
         program: dict[str, Any] = json.loads(message)
-        _take_place(program, output)
+        _take_place(program, output, network)
         return program
 
 
@@ -193,9 +209,11 @@ def _tell_who_ended(told: dict[int, socket.socket]) -> None:
                 tell.send(str(os.waitstatus_to_exitcode(found[1])).encode())
 
 
-def _take_place(program: Mapping[str, Any], output: int) -> None:
-    """Become the program: session, output, environment, folder."""
+def _take_place(program: Mapping[str, Any], output: int, network: int) -> None:
+    """Become the program: session, network, output, environment, folder."""
     os.setsid()
+    namespaces.move_to(network)
+    os.close(network)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
@@ -217,6 +235,6 @@ def _run(command: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    program = _serve(socket.socket(fileno=int(sys.argv[1])))
+    program = _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
     if program is not None:
         _run(program["command"])

@@ -12,7 +12,11 @@ import time
 from typing import Any
 from unittest.mock import patch
 
+import psutil
 from prometheus_client import values
+
+from dev.fork_spawned import fork_what_is_spawned
+from tests.support import namespaces
 
 WERE_THERE = frozenset(sys.modules)
 
@@ -21,6 +25,7 @@ def state() -> dict[str, Any]:
     return {
         "argv": sys.argv[1:],
         "environment": os.environ.get("VLLM_SAID"),
+        "network": os.stat(namespaces.HERE).st_ino,
         "metrics_in_files": values.ValueClass._multiprocess,
         "pid": os.getpid(),
         "session": os.getsid(0),
@@ -47,6 +52,23 @@ def _stay() -> None:
     child.join()
 
 
+def _copy_again() -> None:
+    """Have a copy made again once this process has another mask for files, which the new one has, too."""
+    first = psutil.Process().children()
+    os.umask(0o27)
+    fork_what_is_spawned()
+    psutil.wait_procs(first)
+    print(json.dumps({"copies": len(psutil.Process().children())}), flush=True)
+    process = multiprocessing.get_context("spawn").Process(target=_say_mask)
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+
+
+def _say_mask() -> None:
+    print(json.dumps({"mask": os.umask(0)}), flush=True)
+
+
 def _look_at_a_model() -> None:
     """Ask vLLM about a class of models; whoever starts a process for that fails."""
     from vllm.model_executor.models.registry import ModelRegistry
@@ -70,6 +92,8 @@ def main(word: str) -> None:
         _spawn(["child", "grandchild"])
     elif word == "stay":
         _stay()
+    elif word == "copy":
+        _copy_again()
     elif word == "unfreeze":
         _end_an_engine()
     elif word == "look":

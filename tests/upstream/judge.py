@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from patches.sources import fetch_source
+from tests.engine.harness.processes import ENVIRONMENT
+from tests.support.warm import WarmPopen
 from tests.upstream import models, suite
 from tests.upstream.suite import Guise
 
@@ -152,49 +154,48 @@ def stock(guise: Guise) -> Verdict:
 
 
 def run(options: tuple[str, ...], files: tuple[str, ...], *, outcomes: Path | None = None) -> Verdict:
-    """Run the files that this vLLM has, in one process; keep the record in `outcomes` when that is given.
+    """Run the files that this vLLM has, in one process that begins with vLLM imported.
+
+    The record is kept in `outcomes` when that is given.
 
     Raises `RuntimeError` when pytest could not do its work: it ended early, or took too long.
     """
     present = [path for path in files if (workspace() / path).is_file()]
     with tempfile.TemporaryDirectory(dir=workspace()) as scratch:
         record = Path(scratch) / "outcomes.jsonl"
-        command = [sys.executable, "-W", "ignore", "-m", "pytest", "--quiet", "--tb=short", "--noconftest"]
-        command += ["-p", "no:cacheprovider", f"--basetemp={scratch}/tmp"]
-        command += ["-p", "omni_sched_swap", f"--outcomes={record}"]
-        command += [f"--part={path}={word}" for path, word in suite.PARTS.items()]
+        folder, log = workspace(), Path(scratch) / "log"
+        path = os.pathsep.join(map(str, (folder, PLUGIN, ROOT)))
+        options = ("-W", "ignore", "--quiet", "--tb=short", "--noconftest", *options)
+        options += ("-p", "no:cacheprovider", f"--basetemp={scratch}/tmp")
+        options += ("-p", "omni_sched_swap", f"--outcomes={record}")
+        options += tuple(f"--part={path}={word}" for path, word in suite.PARTS.items())
+        command = [str(PLUGIN / "omni_sched_forked.py"), str(folder), path, *options, *present]
+        with log.open("wb") as output:
+            process = WarmPopen(command, stdout=output, env=_environment())
         try:
-            result = subprocess.run(
-                [*command, *options, *present],
-                cwd=workspace(),
-                env=_environment(),
-                capture_output=True,
-                text=True,
-                timeout=TIME_LIMIT_SECONDS,
-                check=False,
-            )
+            exit_code = process.wait(TIME_LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
+            process.terminate()
+            process.wait()
             last = record.read_text().splitlines()[-1:] if record.is_file() else ["no test at all"]
             raise RuntimeError(f"vLLM's tests took more than {TIME_LIMIT_SECONDS} s; the last was {last}") from None
         lines = record.read_text().splitlines() if record.is_file() else []
         if not lines or "built" not in json.loads(lines[-1]):
-            said = (result.stdout + result.stderr)[-3000:]
-            raise RuntimeError(f"vLLM's tests ended with exit code {result.returncode}: {said}")
+            said = log.read_text(errors="replace")[-3000:]
+            raise RuntimeError(f"vLLM's tests ended with exit code {exit_code}: {said}")
         if outcomes is not None:
             record.rename(outcomes)
         return Verdict.read(lines)
 
 
 def _environment() -> dict[str, str]:
-    path = os.pathsep.join(map(str, (workspace(), PLUGIN, ROOT)))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "VLLM_"))}
-    return inherited | {
-        "PYTHONPATH": path,
-        "HF_HUB_OFFLINE": "1",
+    return {
+        **inherited,
+        **ENVIRONMENT,  # that of the engines of other tests, so that the same server forks it
         "VLLM_CACHE_ROOT": str(workspace() / "vllm-cache"),
         # Only a plugin that one of those tests makes up. Our classes are put in by name, not by the installed plugin.
         "VLLM_PLUGINS": "dummy_kv_connector_plugin",
-        "VLLM_NO_USAGE_STATS": "1",
     }
 
 

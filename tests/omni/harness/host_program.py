@@ -1,6 +1,6 @@
-"""`python -m tests.omni.harness.host_program`: forks the programs of hosts, with vLLM-Omni imported already.
+"""`python -m tests.omni.harness.host_program SOCKET`: a program of a host, which takes its orders from a socket.
 
-A program enters the namespaces of its host. It then is the front end of a pipeline with its first stage, asked by
+It enters the namespaces of its host. It then is the front end of a pipeline with its first stage, asked by
 calls of the methods below, or a stage without a front end (``vllm serve --headless``).
 """
 
@@ -12,18 +12,14 @@ import sys
 import threading
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
-from importlib import import_module
 from typing import Any
 
-from dev.frozen_heap import freeze_for_good
-from dev.model_registry import look_at_models_here
+from dev.fork_spawned import fork_what_is_spawned
 from dev.omni_cpu.asking import Ask
-from dev.omni_cpu.forkserver import PRELOAD
 from dev.omni_cpu.spec import PipelineSpec
-from dev.omni_cpu.without_torchaudio import stand_in_for_torchaudio
 from tests.omni.harness.stage_scenarios import ask_all, held, samples
 from tests.support.hosts import enter
-from tests.support.processes import serve
+from tests.support.processes import obey
 
 ANSWER_SECONDS = 150.0
 
@@ -37,6 +33,7 @@ class HostProgram:
         os.dup2(output, 1)
         os.dup2(output, 2)
         enter(holder)
+        fork_what_is_spawned()  # on this host
         os.environ.update(environment)
         return os.getpid()
 
@@ -107,22 +104,8 @@ class HostProgram:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
-def _import() -> None:
-    """Import what programs need, so that it is there once they are forked."""
-    stand_in_for_torchaudio()
-    modules = ["vllm_omni.entrypoints.async_omni", "vllm_omni.entrypoints.cli.main", "vllm_omni.entrypoints.cli.serve"]
-    modules += ["vllm_omni.engine.stage_runtime", "vllm_omni.engine.membership_controller", *PRELOAD]
-    for module in modules:
-        import_module(module)
-    look_at_models_here()
-    freeze_for_good()
-
-
 if __name__ == "__main__":
-    # a line of standard output is the answer of `serve`; imports print lines, too
-    answers, sys.stdout = os.dup(1), sys.stderr
-    os.dup2(2, 1)
-    _import()
-    os.dup2(answers, 1)
-    sys.stdout = os.fdopen(os.dup(answers), "w")
-    serve(HostProgram)
+    try:
+        obey(sys.argv[1], HostProgram)
+    finally:
+        os._exit(0)

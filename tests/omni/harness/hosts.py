@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -10,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from dev.omni_cpu.deploy import write_deploy
-from dev.omni_cpu.distribution import environment
 from dev.omni_cpu.spec import PipelineSpec
 from tests.omni.connectors import ARENA
+from tests.omni.harness.processes import omni_environment, start_warm
 from tests.support.hosts import Host, Network, mooncake_master
-from tests.support.processes import Process, Processes
+from tests.support.processes import Process, begin
 
 PORT = 26000
 MASTER_PORT = 50051
@@ -22,7 +24,7 @@ START_SECONDS = 180.0
 UNTIL_SECONDS = 90.0
 PROGRAM = "tests.omni.harness.host_program"
 HEARTBEAT = {"VLLM_OMNI_SCHED_HEARTBEAT_SECONDS": "0.25"}
-ENVIRONMENT = HEARTBEAT | {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+ENVIRONMENT = HEARTBEAT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 class Hosts:
@@ -40,11 +42,7 @@ class Hosts:
         self._logs = 0
 
     def __enter__(self) -> Hosts:
-        with ExitStack() as stack:
-            self.network = stack.enter_context(Network())
-            self._programs = Processes(PROGRAM, environment(self._folder / "site", {}) | ENVIRONMENT)
-            stack.callback(self._programs.close)
-            self._stack = stack.pop_all()
+        self.network = self._stack.enter_context(Network())
         self.first = self.network.host()
         return self
 
@@ -86,9 +84,17 @@ class Hosts:
 
     def _program(self, host: Host, name: str) -> Process:
         self._logs += 1
-        program = self._programs.start()
+        program = begin(self._start)
+        self._stack.callback(program.end)
         program.enter(host.pid, str(self._folder / f"{self._logs}-{name}.log"), {"VLLM_HOST_IP": host.address})
         return program
+
+    def _start(self, name: str) -> int:
+        command, environment = [sys.executable, "-m", PROGRAM, name], omni_environment() | ENVIRONMENT
+        with open(os.devnull, "wb") as nowhere:
+            program = start_warm(command, stdout=nowhere, env={**os.environ, **environment})
+        self._stack.callback(program.wait)
+        return program.pid
 
     def _deploy(self, host: Host) -> Path:
         """Write the deploy YAML of a host: they differ in the address that others reach it at."""

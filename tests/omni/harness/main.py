@@ -2,7 +2,8 @@
 
 `N.spec.json` asks, `N.results.json` answers, `end` in FOLDER ends it; PREFIX begins the names of all requests.
 `{"scenarios": {name: {...}}, "seconds": {...}, "children_left": [...], "shm_left": [...], "error": traceback}`,
-the last None if all went well. One process for many pipelines, since importing vLLM takes longer than running one.
+the last None if all went well. It is started with vLLM-Omni imported (`processes.start_warm`), and what it spawns is
+forked; it runs many pipelines all the same, for what they import besides.
 """
 
 from __future__ import annotations
@@ -20,9 +21,6 @@ from typing import Any
 
 import psutil
 
-from dev.frozen_heap import freeze_for_good
-from dev.model_registry import look_at_models_here
-from dev.omni_cpu import forkserver
 from dev.omni_cpu.running import running
 from tests.omni.harness.branch_scenarios import BRANCH_SCENARIOS, BRANCHES_ALONE
 from tests.omni.harness.fault_scenarios import FAULT_SCENARIOS
@@ -42,12 +40,6 @@ END_SECONDS = 10
 
 
 def main(folder_name: str, model: str, prefix: str) -> None:
-    forkserver.start("tests.omni.harness.connectors")
-    import vllm_omni.entrypoints.async_omni  # noqa: F401  while the server imports it, too
-
-    forkserver.use_for_stages()
-    look_at_models_here()
-    freeze_for_good()
     folder, parent = Path(folder_name), os.getppid()
     for number in itertools.count():
         spec_file = folder / f"{number}.spec.json"

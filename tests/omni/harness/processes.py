@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dev.child_process import ChildProcess
 from dev.omni_cpu.distribution import environment
 from tests.omni.harness.spec import SHM, RunSpec
+from tests.support.warm import WarmPopen
 
 PATIENCE_SECONDS = 1500  # a hang is a failure; that a busy machine is slow is none
 END_SECONDS = 20
 
 PLUGINS = {"omni_test_connectors": "tests.omni.harness.connectors:register"}
+MODULES = ("tests.omni.harness.imports",)
+
+
+@cache
+def omni_environment() -> dict[str, str]:
+    """Return what all programs of vLLM-Omni have beside `os.environ`; it is the same for all, so one server forks them.
+
+    The distribution with its entry points is written to a folder that this process removes when it ends.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="omni-on-cpu-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return environment(folder, PLUGINS)
+
+
+def start_warm(command: Sequence[str], *, stdout: IO[bytes], env: Mapping[str, str], **_: Any) -> WarmPopen:
+    """Start a program that begins with vLLM-Omni imported."""
+    return WarmPopen(command, stdout=stdout, env=env, modules=MODULES, plugins=env["VLLM_PLUGINS"])
 
 
 @dataclass(frozen=True)
@@ -77,7 +99,8 @@ class Driver:
             self._process = ChildProcess(
                 [sys.executable, "-m", "tests.omni.harness.main", str(self._inbox), str(self._model), self._prefix],
                 log=self._inbox / "log",
-                env=environment(self._inbox / "site", PLUGINS),
+                env=omni_environment(),
+                start=start_warm,
             )
         return self._process
 
