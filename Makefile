@@ -48,11 +48,11 @@ lint: venv ## Check style, spelling, prose, types and the direction of imports
 docs: venv ## Build the documentation into site/
 	$(VENV)/mkdocs build --strict
 
-bench: ## Run the benchmarks on the newest vLLM here: half an hour on a quiet machine
+bench: ## Run the main benchmarks on the newest vLLM here, for half an hour (arguments: STEP_COST, REALTIME, OVERHEAD)
 	@$(PYTHON) dev/bootstrap.py .venv-latest
-	.venv-latest/bin/python -m benchmarks.step_cost
-	.venv-latest/bin/python -m benchmarks.realtime
-	.venv-latest/bin/python -m benchmarks.overhead
+	.venv-latest/bin/python -m benchmarks.step_cost $(STEP_COST)
+	.venv-latest/bin/python -m benchmarks.realtime $(REALTIME)
+	.venv-latest/bin/python -m benchmarks.overhead $(OVERHEAD)
 
 bench-aiperf: ## Let AIPerf send requests to stock and ours, on the newest vLLM here (environment of its own; 40 minutes)
 	@$(PYTHON) dev/bootstrap.py .venv-latest .venv-aiperf

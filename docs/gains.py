@@ -110,7 +110,8 @@ def _of_video(results: Mapping[str, Sequence[Result]]) -> str:
             continue
         at_once = result["provenance"]["workload"]["requests at once"]
         ratios = ", ".join(f"{name} {own[name]['of_stock']:.2g}x" for name in ("TTFT P50", "TTFT P99"))
-        return f"by its video loader alone, {at_once} videos at once: {ratios}"
+        version = ".".join(map(str, _version(result)))
+        return f"by its video loader alone, {at_once} videos at once, vLLM {version}: {ratios}"
     return NOT_MEASURED
 
 

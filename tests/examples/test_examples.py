@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tests.engine.harness.processes import ENVIRONMENT, OUR_PLUGIN, ROOT, WORKER
 from tests.support.warm import WarmPopen
 from vllm_omni_sched.config.load import read_options
 from vllm_omni_sched.config.stage_options import StageSchedConfig
+from vllm_omni_sched.config.stage_yaml import VARIABLE as STAGES_FILE
 
 SERVED = (chat_with_pictures, realtime_transcription, video_questions, speech_with_stages)
 METRICS_SECONDS = 60
@@ -110,11 +112,28 @@ def test_offline_batch(tmp_path: Path) -> None:
     assert all(answer.partition(":")[2].strip() for answer in answers)
 
 
+def deploy_with_a_file_of_options(folder: Path) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Deploy the tiny pipeline by a YAML without options; a variable names the file that has them."""
+    options, variables = speech_with_stages.deploy_tiny(folder)
+    deploy, file = Path(options[-1]), folder / "stages.yaml"
+    content = yaml.safe_load(deploy.read_text())
+    file.write_text(yaml.safe_dump(content.pop("omni_sched")))
+    deploy.write_text(yaml.safe_dump(content))
+    return options, {**variables, STAGES_FILE: str(file)}
+
+
 @pytest.mark.omni
 @pytest.mark.long
-def test_speech_with_stages(said: Any) -> None:
+@pytest.mark.parametrize(
+    "deploy",
+    [speech_with_stages.deploy_tiny, deploy_with_a_file_of_options],
+    ids=["options in the deploy YAML", "options in a file that a variable names"],
+)
+def test_speech_with_stages(said: Any, deploy: Callable[[Path], tuple[Sequence[str], Mapping[str, str]]]) -> None:
     pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
-    lines = run(speech_with_stages, said, *(("stage_requests_total", (stage, "finished"), 2) for stage in "012"))
+    serving = replace(speech_with_stages.SERVING, prepare=deploy)
+    example = SimpleNamespace(SERVING=serving, main=speech_with_stages.main)
+    lines = run(example, said, *(("stage_requests_total", (stage, "finished"), 2) for stage in "012"))
     assert [line.partition("?")[0] + "?" for line in lines] == list(speech_with_stages.QUESTIONS)
     assert lines[0] == lines[1]
     assert all(int(line.split("?")[1].split()[0]) > 44 for line in lines)  # a WAV file with sound behind its header

@@ -24,6 +24,7 @@ from tests.support.documents import ROOT, Block, Call
 from tests.support.prometheus import tool
 from vllm_omni_sched.cli import app
 from vllm_omni_sched.config.load import load_config
+from vllm_omni_sched.config.stage_yaml import VARIABLE as STAGES_FILE
 
 MODELS = ROOT / ".models"
 PROGRAMS = (
@@ -37,13 +38,14 @@ class Way(Enum):
     """Says how far a step goes."""
 
     RUN = "run"
+    SHORTER = "run with less work"
     RUN_BY = "run by another test"
     READ = "read by the code of the package that it is for"
     PARSED = "its arguments were accepted, and it was not run"
     LEFT = "not run"
 
 
-EXECUTED = (Way.RUN, Way.RUN_BY, Way.READ)
+EXECUTED = (Way.RUN, Way.SHORTER, Way.RUN_BY, Way.READ)
 
 
 @dataclass
@@ -54,7 +56,7 @@ class Step:
         act: does it in this process; raises if it goes wrong.
         job: what `document_program` does.
         check: raises if the result of the job is wrong.
-        why: the test that runs it, or the reason why it is not run.
+        why: the test that runs it, the arguments that make it shorter, or the reason why it is not run.
     """
 
     way: Way
@@ -128,11 +130,12 @@ def option(arguments: Sequence[str], name: str) -> str | None:
 def ours(call: Call, place: Place) -> Step:
     """A command of this package is run, in less time where it would take long."""
     arguments = [place.here(one) for one in call.arguments]
-    arguments += SHORTER.get(arguments[0], ())
+    shorter = [*SHORTER.get(arguments[0], ())]
     if arguments[0] == "simulate" and "\n[tune]\n" in (place.folder / arguments[1]).read_text():
-        arguments += SHORTER_SEARCH
+        shorter += SHORTER_SEARCH
     if "--metrics" in arguments:
-        arguments += ["--over", "10"]  # of a server that began a moment ago
+        shorter += ["--over", "10"]  # of a server that began a moment ago
+    arguments += shorter
     if arguments[0] == "doctor":
         arguments = [str(place.model) if one in ("MODEL", *REAL_OMNI) else one for one in arguments]
 
@@ -146,7 +149,7 @@ def ours(call: Call, place: Place) -> Step:
             result = CliRunner().invoke(app, arguments, catch_exceptions=False)
         assert result.exit_code == 0, result.output
 
-    return Step(Way.RUN, str(call), act)
+    return Step(Way.SHORTER if shorter else Way.RUN, str(call), act, why=shlex.join(shorter))
 
 
 REAL_OMNI = ("Qwen/Qwen3-Omni-30B-A3B-Instruct",)
@@ -155,10 +158,13 @@ SHORTER = {
     "plan": ("--trials", "4"),
     "record": ("--seconds", "0.2", "--interval", "0.1"),
     "tune": ("--trials", "2", "--seeds", "1", "--held-out", "2"),
-    "simulate": ("--set", "duration_seconds=20", "--set", "warm_up_seconds=5", "--quiet"),
+    "simulate": (*("--set", "duration_seconds=20", "--set", "warm_up_seconds=5", "--set", "repeats=1", "--quiet"),),
 }
-SHORTER_SEARCH = ("--set", "tune.trials=1", "--set", "tune.trial.duration_seconds=20", "--set", "repeats=1")
-"""Further arguments for a study that tunes its points."""
+SHORTER_SEARCH = (
+    *("--set", "tune.trials=1", "--set", "tune.trial.duration_seconds=20", "--set", "tune.finalists=1"),
+    *("--set", "tune.final_seeds=1", "--set", "workload.rate=1.0"),
+)
+"""Further arguments for a study that tunes its points, of a sweep of rates the first one."""
 EXAMPLES = (chat_with_pictures, realtime_transcription, video_questions, speech_with_stages)
 OPTIONS_OF_EXAMPLES = {
     (*example.SERVING.options, *example.SERVING.real_options): example.__name__.rpartition(".")[2]
@@ -181,6 +187,10 @@ def vllm(call: Call, place: Place) -> Step:
         step = run_by(what, "tests/omni/harness/hosts.py", '["--omni", "--headless", "--stage-id"')
         step.job = job
         return step
+    if STAGES_FILE in call.variables:
+        step = run_by(what, "tests/examples/test_examples.py", "def deploy_with_a_file_of_options(")
+        step.job = job
+        return step
     if omni:
         return Step(Way.PARSED, what, job=job, why="there is no tiny model of it; doctor reads its options")
     tiny = MODELS / "qwen2-vl"
@@ -196,20 +206,18 @@ def vllm(call: Call, place: Place) -> Step:
 
 
 def python(call: Call, place: Place) -> Step:
-    """A benchmark parses its arguments; other programs are run, by this test or another one."""
+    """A benchmark parses its arguments, unless a test runs it; other programs are run, by this test or another one."""
     what, (first, *rest) = str(call), call.arguments
     if first.endswith(".py"):
-        only_parsed = first in SCRIPTS or first in LONG_SCRIPTS
-        command = [sys.executable, ROOT / first, *rest, *(["--help"] if only_parsed else [])]
+        shorter = [one for one in SHORTER_SCRIPTS.get(first, ()) if one not in rest]
+        command = [sys.executable, ROOT / first, *rest, *shorter, *(["--help"] if first in SCRIPTS else [])]
 
         def run() -> None:
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
+            assert done.returncode == 0, done.stdout + done.stderr
 
-        if first in LONG_SCRIPTS:
-            return Step(Way.PARSED, what, run, why=LONG_SCRIPTS[first])
         if first not in SCRIPTS:
-            return Step(Way.RUN, what, run)
+            return Step(Way.SHORTER if shorter else Way.RUN, what, run, why=shlex.join(shorter))
         step = run_by(what, *SCRIPTS[first])
         there, step.act = step.act, lambda: (run() if rest else None, there())[1]
         return step
@@ -239,6 +247,8 @@ def python(call: Call, place: Place) -> Step:
     def parse() -> None:
         import_module(f"{module}.__main__").parse(arguments)
 
+    if module in OF_MAKE_BENCH and not arguments:
+        return run_by(what, *TARGETS["bench"])
     return Step(Way.PARSED, what, parse, why="a benchmark of minutes; tests/benchmarks runs the parts of it")
 
 
@@ -246,7 +256,7 @@ SCRIPTS = {
     "docs/generate.py": ("tests/docs/test_documentation.py", "generate.main("),
     "docs/dashboards/render.py": ("tests/docs/test_dashboards.py", "def test_a_real_prometheus_answers_every_panel("),
 }
-LONG_SCRIPTS = {"patches/check.py": "it takes 20 minutes; tests/patches runs the checks that need no vLLM"}
+SHORTER_SCRIPTS = {"patches/check.py": ("--fast",)}
 MODULES = {
     "hatchling": ("tests/dev/test_release.py", '"-m", "hatchling", "build"'),
     "vllm_omni_sched.sim.compiled.build": ("tests/unit/sim/test_compiled.py", "building.build("),
@@ -269,19 +279,23 @@ def make(call: Call, place: Place) -> Step:
 
 TARGETS = {
     "check": (".github/workflows/ci.yml", "run: make check"),
-    "test": (".github/workflows/ci.yml", "run: make test"),
+    "test": (".github/workflows/ci.yml", "run: make test\n"),
+    "test-cuda": (".github/workflows/ci.yml", "run: make test-cuda\n"),
+    "test-long": ("tests/dev/test_targets.py", 'make("test-long", '),
+    "bench": ("tests/dev/test_targets.py", "def test_make_bench("),
     "lint": ("dev/test.py", 'beside=("make", "--no-print-directory", "lint")'),
     "docs": ("tests/docs/test_documentation.py", "def test_the_site_builds_strictly_and_is_self_contained("),
     "serve": ("tests/docs/test_code_blocks.py", "def test_make_serve("),
 }
+OF_MAKE_BENCH = ("benchmarks.step_cost", "benchmarks.realtime", "benchmarks.overhead")
 
 
 def pip(call: Call, place: Place) -> Step:
-    """Check that this environment has the packages; another test builds and installs this one."""
+    """Check that this environment has the packages; other tests build and install this one."""
     command, *what = call.arguments
     assert command == "install", call
-    if "--no-binary" in what:
-        return Step(Way.LEFT, str(call), why="the package is not on the index yet")
+    if what[-1] == "vllm-omni-sched":
+        return run_by(str(call), "tests/dev/test_release.py", "def test_pip_builds_the_package_from_an_index_as_")
     if re.fullmatch(r"\.(\[\w+\])?", what[0]):
         extras = re.findall(r"\[(\w+)\]", what[0])
 
