@@ -53,7 +53,7 @@ def plan(
     ] = None,
     max_gpus: Annotated[int, typer.Option(min=1, max=100_000, help="Most devices in all.")] = 64,
     weights: Annotated[
-        str, typer.Option(help="bf16, fp8 or int4; default: as the checkpoint.", show_default=False)
+        str, typer.Option(help="bf16, fp8, int8, int4, mxfp4 or nvfp4; default: as the checkpoint.", show_default=False)
     ] = "",
     kv_fp8: Annotated[bool, typer.Option("--kv-fp8", help="KV cache in FP8.")] = False,
     calibration: Annotated[
@@ -319,13 +319,13 @@ def _choices(
         return Choices(
             None, served or "MODEL", (layout,), most, load.items, calibration=MeasuredCosts.read(calibration)
         )
-    file = Path(model)
-    shape = read_config(file, served) if file.suffix == ".json" or file.is_dir() else pick("model", model, MODELS)
-    formats = [one.value for one in WeightFormat]
+    file, formats = Path(model), [one.value for one in WeightFormat]
     if precision[0] and precision[0] not in formats:
         raise ConfigError(f"--weights must be one of {', '.join(formats)}, got {precision[0]!r}")
+    weights, from_file = WeightFormat(precision[0]) if precision[0] else None, file.suffix == ".json" or file.is_dir()
+    shape = read_config(file, served, weights) if from_file else pick("model", model, MODELS)
     own = shape.precision
-    form = Precision(WeightFormat(precision[0]) if precision[0] else own.weights, precision[1] or own.kv_fp8)
+    form = Precision(weights or own.weights, precision[1] or own.kv_fp8)
     if load.longest > shape.max_model_len:
         raise ConfigError(
             f"a request has {load.longest} tokens with its answer, and {shape.name} takes {shape.max_model_len}: "

@@ -75,7 +75,7 @@ def test_a_page_a_record_and_a_picture(trace, tmp_path):
         (("--price", "h100-80gb=cheap"), "--price h100-80gb=cheap: write it as GPU=DOLLARS"),
         (("--gpus", "h100"), "unknown device 'h100': did you mean 'h100-80gb'?"),
         (("--model", "llama"), "unknown model 'llama'"),
-        (("--weights", "fp4"), "--weights must be one of bf16, fp8, int4, got 'fp4'"),
+        (("--weights", "fp4"), "--weights must be one of bf16, fp8, int8, int4, mxfp4, nvfp4, got 'fp4'"),
         (("--scale", "0"), "--scale must be positive, got 0"),
         (("--calibration", "costs.json"), "--calibration needs --gpus with the one kind that was measured"),
         (("--model", "qwen2.5-vl-72b", "--max-gpus", "1"), "does not fit"),
@@ -98,6 +98,18 @@ def test_what_is_wrong_is_said(trace, arguments, said):
     status, text = run(trace, "--format", "mooncake", *QUICK, *arguments)
     assert status == 2
     assert said in text
+
+
+def test_the_users_word_on_weights_counts_before_the_file(trace, tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA | {"quantization_config": {"quant_method": "torchao"}}))
+    rest = (trace, "--format", "mooncake", *QUICK, "--model", file, "--slo", "ttft=2,tpot=0.1", "--max-gpus", 1)
+    status, said = run(*rest)
+    assert status == 2
+    assert "the quant_method 'torchao' is not known: name the format of the weights with `plan --weights`" in said
+    status, said = run(*rest, "--weights", "int4", "--out", tmp_path / "plan.json")
+    assert status == 0, said
+    assert "--quantization" not in said  # the checkpoint has it
 
 
 def test_a_split_for_stock_and_where_prices_are_from(tmp_path):

@@ -1,7 +1,7 @@
 """Read the shape of a model from its ``config.json``, as Transformers writes it.
 
-Understood are decoders with grouped-query attention or with DeepSeek's latent attention (MLA), dense or with routed
-experts, with sliding windows, with the vision towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, CLIP and SigLIP, or text alone.
+Understood are the families of `configured.families` and the towers of `configured.towers`: decoders with grouped-query
+attention or with DeepSeek's latent attention (MLA), dense or with routed experts, with or without sliding windows.
 What is not understood is refused by name: costs of a wrong shape would look as good as those of a right one.
 """
 
@@ -9,204 +9,70 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import Source, SourceKind
-from vllm_omni_sched.sim.costs.models import (
-    PIXEL_SECONDS,
-    Encoding,
-    LargestItem,
-    ModelShape,
-    Precision,
-    TowerShape,
-    WeightFormat,
-    fixed,
-    no_items,
-    qwen25_vl,
-)
+from vllm_omni_sched.sim.costs.configured.checkpoint_format import precision_of
+from vllm_omni_sched.sim.costs.configured.families import FAMILIES, SIZES, Family, family
+from vllm_omni_sched.sim.costs.configured.fields import Fields
+from vllm_omni_sched.sim.costs.configured.towers import pictures, sound
+from vllm_omni_sched.sim.costs.models import Encoding, LargestItem, ModelShape, WeightFormat, no_items
 
-_GEMMA3 = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "vocab_size": 262208,
-    "tie_word_embeddings": True,
+
+@dataclass(frozen=True)
+class _Composite:
+    """A ``model_type`` whose file has tables for its parts.
+
+    ``text``, ``vision``, ``audio``: the ``model_type`` of a part whose table names none. ``inside``: the field with the
+    decoder's table. ``flat``: older files have the decoder's fields beside the ``vision_config``. ``tied``: of a file
+    that does not tell; None: as the decoder's family.
+    """
+
+    text: str
+    vision: str = ""
+    audio: str = ""
+    inside: str = "text_config"
+    flat: bool = False
+    tied: bool | None = None
+
+
+_COMPOSITES = {
+    "gemma3": _Composite("gemma3_text", "siglip_vision_model"),
+    "internvl": _Composite("qwen2", "internvl_vision"),
+    "internvl_chat": _Composite("qwen2", "intern_vit_6b", inside="llm_config"),
+    "llama4": _Composite("llama4_text", "llama4_vision_model"),
+    "llava": _Composite("llama", "clip_vision_model"),
+    "mistral3": _Composite("mistral", "pixtral"),
+    "qwen2_vl": _Composite("qwen2_vl_text", "qwen2_vl_vision", flat=True, tied=False),
+    "qwen2_5_vl": _Composite("qwen2_5_vl_text", "qwen2_5_vl_vision", flat=True, tied=False),
+    "qwen3_vl": _Composite("qwen3_vl_text", "qwen3_vl_vision", tied=False),
+    "qwen3_vl_moe": _Composite("qwen3_vl_moe_text", "qwen3_vl_moe_vision", tied=False),
+    "qwen2_5_omni_thinker": _Composite(
+        "qwen2_5_omni_text", "qwen2_5_omni_vision_encoder", "qwen2_5_omni_audio_encoder", tied=False
+    ),
+    "qwen3_omni_moe_thinker": _Composite(
+        "qwen3_omni_moe_text", "qwen3_omni_moe_vision_encoder", "qwen3_omni_moe_audio_encoder", tied=False
+    ),
 }
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma3": _GEMMA3,
-    "gemma3_text": _GEMMA3,
-    "qwen2": {"attention_bias": True},
-    "qwen2_moe": {"attention_bias": True},
-    "qwen2_vl": {"attention_bias": True},
-    "qwen2_5_vl": {"attention_bias": True},
-    "qwen2_5_vl_text": {"attention_bias": True},
-    "qwen2_vl_text": {"attention_bias": True},
-    "siglip_vision_model": {"image_size": 224, "patch_size": 16},
-}
-"""Values that Transformers takes for a ``model_type`` if the file leaves them out, as published files do."""
-
-_UNKNOWN = ("state_size", "mamba_d_state", "ssm_cfg", "linear_num_key_heads", "rwkv_hidden_size", "is_encoder_decoder")
-"""Fields of models that are no decoders with attention in all layers."""
-_INT4 = ("awq", "gptq", "auto-round", "autoround")
+_THINKERS = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_moe_thinker"}
+_OUTER_DEFAULTS = {"mistral3": {"spatial_merge_size": 2}}
+_TIED = "tie_word_embeddings"
 
 
-@dataclass(frozen=True)
-class LatentAttention:
-    """DeepSeek's attention: keys and values of a token are one latent vector, which all heads share.
-
-    ``query_rank``: 0 if queries are not compressed. ``nope``, ``rope``, ``value``: widths of a head, without and with
-    positions, and of a value.
-    """
-
-    query_rank: int
-    kv_rank: int
-    nope: int
-    rope: int
-    value: int
+def known_types() -> list[str]:
+    """Return each ``model_type`` that a file may have."""
+    return sorted({*FAMILIES, *_COMPOSITES, *_THINKERS})
 
 
-@dataclass(frozen=True)
-class Experts:
-    """Routed experts: ``number`` of width ``ffn`` in each of ``layers``, of which a token goes through ``chosen``.
-
-    ``shared_ffn``: width of what every token goes through beside them.
-    """
-
-    layers: int
-    number: int
-    chosen: int
-    ffn: int
-    shared_ffn: int = 0
-
-
-@dataclass(frozen=True)
-class ConfiguredLlm:
-    """A decoder as its ``config.json`` has it; an `Llm`.
-
-    ``sliding_layers``: layers that see a ``window`` of tokens alone. ``window_share``: the fraction of a context that
-    their KV cache holds; 1 until `with_context` is told how long contexts are.
-    """
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    tied: bool = False
-    attention_bias: bool = False
-    norms: int = 2
-    query_norm: bool = False
-    experts: Experts | None = None
-    latent: LatentAttention | None = None
-    sliding_layers: int = 0
-    window: int = 0
-    window_share: float = 1.0
-
-    @property
-    def _attention(self) -> int:
-        hidden, latent = self.hidden, self.latent
-        if latent is not None:
-            width = self.heads * (latent.nope + latent.rope)
-            queries = latent.query_rank * (hidden + width + 1) if latent.query_rank else hidden * width
-            keys = hidden * (latent.kv_rank + latent.rope) + latent.kv_rank
-            values = latent.kv_rank * self.heads * (latent.nope + latent.value)
-            return queries + keys + values + self.heads * latent.value * hidden
-        query, keys = self.heads * self.head_dim, 2 * self.kv_heads * self.head_dim
-        bias = query + keys if self.attention_bias else 0
-        return hidden * (2 * query + keys) + bias + (2 * self.head_dim if self.query_norm else 0)
-
-    @property
-    def _outside_experts(self) -> int:
-        dense = self.layers - (self.experts.layers if self.experts is not None else 0)
-        found = self.layers * (self._attention + self.norms * self.hidden) + self.hidden
-        found += dense * 3 * self.hidden * self.ffn
-        if self.experts is not None:
-            each = self.hidden * (self.experts.number + 3 * self.experts.shared_ffn)
-            found += self.experts.layers * each
-        return found
-
-    @property
-    def expert_parameters(self) -> int:
-        """Return the parameters of all routed experts."""
-        one = self.experts
-        return 0 if one is None else one.layers * one.number * 3 * self.hidden * one.ffn
-
-    @property
-    def expert_share(self) -> float:
-        """Return the fraction of the routed experts that a token goes through."""
-        return 0.0 if self.experts is None else self.experts.chosen / self.experts.number
-
-    @property
-    def layer_parameters(self) -> int:
-        """Return the parameters of all layers by which each token is multiplied."""
-        return self._outside_experts + round(self.expert_parameters * self.expert_share)
-
-    @property
-    def stored_parameters(self) -> int:
-        """Return the parameters of all layers."""
-        return self._outside_experts + self.expert_parameters
-
-    @property
-    def head_parameters(self) -> int:
-        """Return the parameters of the output matrix, by which each sampled token is multiplied."""
-        return self.vocab * self.hidden
-
-    @property
-    def parameters(self) -> int:
-        """Return the number of all parameters."""
-        return self.stored_parameters + self.head_parameters * (1 if self.tied else 2)
-
-    @property
-    def active_parameters(self) -> int:
-        """Return the parameters that one token goes through, with embedding and output matrix."""
-        return self.layer_parameters + self.head_parameters * (1 if self.tied else 2)
-
-    @property
-    def _full_layers(self) -> float:
-        """Return the layers with full attention that need as much as all layers do."""
-        return self.layers - self.sliding_layers * (1.0 - self.window_share)
-
-    @property
-    def operations_per_pair(self) -> int:
-        """Return the operations of attention for one query and one key in all layers, for score and value."""
-        if self.latent is not None:
-            return 2 * self.layers * self.heads * (self.latent.nope + self.latent.rope + self.latent.value)
-        return round(4 * self._full_layers * self.heads * self.head_dim)
-
-    @property
-    def operations_per_read(self) -> float:
-        """Return the operations for a pair of a decoding request, relative to a prompt's.
-
-        With latent attention it works on the latent vectors themselves, whose products are wider.
-        """
-        if self.latent is None:
-            return 1.0
-        decode = 2 * self.layers * self.heads * (2 * self.latent.kv_rank + self.latent.rope)
-        return decode / self.operations_per_pair
-
-    def kv_numbers_per_token(self, tensor_parallel: int = 1) -> float:
-        """Return the numbers in the KV cache of a token on all devices together; each has the whole latent vector."""
-        if self.latent is not None:
-            return float(self.layers * (self.latent.kv_rank + self.latent.rope) * tensor_parallel)
-        return 2 * self._full_layers * max(self.kv_heads, tensor_parallel) * self.head_dim
-
-    def with_context(self, tokens: float) -> ConfiguredLlm:
-        """Return the decoder for contexts of so many tokens on average, of which windows hold a part."""
-        if not self.sliding_layers or tokens <= self.window:
-            return self
-        return replace(self, window_share=self.window / tokens)
-
-
-def read_config(path: Path, name: str = "") -> ModelShape:
+def read_config(path: Path, name: str = "", weights: WeightFormat | None = None) -> ModelShape:
     """Return the shape of the model whose ``config.json`` this is, or lies in this folder.
 
     Args:
         name: of the model, for messages and commands; default: what the file says, or its folder.
+        weights: the format of weights whose ``quantization_config`` is not known.
 
     Raises:
         ConfigError: the file cannot be read, lacks a field, or is of a model whose costs are not known; the message
@@ -217,215 +83,78 @@ def read_config(path: Path, name: str = "") -> ModelShape:
         found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{file}: a config.json is an object with the fields of a model")
-    return shape_of(found, name or str(found.get("_name_or_path") or "") or file.resolve().parent.name, str(file))
+    own = found.get("_name_or_path")
+    default = own if isinstance(own, str) and own else file.resolve().parent.name
+    return shape_of(found, name or default, str(file), weights)
 
 
-def shape_of(config: Mapping[str, Any], name: str, where: str = "config.json") -> ModelShape:
+def shape_of(
+    config: Mapping[str, Any], name: str, where: str = "config.json", weights: WeightFormat | None = None
+) -> ModelShape:
     """Return the shape of a model from the fields of its ``config.json``.
 
     Raises:
-        ConfigError: a field is missing, or the model is of a kind whose costs are not known.
+        ConfigError: a field is missing or wrong, or the model is of a kind whose costs are not known.
     """
-    inner = config.get("text_config") or config.get("llm_config") or config.get("thinker_config")
-    text = _Fields({**{key: config[key] for key in ("tie_word_embeddings",) if key in config}, **inner}
-                   if isinstance(inner, Mapping) else config, where)  # fmt: skip
-    llm = _llm(text)
-    vision = config.get("vision_config")
+    outer = Fields(config, where)
+    tables: tuple[Fields, ...] = (outer,)
+    if (thinker := _THINKERS.get(outer.word("model_type"))) is not None:
+        inner = {"model_type": thinker, **outer.table("thinker_config")}
+        outer = Fields(inner, f"{where}, thinker_config")
+        tables += (outer,)
+    kind = outer.word("model_type")
     encodings: dict[str, Encoding] = {}
     largest: LargestItem = no_items
-    if isinstance(vision, Mapping) and vision:
-        encodings, largest = _vision(_Fields(vision, f"{where}, vision_config"), config, llm.hidden)
+    if (parts := _COMPOSITES.get(kind)) is not None:
+        outer = Fields(outer.all(), outer.where, _OUTER_DEFAULTS.get(kind))
+        text, known = _decoder_of(outer, parts)
+        tables += (text,)
+        llm = known.read(text)
+        if vision := outer.table("vision_config"):
+            encodings, largest = pictures(vision, outer, parts.vision, llm.hidden)
+        if audio := outer.table("audio_config") if parts.audio else {}:
+            encodings = {**encodings, "audio": sound(audio, outer.where, parts.audio, llm.hidden)}
+    else:
+        known, text = family(outer), outer
+        text = _whole_file(outer.all(), where, known)
+        llm = known.read(text)
     return ModelShape(
         name,
         llm,
         encodings,
         0,
         Source(SourceKind.PUBLISHED, f"{where} of {name}"),
-        text.number("max_position_embeddings", 32_768),
+        text.count("max_position_embeddings", 32_768),
         largest,
-        _precision(config, where),
+        precision_of(tables, weights),
     )
 
 
-class _Fields:
-    """Fields of a table of a ``config.json``, with the defaults of its ``model_type``."""
-
-    def __init__(self, table: Mapping[str, Any], where: str) -> None:
-        self._table = {**_DEFAULTS.get(str(table.get("model_type")), {}), **table}
-        self.where = where
-
-    def has(self, name: str) -> bool:
-        return self._table.get(name) is not None
-
-    def get(self, name: str) -> Any:
-        return self._table.get(name)
-
-    def number(self, name: str, default: int | None = None) -> int:
-        """Return a whole number, 0 or more.
-
-        Raises:
-            ConfigError: it is missing and has no default, or is no such number.
-        """
-        value = self._table.get(name)
-        if value is None:
-            if default is None:
-                raise ConfigError(f"{self.where}: the field {name!r} is missing, and the costs need it")
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ConfigError(f"{self.where}: the field {name!r} must be a whole number of 0 or more, got {value!r}")
-        return value
+def _whole_file(table: Mapping[str, Any], where: str, known: Family) -> Fields:
+    """Return the fields of a file that is a decoder by itself: it must have the sizes, or it is incomplete."""
+    return Fields(table, where, {name: value for name, value in known.defaults.items() if name not in SIZES})
 
 
-def _llm(text: _Fields) -> ConfiguredLlm:
-    for name in _UNKNOWN:
-        if text.get(name):
-            raise ConfigError(f"{text.where}: {name!r} is of a model without attention in all layers, or not a decoder "
-                              "alone, whose costs are not known: calibrate an engine instead")  # fmt: skip
-    kinds = text.get("layer_types") or ()
-    if strange := sorted(set(kinds) - {"full_attention", "sliding_attention"}):
-        raise ConfigError(f"{text.where}: 'layer_types' has {strange[0]!r}, whose costs are not known: calibrate an "
-                          "engine instead")  # fmt: skip
-    layers, hidden, heads = (text.number(name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    if not layers or not hidden or not heads:
-        raise ConfigError(f"{text.where}: num_hidden_layers, hidden_size and num_attention_heads must be above 0")
-    gemma = str(text.get("model_type")).startswith("gemma3")
-    experts = _experts(text, layers)
-    sliding, window = _windows(text, layers, kinds)
-    return ConfiguredLlm(
-        layers,
-        hidden,
-        heads,
-        text.number("num_key_value_heads", heads),
-        text.number("head_dim", hidden // heads),
-        0 if experts is not None and experts.layers == layers else _dense_ffn(text),
-        text.number("vocab_size"),
-        bool(text.get("tie_word_embeddings")),
-        bool(text.get("attention_bias")),
-        4 if gemma else 2,
-        gemma or str(text.get("model_type")).startswith("qwen3"),
-        experts,
-        _latent(text),
-        sliding,
-        window,
-    )
+def _decoder_of(outer: Fields, parts: _Composite) -> tuple[Fields, Family]:
+    """Return the fields and the family of the decoder in a file with several parts.
 
-
-def _dense_ffn(text: _Fields) -> int:
-    return text.number("intermediate_size_mlp" if text.has("intermediate_size_mlp") else "intermediate_size")
-
-
-def _experts(text: _Fields, layers: int) -> Experts | None:
-    names = ("n_routed_experts", "num_experts", "num_local_experts")
-    number = next((text.number(name) for name in names if text.get(name)), 0)
-    if not number:
-        return None
-    chosen = text.number("num_experts_per_tok")
-    if not 0 < chosen <= number:
-        raise ConfigError(f"{text.where}: 'num_experts_per_tok' must be from 1 to {number}, got {chosen}")
-    ffn = (
-        text.number("moe_intermediate_size") if text.has("moe_intermediate_size") else text.number("intermediate_size")
-    )
-    shared = text.number("n_shared_experts", 0) * ffn or text.number("shared_expert_intermediate_size", 0)
-    dense = len(text.get("mlp_only_layers") or ()) or text.number("first_k_dense_replace", 0)
-    every = text.number("decoder_sparse_step", 0) or text.number("interleave_moe_layer_step", 0)
-    every = every or text.number("moe_layer_freq", 1) or 1
-    sparse = (layers - dense) // every
-    if sparse < 1:
-        raise ConfigError(
-            f"{text.where}: it has {number} experts, but no layer has them: is 'num_hidden_layers' right?"
-        )
-    return Experts(sparse, number, chosen, ffn, shared)
-
-
-def _latent(text: _Fields) -> LatentAttention | None:
-    if not text.has("kv_lora_rank"):
-        return None
-    return LatentAttention(
-        text.number("q_lora_rank", 0),
-        *(text.number(name) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")),
-    )
-
-
-def _windows(text: _Fields, layers: int, kinds: Any) -> tuple[int, int]:
-    """Return the layers with a sliding window, and its tokens."""
-    window = text.number("sliding_window", 0)
-    if not window or text.get("use_sliding_window") is False:
-        return 0, 0
-    if kinds:
-        return sum(kind == "sliding_attention" for kind in kinds), window
-    if str(text.get("model_type")).startswith("gemma3"):
-        return layers - layers // text.number("sliding_window_pattern", 6), window
-    return layers, window
-
-
-def _precision(config: Mapping[str, Any], where: str) -> Precision:
-    """Return the format of the checkpoint's layers."""
-    found = config.get("quantization_config")
-    if not isinstance(found, Mapping):
-        return Precision()
-    method, bits = str(found.get("quant_method", "")).lower(), found.get("bits", found.get("w_bit"))
-    text = json.dumps(found)
-    if method in ("fp8", "fbgemm_fp8") or bits == 8 or '"num_bits": 8' in text:
-        return Precision(WeightFormat.FP8)
-    if (method in _INT4 and bits in (4, None)) or '"num_bits": 4' in text:
-        return Precision(WeightFormat.INT4)
-    raise ConfigError(f"{where}: quantization_config with quant_method {method!r} is not known: name the format of the "
-                      "weights yourself, or use the config.json of the unquantised model")  # fmt: skip
-
-
-def _vision(vision: _Fields, config: Mapping[str, Any], hidden: int) -> tuple[dict[str, Encoding], LargestItem]:
-    if vision.has("depth"):
-        return _qwen_vision(vision, hidden)
-    layers, width = vision.number("num_hidden_layers"), vision.number("hidden_size")
-    patch, size = vision.number("patch_size"), vision.number("image_size")
-    if not patch or size < patch:
-        raise ConfigError(f"{vision.where}: 'image_size' must be at least 'patch_size', and both above 0")
-    patches = (size // patch) ** 2
-    embeds = _whole(config.get("mm_tokens_per_image")) or (
-        round(patches * float(config["downsample_ratio"]) ** 2) if config.get("downsample_ratio") else patches
-    )
-    merged = max(1, patches // embeds)
-    entry = width if config.get("mm_tokens_per_image") else width * merged
-    widths = (entry, hidden) if config.get("mm_tokens_per_image") else (entry, hidden, hidden)
-    ffn = vision.number("intermediate_size")
-    tower = TowerShape(layers, width, ffn, merged, 3 * patch * patch, widths, other_parameters=patches * width)
-    return {"image": Encoding(tower, size * size / embeds * PIXEL_SECONDS, embeds)}, fixed(embeds)
-
-
-def _qwen_vision(vision: _Fields, hidden: int) -> tuple[dict[str, Encoding], LargestItem]:
-    """Return the tower of Qwen2-VL, Qwen2.5-VL or Qwen3-VL."""
-    first = vision.has("embed_dim")  # Qwen2-VL: 'hidden_size' is that of the LLM
-    width = vision.number("embed_dim" if first else "hidden_size")
-    ffn = 4 * width if first else vision.number("intermediate_size")
-    merge, patch = vision.number("spatial_merge_size", 2), vision.number("patch_size", 14)
-    merged = merge * merge
-    full = vision.get("fullatt_block_indexes")
-    window = (vision.number("window_size", 0) // patch) ** 2
-    mergers = 1 + len(vision.get("deepstack_visual_indexes") or ())
-    entry = width * merged
-    one = (entry + 1) * entry + (entry + 1) * hidden
-    tower = TowerShape(
-        vision.number("depth"),
-        width,
-        ffn,
-        merged,
-        3 * vision.number("temporal_patch_size", 2) * patch * patch,
-        (entry, entry, hidden),
-        gated=str(vision.get("hidden_act")) == "silu",
-        full_layers=len(full) if full else None,
-        window_patches=window if full else 0,
-        other_parameters=(mergers - 1) * one + vision.number("num_position_embeddings", 0) * width,
-    )
-    pixels = merged * patch * patch
-    return {
-        "image": Encoding(tower, pixels * PIXEL_SECONDS),
-        "video": Encoding(tower, 2 * pixels * PIXEL_SECONDS, sequence_embeds=768),
-    }, qwen25_vl
-
-
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    Whether embeddings are tied is told by the outer table first, as in vLLM.
+    """
+    inner, where = outer.table(parts.inside), f"{outer.where}, {parts.inside}"
+    if not inner and parts.flat:
+        table = {**outer.all(), "model_type": parts.text}
+        known = family(Fields(table, outer.where))
+        return _whole_file({_TIED: parts.tied, **table}, outer.where, known), known
+    if not inner:
+        raise ConfigError(f"{outer.where}: the field {parts.inside!r} is missing, and the costs need it: copy it from "
+                          "the config.json of the model's repository")  # fmt: skip
+    told = outer.get(_TIED)
+    table = {"model_type": parts.text, **({_TIED: parts.tied} if parts.tied is not None else {}), **inner}
+    if told is not None:
+        table[_TIED] = told
+    known = family(Fields(table, where))
+    return Fields(table, where, known.defaults), known

@@ -64,12 +64,27 @@ class WeightFormat(str, Enum):
 
     BF16 = "bf16"
     FP8 = "fp8"
+    INT8 = "int8"
     INT4 = "int4"
+    MXFP4 = "mxfp4"
+    NVFP4 = "nvfp4"
 
     @property
     def bytes_each(self) -> float:
-        """Return the bytes of a parameter; with 4 bits, a scale and a zero point of 4 bytes for 128 of them."""
-        return {WeightFormat.BF16: 2.0, WeightFormat.FP8: 1.0, WeightFormat.INT4: 0.5 + 4 / 128}[self]
+        """Return the bytes of a parameter, of a routed expert's if the format is for them alone.
+
+        With 4-bit integers, a scale and a zero point of 4 bytes belong to 128 of them; with MXFP4 a scale of a byte to
+        32, with NVFP4 to 16.
+        """
+        four = {WeightFormat.INT4: 4 / 128, WeightFormat.MXFP4: 1 / 32, WeightFormat.NVFP4: 1 / 16}
+        if self in four:
+            return 0.5 + four[self]
+        return 2.0 if self is WeightFormat.BF16 else 1.0
+
+    @property
+    def dense_bytes_each(self) -> float:
+        """Return the bytes of a parameter outside routed experts: vLLM's ``mxfp4`` leaves them in bf16."""
+        return 2.0 if self is WeightFormat.MXFP4 else self.bytes_each
 
 
 @dataclass(frozen=True)
@@ -293,15 +308,16 @@ class ModelShape:
 
     def weight_bytes(self, weights: WeightFormat = WeightFormat.BF16) -> int:
         """Return the bytes of the weights, with the layers of the LLM in this format."""
-        layers = self.llm.stored_parameters
-        return int(BF16_BYTES * (self.parameters - layers) + weights.bytes_each * layers)
+        layers, experts = self.llm.stored_parameters, self.llm.expert_parameters
+        outside = BF16_BYTES * (self.parameters - layers) + weights.dense_bytes_each * (layers - experts)
+        return int(outside + weights.bytes_each * experts)
 
 
 # vLLM pull request 50411: Qwen2VLImageProcessor takes 12.2 ms for 1024 x 1024 pixels.
 # Decoding such a JPEG of 249 kB takes Pillow 6.1 ms of one core of an AMD EPYC (measured).
 PIXEL_SECONDS = (12.2e-3 + 6.1e-3) / 1024**2
 _VIDEO_PIXEL_SECONDS = 12.2e-3 / 1024**2  # another stage decodes it
-_SOUND_SECONDS = 0.0125e-3  # of 40 ms of audio: assumed, half a per mille of real time is more than a spectrogram takes
+SOUND_SECONDS = 0.0125e-3  # of 40 ms of audio: assumed, half a per mille of real time is more than a spectrogram takes
 
 
 def _qwen25_llm(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int = 152064) -> LlmShape:
@@ -359,7 +375,7 @@ def _models() -> Iterator[ModelShape]:
     yield ModelShape(
         "qwen2.5-omni-7b",
         small,
-        {**_qwen25_pictures(3420, 3584), "audio": Encoding(sound, _SOUND_SECONDS)},
+        {**_qwen25_pictures(3420, 3584), "audio": Encoding(sound, SOUND_SECONDS)},
         8_931_813_888,
         Source(SourceKind.PUBLISHED, "config.json of Qwen/Qwen2.5-Omni-7B; the thinker, as Transformers counts it"),
         32_768,

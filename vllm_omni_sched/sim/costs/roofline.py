@@ -145,8 +145,8 @@ class RooflineCosts:
        ``expert_imbalance`` times the mean of the experts' work and weights.
     9. With p stages of a pipeline, p steps are in flight, each with a p-th of the tokens. One goes through all layers,
        so a request gets a token in the time of a step of that size, and a hop for each further stage.
-    10. FP8 weights run at the device's FP8 peak if it has one; 4-bit weights, and FP8 without such a peak, are
-        converted and run at that of bf16. Attention is in bf16.
+    10. FP8 weights run at the device's FP8 peak if it has one; integers and 4-bit weights, and FP8 without such a peak,
+        are converted and run at that of bf16. Attention is in bf16.
 
     Args:
         parallel: the devices of a replica; a number is ``tensor`` alone.
@@ -200,7 +200,7 @@ class RooflineCosts:
         self._head = 2 * llm.head_parameters * queries / attention
         self._pair, self._read = llm.operations_per_pair / attention, llm.operations_per_read * queries
         dense = llm.stored_parameters - llm.expert_parameters
-        self._weights = (each * dense + BF16_BYTES * llm.head_parameters) / reading
+        self._weights = (form.weights.dense_bytes_each * dense + BF16_BYTES * llm.head_parameters) / reading
         self._experts = each * llm.expert_parameters * uneven / reading
         self._missed = 1.0 - llm.expert_share
         self._context = form.kv_bytes * llm.kv_numbers_per_token(tensor_parallel) / reading

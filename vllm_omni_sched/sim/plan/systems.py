@@ -11,7 +11,7 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import KEY, grouped, load_config
 from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
 from vllm_omni_sched.sim.costs.base import EngineCosts, Source, SourceKind
-from vllm_omni_sched.sim.costs.config_json import ConfiguredLlm
+from vllm_omni_sched.sim.costs.configured.decoder import ConfiguredLlm
 from vllm_omni_sched.sim.costs.drafted import DraftedCosts
 from vllm_omni_sched.sim.costs.hardware import DEVICES, DeviceKind, Link, device
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts

@@ -120,14 +120,95 @@ def test_windows_hold_a_part_of_long_contexts():
     assert long.parameters == llm.parameters
 
 
-def test_precision_follows_the_checkpoint():
-    assert shape_of(DEEPSEEK, "a model").precision == Precision(WeightFormat.FP8)
-    awq = LLAMA_8B | {"quantization_config": {"quant_method": "awq", "bits": 4}}
-    assert shape_of(awq, "a model").precision == Precision(WeightFormat.INT4)
-    w4 = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}
-    assert shape_of(LLAMA_8B | {"quantization_config": w4}, "a model").precision == Precision(WeightFormat.INT4)
-    with pytest.raises(ConfigError, match="quant_method 'hqq' is not known"):
-        shape_of(LLAMA_8B | {"quantization_config": {"quant_method": "hqq"}}, "a model")
+def groups(bits, kind="int", activations=None, **more):
+    weights = {"num_bits": bits, "type": kind, "group_size": 128}
+    scheme = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": scheme}, **more}
+
+
+FP8 = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+EIGHT, KV = {"num_bits": 8, "type": "float"}, {"kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "weights", "kv_fp8"),
+    [
+        ({"quant_method": "fp8"}, "fp8", False),
+        ({"quant_method": "awq", "bits": 4}, "int4", False),
+        ({"quant_method": "awq", "w_bit": 4}, "int4", False),
+        ({"quant_method": "gptq", "bits": 8}, "int8", False),
+        ({"quant_method": "auto-round", "bits": 4}, "int4", False),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 4}}}}, "int4", False),
+        (groups(4), "int4", False),
+        (groups(4, "int", {"num_bits": 8, "type": "int"}), "int4", False),  # W4A8
+        (groups(4, **KV), "int4", True),
+        (groups(8, "int", {"num_bits": 8, "type": "int"}), "int8", False),  # W8A8 of integers
+        (groups(8, "float", EIGHT), "fp8", False),
+        (groups(8, "float", EIGHT, **KV), "fp8", True),
+        (groups(8, "float"), "int8", False),  # converted: as many bytes, and products in bf16
+        (groups(4, "float", {"num_bits": 4, "type": "float"}, format="nvfp4-pack-quantized"), "nvfp4", False),
+        (groups(4, "float"), "int4", False),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", **KV}, "fp8", True),
+        ({"quant_method": "modelopt", "quantization": FP8}, "fp8", True),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4"}}, "nvfp4", False),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4", False),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8", False),
+        ({"quant_method": "mxfp4"}, "mxfp4", False),
+        ({}, "bf16", False),
+        (None, "bf16", False),
+    ],
+)  # fmt: skip
+def test_precision_follows_the_checkpoint(quantization, weights, kv_fp8):
+    found = shape_of(LLAMA_8B | {"quantization_config": quantization}, "a model").precision
+    assert found == Precision(WeightFormat(weights), kv_fp8)
+    if quantization:
+        assert shape_of(LLAMA_8B | {"compression_config": quantization}, "a model").precision == found
+
+
+@pytest.mark.parametrize(
+    ("quantization", "said"),
+    [
+        ({"quant_method": "hqq"}, "the quant_method 'hqq' is not known"),
+        ({"quant_method": "gptq", "bits": 3}, "weights of 3 bits are not known"),
+        ({"quant_method": "gptq"}, "the field 'bits' is missing"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+            "the quant_algo 'MIXED_PRECISION' is not known",
+        ),
+        ({"quant_method": "compressed-tensors", "config_groups": {"W4A16": ["Linear"]}}, "'W4A16' has no table of its"),
+        (groups(4) | {"config_groups": groups(4)["config_groups"] | {"b": {"weights": {"num_bits": 8}}}}, "int4, int8"),
+    ],
+)
+def test_the_users_word_counts_for_formats_that_are_not_known(quantization, said):
+    config = LLAMA_8B | {"quantization_config": quantization}
+    with pytest.raises(
+        ConfigError, match=f"quantization_config.*{said}.*: name the format of the weights with `plan --w"
+    ):
+        shape_of(config, "a model")
+    found = shape_of(config, "a model", weights=WeightFormat.NVFP4)
+    assert found.precision == Precision(WeightFormat.NVFP4)
+    # the checkpoint tells what it knows: the user's word replaces it only where a command is made
+    assert shape_of(DEEPSEEK, "a model", weights=WeightFormat.BF16).precision == Precision(WeightFormat.FP8)
+
+
+def test_mxfp4_is_of_routed_experts_alone():
+    shape = shape_of(MIXTRAL, "a model")
+    outside = shape.parameters - shape.llm.expert_parameters
+    expected = 2 * outside + (0.5 + 1 / 32) * shape.llm.expert_parameters
+    assert shape.weight_bytes(WeightFormat.MXFP4) == pytest.approx(expected)
+    dense = shape_of(LLAMA_8B, "a model")
+    assert dense.weight_bytes(WeightFormat.MXFP4) == dense.weight_bytes(WeightFormat.BF16)
+    slow, fast = (
+        RooflineCosts(shape, H200, precision=Precision(one)) for one in (WeightFormat.BF16, WeightFormat.MXFP4)
+    )
+    fixed = Efficiency().step_seconds
+    head = shape.llm.head_parameters
+    parts = [one.step_seconds(4096, 0, 0, 0.0) - fixed for one in (slow, fast)]
+    assert parts[0] >= parts[1]
+    reading = [one.step_seconds(1, 0, 0, 0.0) - fixed for one in (slow, fast)]
+    active = shape.llm.expert_parameters * shape.llm.expert_share
+    rest = shape.llm.stored_parameters - shape.llm.expert_parameters + head
+    assert reading[1] / reading[0] == pytest.approx((2 * rest + (0.5 + 1 / 32) * active) / (2 * rest + 2 * active))
 
 
 def test_fewer_bits_leave_more_memory_and_read_faster():
@@ -201,7 +282,12 @@ def test_a_missing_field_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"config.json: the field 'vocab_size' is missing"):
         read_config(tmp_path)
     file.write_text(json.dumps(LLAMA_8B | {"hidden_size": "4096"}))
-    with pytest.raises(ConfigError, match="the field 'hidden_size' must be a whole number of 0 or more, got '4096'"):
+    with pytest.raises(
+        ConfigError, match="the field 'hidden_size' must be a whole number above 0, got '4096': correct"
+    ):
+        read_config(file)
+    file.write_text(json.dumps({key: value for key, value in LLAMA_8B.items() if key != "model_type"}))
+    with pytest.raises(ConfigError, match="the field 'model_type' is missing"):
         read_config(file)
     file.write_text("{")
     with pytest.raises(ConfigError, match="is not JSON"):
@@ -214,13 +300,74 @@ def test_a_missing_field_is_named(tmp_path):
     ("more", "said"),
     [
         ({"layer_types": ["linear_attention", "full_attention"]}, "'layer_types' has 'linear_attention'"),
-        ({"mamba_d_state": 128}, "'mamba_d_state' is of a model without attention in all layers"),
-        ({"num_local_experts": 8, "num_experts_per_tok": 9}, "'num_experts_per_tok' must be from 1 to 8, got 9"),
+        ({"layer_types": ["full_attention"] * 31}, "'layer_types' must have 'num_hidden_layers' entries, 32, got 31"),
+        ({"layer_types": 5}, "the field 'layer_types' must be a list of strings, got 5"),
+        ({"head_dim": 0}, "the field 'head_dim' must be a whole number above 0, got 0"),
+        ({"vocab_size": 0}, "the field 'vocab_size' must be a whole number above 0, got 0"),
+        ({"max_position_embeddings": 0}, "the field 'max_position_embeddings' must be a whole number above 0"),
+        ({"num_key_value_heads": 0}, "the field 'num_key_value_heads' must be a whole number above 0, got 0"),
+        ({"num_key_value_heads": 3}, "'num_key_value_heads' must divide 'num_attention_heads', 32, got 3"),
+        ({"hidden_size": 4100}, "'hidden_size', 4100, must be a multiple of 'num_attention_heads', 32, or 'head_dim'"),
+        ({"tie_word_embeddings": "false"}, "the field 'tie_word_embeddings' must be true or false, got 'false'"),
     ],
 )
 def test_what_is_not_understood_is_refused(more, said):
     with pytest.raises(ConfigError, match=said):
         shape_of(LLAMA_8B | more, "a model")
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "said"),
+    [
+        (
+            MIXTRAL,
+            {"num_experts_per_tok": 9},
+            "'num_experts_per_tok' must be from 1 to the number of experts, 8, got 9",
+        ),
+        (QWEN_MOE, {"mlp_only_layers": 3}, "'mlp_only_layers' must be a list of whole numbers of 0 or more, got 3"),
+        (
+            GEMMA_27B["text_config"],
+            {"sliding_window_pattern": 0},
+            "'sliding_window_pattern' must be a whole number abo",
+        ),
+    ],
+)
+def test_wrong_fields_of_a_family_are_named(config, more, said):
+    sizes = {"vocab_size": 1000, "num_attention_heads": 32}
+    with pytest.raises(ConfigError, match=said):
+        shape_of(sizes | config | more, "a model")
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "said"),
+    [
+        (QWEN_VL, {"deepstack_visual_indexes": 3}, "'deepstack_visual_indexes' must be a list of whole numbers"),
+        (QWEN_VL, {"fullatt_block_indexes": 7}, "'fullatt_block_indexes' must be a list of whole numbers"),
+        (QWEN_VL, {"patch_size": 0}, "'patch_size' must be a whole number above 0, got 0"),
+        (GEMMA_27B, {"image_size": [448, 336]}, "'image_size' must be a whole number above 0, or two equal ones"),
+        (GEMMA_27B, {"image_size": 7}, "'image_size', 7, must be at least 'patch_size', 14"),
+    ],
+)
+def test_wrong_fields_of_a_tower_are_named(config, more, said):
+    with pytest.raises(ConfigError, match=f"vision_config: (the field )?{said}"):
+        shape_of(config | {"vision_config": config["vision_config"] | more}, "a model")
+
+
+def test_a_wrong_ratio_of_tiles_is_named():
+    internvl = {
+        "model_type": "internvl", "text_config": {"model_type": "qwen2"}, "vision_config": {"image_size": [448, 448]},
+    }  # fmt: skip
+    assert shape_of(internvl, "a model").encodings["image"].sequence_embeds == 256
+    with pytest.raises(ConfigError, match=r"'downsample_ratio' must be a number from 0\.001 to 1, got 'half'"):
+        shape_of(internvl | {"downsample_ratio": "half"}, "a model")
+    with pytest.raises(ConfigError, match="'downsample_ratio' leaves no embedding of 1024 patches"):
+        shape_of(internvl | {"downsample_ratio": 0.01}, "a model")
+
+
+def test_what_the_outer_table_says_of_tied_embeddings_counts():
+    tied = {"model_type": "llava", "text_config": {"model_type": "llama", "tie_word_embeddings": False}}
+    assert not shape_of(tied, "a model").llm.tied
+    assert shape_of(tied | {"tie_word_embeddings": True}, "a model").llm.tied
 
 
 def test_a_name_comes_from_the_folder(tmp_path):

@@ -257,3 +257,21 @@ def test_a_model_file_that_is_not_understood_is_told(tmp_path: Path) -> None:
     text = GOOD.replace('model = "qwen2.5-vl-7b"', 'model = "config.json"')
     with pytest.raises(ConfigError, match=r"'stages\.llm\.model': .*config\.json"):
         read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"model_type": "bert"}, "the shape of the model_type 'bert' is not known"),
+        ({"layer_types": 5}, "the field 'layer_types' must be a list of strings, got 5"),
+        ({"head_dim": 0}, "the field 'head_dim' must be a whole number above 0, got 0"),
+        (
+            {"quantization_config": {"quant_method": "hqq"}},
+            "the quant_method 'hqq' is not known: name the format .*copy",
+        ),
+    ],
+)
+def test_a_wrong_field_of_a_model_file_is_told(tmp_path: Path, more: dict[str, object], said: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | more))
+    with pytest.raises(ConfigError, match=rf"'stages\.llm\.model': .*config\.json.*{said}"):
+        read(tmp_path, GOOD.replace('model = "qwen2.5-vl-7b"', 'model = "config.json"'))
