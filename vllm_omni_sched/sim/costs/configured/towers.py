@@ -183,7 +183,6 @@ _QWEN25 = {
     "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "patch_size": 14, "spatial_merge_size": 2,
     "temporal_patch_size": 2, "window_size": 112, "fullatt_block_indexes": (7, 15, 23, 31), "hidden_act": "silu",
 }  # fmt: skip
-_QWEN25_OMNI = {**_QWEN25, "hidden_size": 1280}
 _QWEN2 = {
     "depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
     "hidden_act": "quick_gelu",
@@ -194,7 +193,7 @@ _INTERNVIT = {
 TOWERS: Mapping[str, tuple[_TowerRule, Mapping[str, Any]]] = {
     "qwen2_vl_vision": (_qwen, _QWEN2),
     "qwen2_5_vl_vision": (_qwen, _QWEN25),
-    "qwen2_5_omni_vision_encoder": (_qwen, _QWEN25_OMNI),
+    "qwen2_5_omni_vision_encoder": (_qwen, _QWEN25),
     "qwen3_vl_vision": (_qwen, _QWEN3),
     "qwen3_vl_moe_vision": (_qwen, _QWEN3),
     "qwen3_omni_moe_vision_encoder": (_qwen, _QWEN3),
