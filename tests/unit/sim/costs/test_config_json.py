@@ -203,8 +203,6 @@ def test_mxfp4_is_of_routed_experts_alone():
     )
     fixed = Efficiency().step_seconds
     head = shape.llm.head_parameters
-    parts = [one.step_seconds(4096, 0, 0, 0.0) - fixed for one in (slow, fast)]
-    assert parts[0] >= parts[1]
     reading = [one.step_seconds(1, 0, 0, 0.0) - fixed for one in (slow, fast)]
     active = shape.llm.expert_parameters * shape.llm.expert_share
     rest = shape.llm.stored_parameters - shape.llm.expert_parameters + head

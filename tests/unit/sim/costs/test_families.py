@@ -319,8 +319,9 @@ def test_a_thinker_is_read_inside_its_file():
     assert set(shape.encodings) == {"image", "video", "audio"}
     assert shape.llm == shape_of(QWEN3_OMNI["thinker_config"], "the thinker").llm
     assert shape.llm.kv_numbers_per_token() == shape_of(QWEN_MOE, "a model").llm.kv_numbers_per_token()
-    # 13 embeddings a second of sound, of 4 images of 1,024 pixels a side
-    assert shape.encodings["audio"].tower != shape.encodings["image"].tower
+    sound, image = shape.encodings["audio"].tower, shape.encodings["image"].tower
+    assert (sound.layers, sound.hidden, sound.patches_per_embed) == (32, 1280, 1)
+    assert (image.layers, image.hidden, image.patches_per_embed) == (27, 1152, 4)
 
 
 @pytest.mark.parametrize(
