@@ -50,8 +50,7 @@ class VideoOptions(BaseModel):
     )
     nvdec: Toggle = Field(
         Toggle.OFF,
-        description="Decode on GPUs: 'auto' if possible, 'on' or refuse to start, 'off' never. Not yet measured on "
-        "a GPU.",
+        description="Decode on GPUs: 'auto' if possible, 'on' or refuse to start, 'off' never. Not measured yet.",
     )
     nvdec_engines: Literal["auto"] | int = Field(
         "auto", description="Number of decoding engines to use of each GPU; 'auto': all."
