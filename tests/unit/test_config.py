@@ -29,6 +29,7 @@ def test_a_yaml_file_may_be_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        ({"nope": 1}, "unknown option 'nope'; known options: profile, expert.windows, "),
         ({"window": "on"}, "unknown option 'window'; did you mean 'expert.windows'?"),
         ({"qqqq": 1}, "unknown option 'qqqq'; known options: profile, expert.windows, "),
         ({"windows": "onn"}, r"'expert.windows' must be one of \['auto', 'on', 'off'\], got 'onn'; did you mean 'on'"),

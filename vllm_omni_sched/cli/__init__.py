@@ -18,6 +18,7 @@ from vllm_omni_sched.cli import (
     top,
     tune,
 )
+from vllm_omni_sched.cli.console import Command
 
 app = typer.Typer(
     name="vllm-omni-sched",
@@ -43,14 +44,14 @@ def _root(
     """Tools around the multimodal batch scheduler for vLLM and vLLM-Omni."""
 
 
-app.command("doctor")(doctor.doctor)
-app.command("top")(top.top)
-app.command("explain")(explain.explain)
-app.command("faults")(faults.faults)
-app.command("decode")(decode.decode)
-app.command("calibrate")(calibrate.calibrate)
-app.command("record")(record.record)
-app.command("import")(import_trace.import_)
-app.command("simulate")(simulate.simulate)
-app.command("tune")(tune.tune)
-app.command("plan")(plan.plan)
+app.command("doctor", cls=Command)(doctor.doctor)
+app.command("top", cls=Command)(top.top)
+app.command("explain", cls=Command)(explain.explain)
+app.command("faults", cls=Command)(faults.faults)
+app.command("decode", cls=Command)(decode.decode)
+app.command("calibrate", cls=Command)(calibrate.calibrate)
+app.command("record", cls=Command)(record.record)
+app.command("import", cls=Command)(import_trace.import_)
+app.command("simulate", cls=Command)(simulate.simulate)
+app.command("tune", cls=Command)(tune.tune)
+app.command("plan", cls=Command)(plan.plan)

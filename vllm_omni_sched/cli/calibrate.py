@@ -31,7 +31,9 @@ _leave = partial(leave, "calibrate")
 
 
 def calibrate(
-    model: Annotated[str, typer.Argument(help="A model, as `vllm serve` takes it.", show_default=False)],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A model, as `vllm serve` takes it.", show_default=False)
+    ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Write the calibration here.")] = Path("calibration.json"),
     engine_args: Annotated[
         str, typer.Option(metavar="JSON", help='Engine arguments, such as {"max_num_seqs": 64}.')

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from typer.core import TyperCommand
 
 PROBLEM, USAGE, INTERRUPTED = 1, 2, 130
 """Exit statuses."""
+_PIPED_WIDTH = 10_000
+
+
+class Command(TyperCommand):
+    """A command whose usage line has the names of its arguments without braces, which look like choices."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage line."""
+        return [one.removeprefix("{").removesuffix("}") for one in super().collect_usage_pieces(ctx)]
+
+
+def page_console() -> Console:
+    """Return the console for the output of a command: nothing is cut or wrapped where it is no terminal."""
+    console = Console(highlight=False)
+    piped = not console.is_terminal and "COLUMNS" not in os.environ
+    return Console(highlight=False, width=_PIPED_WIDTH) if piped else console
 
 
 def leave(command: str, status: int, message: str) -> NoReturn:

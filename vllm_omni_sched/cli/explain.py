@@ -24,8 +24,12 @@ SHOWN = 5  # requests that an error names
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="The id of the answer, such as chatcmpl-…", show_default=False)],
-    file: Annotated[Path, typer.Argument(help="The history: option expert.history_path.", show_default=False)],
+    request_id: Annotated[
+        str, typer.Argument(metavar="REQUEST_ID", help="The id of the answer, such as chatcmpl-…", show_default=False)
+    ],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The history: option expert.history_path.", show_default=False)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each request.")] = False,
 ) -> None:
     """Say what happened to a request in the engine, and for what it waited until its first token.

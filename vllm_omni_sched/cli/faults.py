@@ -35,7 +35,9 @@ class Row:
 
 
 def faults(
-    file: Annotated[Path, typer.Argument(help="The journal: option monitoring.journal.path.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The journal: option monitoring.journal.path.", show_default=False)
+    ],
     since: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Only entries of this time, such as 2h, 30min or 7d.")
     ] = None,

@@ -24,7 +24,9 @@ _leave = partial(leave, "import")
 
 def import_(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Write the trace here.", show_default=False)],
-    file: Annotated[Path | None, typer.Argument(help="The trace, unpacked.", show_default=False)] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="The trace, unpacked.", show_default=False)
+    ] = None,
     format: Annotated[TraceFormat | None, typer.Option("--format", help="Who wrote it.", show_default=False)] = None,
     metrics: Annotated[
         list[str] | None,

@@ -30,7 +30,9 @@ _leave = partial(leave, "record")
 
 
 def record(
-    url: Annotated[str, typer.Argument(help="A vLLM server, as http://localhost:8000.", show_default=False)],
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="A vLLM server, as http://localhost:8000.", show_default=False)
+    ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Write the trace here.", show_default=False)],
     seconds: Annotated[float, typer.Option(help="How long to record, in seconds.", show_default=False)],
     interval: Annotated[float, typer.Option(help="Seconds between scrapes of the metrics.")] = 10.0,

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from vllm_omni_sched.cli import simulate_view
-from vllm_omni_sched.cli.console import INTERRUPTED, PROBLEM, USAGE, leave
+from vllm_omni_sched.cli.console import INTERRUPTED, PROBLEM, USAGE, leave, page_console
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.extras import how_to_install
 
@@ -30,7 +29,7 @@ _leave = partial(leave, "simulate")
 
 
 def simulate(
-    scenario: Annotated[Path, typer.Argument(help="A scenario, as TOML.", show_default=False)],
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario, as TOML.", show_default=False)],
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -87,7 +86,7 @@ def simulate(
     if as_json:
         typer.echo(json.dumps(body, indent=2))
     else:
-        Console(highlight=False).print(simulate_view.screen(study, findings))
+        page_console().print(simulate_view.screen(study, findings))
     for finding in (wrong := [finding for finding in findings if finding.error]):
         typer.echo(f"vllm-omni-sched simulate: {finding.label}: {finding.error}", err=True)
     if interrupted:

@@ -94,7 +94,9 @@ def page_url(address: str) -> str:
 
 
 def top(
-    url: Annotated[str, typer.Argument(help="The server, such as http://localhost:8000.", show_default=False)],
+    url: Annotated[
+        str, typer.Argument(metavar="URL", help="The server, such as http://localhost:8000.", show_default=False)
+    ],
     once: Annotated[bool, typer.Option("--once", help="Print one frame, with counts since the start.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print each frame as a line of JSON.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between frames.")] = 2.0,

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from vllm_omni_sched.cli import tune_view
-from vllm_omni_sched.cli.console import USAGE, leave
+from vllm_omni_sched.cli.console import USAGE, leave, page_console
 from vllm_omni_sched.cli.simulate import runner
 from vllm_omni_sched.config.errors import ConfigError
 
@@ -120,7 +119,7 @@ def tune(
         _leave(USAGE, str(error))
     verdict = tune_view.verdict(found, compared)
     options = job.whole(best.options) if compared is None else compared.proposed[1].options
-    Console(highlight=False).print(tune_view.screen(job.what, verdict, options, found, compared))
+    page_console().print(tune_view.screen(job.what, verdict, options, found, compared))
     try:
         if out is not None:
             _write(out, tune_view.as_yaml(options, job.what, verdict))

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.nearest import nearest
 from vllm_omni_sched.config.options import EXPERT_GROUP, EvictionOrder, OmniSchedConfig, Toggle
 from vllm_omni_sched.config.profiles import Profile
 
@@ -309,8 +310,9 @@ def explain(error: Any, model: type[BaseModel], prefix: str) -> str:
     key = written(model, name, prefix)
     if error["type"] == "extra_forbidden":
         known = {prefix + field: written(model, field, prefix) for field in model.model_fields}
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-        hint = f"did you mean {known[near[0]]!r}?" if near else f"known options: {', '.join(known.values())}"
+        near = [known[one] for one in nearest(key, known)]
+        every = ", ".join(known.values())
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known options: {every}"
         return f"unknown option {key!r}; {hint}"
     annotation = model.model_fields[name].annotation
     if members := _members(annotation):
@@ -320,9 +322,9 @@ def explain(error: Any, model: type[BaseModel], prefix: str) -> str:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return f"option {key!r} must be one of {choices}, got {given!r}{hint}"
     bounds = {k: v for k, v in error.get("ctx", {}).items() if k in ("ge", "le")}
-    nearest = f"; the nearest valid value is {next(iter(bounds.values()))}" if bounds else ""
+    fix = f"; the nearest valid value is {next(iter(bounds.values()))}" if bounds else ""
     problem = str(error["msg"]).removeprefix("Value error, ")
-    return f"option {key!r}: {problem[:1].lower()}{problem[1:]}, got {error['input']!r}{nearest}"
+    return f"option {key!r}: {problem[:1].lower()}{problem[1:]}, got {error['input']!r}{fix}"
 
 
 def _members(annotation: Any) -> list[Enum]:

@@ -27,7 +27,7 @@ _leave = partial(leave, "decode")
 
 
 def decode(
-    file: Annotated[Path, typer.Argument(help="A video.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A video.", show_default=False)],
     frames: Annotated[
         int | None,
         typer.Option(min=1, help=f"Number of frames, evenly spaced; default: {_FRAMES}.", show_default=False),

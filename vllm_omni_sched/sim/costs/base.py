@@ -1,12 +1,12 @@
 """Define the interfaces of cost models, each of which names the source of its numbers."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, TypeVar
 
 from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.nearest import did_you_mean
 from vllm_omni_sched.sim.work import Clip, Request
 
 
@@ -106,6 +106,5 @@ def pick(what: str, name: str, known: Mapping[str, _Thing]) -> _Thing:
     found = known.get(name)
     if found is not None:
         return found
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ConfigError(f"unknown {what} {name!r}: {hint}known are {', '.join(sorted(known))}")
+    hint = did_you_mean(name, sorted(known))
+    raise ConfigError(f"unknown {what} {name!r}: {hint}{' ' if hint else ''}known are {', '.join(sorted(known))}")

@@ -318,8 +318,11 @@ class RooflineCosts:
     def _of(self, modality: str) -> tuple[float, float, int | None]:
         tower = self._towers.get(modality)
         if tower is None:
-            known = ", ".join(sorted(self._towers))
-            raise ConfigError(f"model {self.model.name!r} has no encoder for modality {modality!r}: it has {known}")
+            known = f"encoders for {', '.join(sorted(self._towers))}" if self._towers else "none, and takes text alone"
+            raise ConfigError(
+                f"model {self.model.name!r} has no encoder for modality {modality!r}: it has {known}; choose a model "
+                "that has one, or a workload without such items"
+            )
         return tower
 
 

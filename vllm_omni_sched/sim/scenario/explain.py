@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from vllm_omni_sched.config.load import explain
+from vllm_omni_sched.config.nearest import nearest
 
 
 def explain_problem(error: Any, model: type[BaseModel], raw: Any, within: str = "") -> str:
@@ -130,8 +131,8 @@ def _choice(at: str, choices: list[str], given: Any) -> str:
 
 def _unknown(path: list[str], name: str, known: list[str]) -> str:
     prefix = "".join(f"{part}." for part in path)
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean '{prefix}{near[0]}'?" if near else f"known: {', '.join(known)}"
+    near = [f"'{prefix}{one}'" for one in nearest(name, known)]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
     return f"unknown option '{prefix}{name}'; {hint}"
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import KEY, load_config, read_options
+from vllm_omni_sched.config.nearest import did_you_mean
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.stage_yaml import check_against, edge_connectors, read_stage_options
 from vllm_omni_sched.sim.scenario.explain import explain_problem
@@ -370,6 +371,5 @@ def _kinds(table: Any) -> Iterator[str]:
 
 def _not_in(names: Collection[str], name: str, key: str, what: str) -> Iterator[str]:
     if name not in names:
-        near = get_close_matches(name, names, n=1, cutoff=0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(names))}"
+        hint = did_you_mean(name, sorted(names)) or f"known: {', '.join(sorted(names))}"
         yield f"'{key}': there is no {what} '{name}'; {hint}"

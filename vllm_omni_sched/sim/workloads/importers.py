@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -76,13 +77,16 @@ def import_trace(path: Path, format: TraceFormat, image_embeds: int = 0) -> Impo
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not a text file: unpack it first") from None
-    rows = list(_READERS[format](text, str(path)))
+    rows, fields = list(_READERS[format](text, str(path))), _FIELDS[format]
     for row in rows:
         if not math.isfinite(row.at):
-            raise ConfigError(f"{row.where}: the time is {row.at}, which is not a number")
-        if min(row.tokens, row.output, row.images) < 0:
-            raise ConfigError(f"{row.where}: tokens and images must be 0 or more")
+            raise ConfigError(f"{row.where}: {fields.time} is {row.at}, which is not a number")
+        if abs(row.at) > _LATEST_SECONDS:
+            raise ConfigError(f"{row.where}: {fields.time} is {row.at:.3g} s, which is no time of a request")
     kept = sorted((row for row in rows if row.output), key=lambda row: row.at)
+    for row in kept:
+        if not row.tokens:
+            raise ConfigError(f"{row.where}: {fields.prompt} is 0, and vLLM refuses empty prompts: delete the request")
     if not kept:
         raise ConfigError(f"{path}: no request with output tokens in it")
     begin = kept[0].at
@@ -90,6 +94,36 @@ def import_trace(path: Path, format: TraceFormat, image_embeds: int = 0) -> Impo
     header = Header(FORMAT, VERSION, source=f"{path.name}, imported as {format.value}", block_tokens=block_tokens)
     requests = tuple(_request(row, row.at - begin, image_embeds) for row in kept)
     return Imported(Trace(header, requests=requests), len(rows) - len(kept))
+
+
+def format_of(path: Path) -> TraceFormat | None:
+    """Return the format of a file or folder as far as its first fields say it plainly, else None."""
+    if path.is_dir():
+        return None
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            line = file.readline(_HEAD_CHARACTERS)
+    except (OSError, UnicodeDecodeError):
+        return None
+    columns = {name.strip() for name in line.split(",")}
+    for found, wanted in _COLUMNS.items():
+        if columns >= wanted:
+            return found
+    keys = set(_KEY.findall(line))
+    return next((found for found, wanted in _KEYS.items() if keys >= wanted), None)
+
+
+_HEAD_CHARACTERS = 1 << 20
+_KEY = re.compile(r'"(\w+)"\s*:')
+_COLUMNS = {
+    TraceFormat.AZURE: {"TIMESTAMP", "ContextTokens", "GeneratedTokens"},
+    TraceFormat.BURSTGPT: {"Timestamp", "Request tokens", "Response tokens"},
+}
+_KEYS = {
+    TraceFormat.MOONCAKE: {"timestamp", "input_length", "output_length"},
+    TraceFormat.AIPERF: {"request_start_ns", "metrics", "metadata"},
+    TraceFormat.VLLM_BENCH: {"start_times", "input_lens", "output_lens"},
+}
 
 
 def _request(row: _Row, at: float, image_embeds: int) -> Exact:
@@ -104,29 +138,30 @@ _MOONCAKE_BLOCK = 512
 
 class _Mooncake(msgspec.Struct):
     timestamp: float
-    input_length: int
-    output_length: int
+    input_length: Any
+    output_length: Any
     hash_ids: tuple[int, ...] = ()
 
 
 def _mooncake(text: str, path: str) -> Iterator[_Row]:
     for where, row in _json_lines(text, path, _Mooncake):
-        most = -(-row.input_length // _MOONCAKE_BLOCK)
+        tokens = _whole(row.input_length, "input_length", where)
+        most = -(-tokens // _MOONCAKE_BLOCK)
         if len(row.hash_ids) > most:
             raise ConfigError(
                 f"{where}: hash_ids has {len(row.hash_ids)} blocks of {_MOONCAKE_BLOCK} tokens, more than the "
-                f"input_length of {row.input_length} has"
+                f"input_length of {tokens} has"
             )
-        yield _Row(where, row.timestamp / 1e3, row.input_length, row.output_length, blocks=row.hash_ids)
+        output = _whole(row.output_length, "output_length", where)
+        yield _Row(where, row.timestamp / 1e3, tokens, output, blocks=row.hash_ids)
 
 
 def _azure(text: str, path: str) -> Iterator[_Row]:
     for where, row in _csv(text, path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens")):
         at = _time(row["TIMESTAMP"], where)
-        images = _number_of({"NumImages": "0", **row}, "NumImages", where)
-        yield _Row(
-            where, at, _number_of(row, "ContextTokens", where), _number_of(row, "GeneratedTokens", where), images
-        )
+        images = _whole(row.get("NumImages", "0"), "NumImages", where)
+        tokens, output = (_whole(row[name], name, where) for name in ("ContextTokens", "GeneratedTokens"))
+        yield _Row(where, at, tokens, output, images)
 
 
 def _burstgpt(text: str, path: str) -> Iterator[_Row]:
@@ -135,13 +170,14 @@ def _burstgpt(text: str, path: str) -> Iterator[_Row]:
             at = float(row["Timestamp"])
         except ValueError:
             raise ConfigError(f"{where}: Timestamp must be a number of seconds, got {row['Timestamp']!r}") from None
-        yield _Row(where, at, _number_of(row, "Request tokens", where), _number_of(row, "Response tokens", where))
+        tokens, output = (_whole(row[name], name, where) for name in ("Request tokens", "Response tokens"))
+        yield _Row(where, at, tokens, output)
 
 
 class _VllmBench(msgspec.Struct):
     start_times: list[float]
-    input_lens: list[int]
-    output_lens: list[int]
+    input_lens: list[Any]
+    output_lens: list[Any]
 
 
 def _vllm_bench(text: str, path: str) -> Iterator[_Row]:
@@ -154,11 +190,12 @@ def _vllm_bench(text: str, path: str) -> Iterator[_Row]:
         raise ConfigError(f"{path}: start_times, input_lens and output_lens must have the same length")
     columns = zip(found.start_times, found.input_lens, found.output_lens, strict=True)
     for number, (at, tokens, output) in enumerate(columns):
-        yield _Row(f"{path}, request {number}", at, tokens, output)
+        where = f"{path}, request {number}"
+        yield _Row(where, at, _whole(tokens, "input_lens", where), _whole(output, "output_lens", where))
 
 
 class _Value(msgspec.Struct):
-    value: float
+    value: Any
 
 
 class _Metrics(msgspec.Struct):
@@ -178,13 +215,31 @@ class _Aiperf(msgspec.Struct):
 def _aiperf(text: str, path: str) -> Iterator[_Row]:
     for where, row in _json_lines(text, path, _Aiperf):
         tokens, output = row.metrics.input_sequence_length, row.metrics.output_sequence_length
-        failed = tokens is None or output is None
-        yield _Row(
-            where,
-            row.metadata.request_start_ns / 1e9,
-            0 if tokens is None else int(tokens.value),
-            0 if failed or output is None else int(output.value),
-        )
+        at = row.metadata.request_start_ns / 1e9
+        if tokens is None or output is None:
+            yield _Row(where, at, 0, 0)
+            continue
+        of_prompt = _whole(tokens.value, "input_sequence_length", where)
+        yield _Row(where, at, of_prompt, _whole(output.value, "output_sequence_length", where))
+
+
+class _Fields(NamedTuple):
+    """Names of a format for the time and for the tokens of the prompt."""
+
+    time: str
+    prompt: str
+
+
+_FIELDS: Mapping[TraceFormat, _Fields] = {
+    TraceFormat.MOONCAKE: _Fields("timestamp", "input_length"),
+    TraceFormat.AZURE: _Fields("TIMESTAMP", "ContextTokens"),
+    TraceFormat.BURSTGPT: _Fields("Timestamp", "Request tokens"),
+    TraceFormat.VLLM_BENCH: _Fields("start_times", "input_lens"),
+    TraceFormat.AIPERF: _Fields("request_start_ns", "input_sequence_length"),
+}
+_LATEST_SECONDS = 1e11
+"""Times beyond this, three thousand years, are mistakes; seconds since 1970 are far below."""
+_MOST_TOKENS = 10**9
 
 
 _READERS: Mapping[TraceFormat, Callable[[str, str], Iterator[_Row]]] = {
@@ -221,11 +276,15 @@ def _csv(text: str, path: str, columns: tuple[str, ...]) -> Iterator[tuple[str, 
         yield where, row
 
 
-def _number_of(row: Mapping[str, str], name: str, where: str) -> int:
+def _whole(value: Any, name: str, where: str) -> int:
+    """Return a whole number in any spelling: 5, 5.0 and "5" are 5."""
     try:
-        return int(float(row[name]))
-    except (ValueError, OverflowError):
-        raise ConfigError(f"{where}: {name} must be a whole number, got {row[name]!r}") from None
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not number.is_integer() or not 0 <= number <= _MOST_TOKENS:
+        raise ConfigError(f"{where}: {name} must be a whole number from 0 to {_MOST_TOKENS:,}, got {value!r}")
+    return int(number)
 
 
 def _time(text: str, where: str) -> float:

@@ -72,6 +72,13 @@ def test_an_unknown_name_gets_the_nearest(find, name, near):
         find(name)
 
 
+def test_a_name_that_begins_others_gets_them():
+    with pytest.raises(
+        ConfigError, match=r"^unknown device 'a100': did you mean 'a100-40gb' or 'a100-80gb'\? known are a100-40gb, "
+    ):
+        device("a100")
+
+
 def test_a_far_off_name_gets_them_all():
     with pytest.raises(ConfigError, match=r"^unknown device 'tpu': known are a100-40gb, a100-80gb, a6000"):
         device("tpu")

@@ -170,7 +170,7 @@ def test_the_front_end_prepares_every_item(qwen):
 
 
 def test_a_modality_without_a_tower(qwen):
-    says = "model 'qwen2.5-vl-7b' has no encoder for modality 'audio': it has image, video"
+    says = "model 'qwen2.5-vl-7b' has no encoder for modality 'audio': it has encoders for image, video; choose"
     with pytest.raises(ConfigError, match=says):
         qwen.encode_seconds("audio", 10)
     with pytest.raises(ConfigError, match=says):
@@ -189,3 +189,13 @@ def test_every_efficiency_has_a_source():
 def test_an_efficiency_out_of_range(name, value):
     with pytest.raises(ConfigError, match=f"efficiency '{name}' must be"):
         Efficiency(**{name: value})
+
+
+def test_items_of_a_text_model_are_refused_with_the_fix():
+    costs = RooflineCosts(LLAMA_7B, A100)
+    with pytest.raises(ConfigError) as error:
+        costs.encode_seconds("image", 5)
+    assert str(error.value) == (
+        "model 'llama-2-7b' has no encoder for modality 'image': it has none, and takes text alone; choose a model "
+        "that has one, or a workload without such items"
+    )

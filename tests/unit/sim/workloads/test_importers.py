@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from vllm_omni_sched.cli import app
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.workloads.importers import TraceFormat, import_trace
+from vllm_omni_sched.sim.workloads.importers import TraceFormat, format_of, import_trace
 from vllm_omni_sched.sim.workloads.trace import read_trace
 
 AIPERF_OK = {
@@ -88,7 +88,17 @@ def test_images_take_their_part_of_the_prompt(tmp_path: Path) -> None:
         (
             TraceFormat.MOONCAKE,
             '{"timestamp": 1, "input_length": -1, "output_length": 1}',
-            "tokens and images must be 0 or more",
+            "theirs, line 1: input_length must be a whole number from 0 to 1,000,000,000, got -1",
+        ),
+        (
+            TraceFormat.MOONCAKE,
+            '{"timestamp": 1, "input_length": 0, "output_length": 1}',
+            "theirs, line 1: input_length is 0, and vLLM refuses empty prompts: delete the request",
+        ),
+        (
+            TraceFormat.MOONCAKE,
+            '{"timestamp": 1e300, "input_length": 9, "output_length": 1}',
+            "theirs, line 1: timestamp is 1e+297 s, which is no time of a request",
         ),
         (TraceFormat.AZURE, "Timestamp,Tokens\n", "line 1: the column 'TIMESTAMP' is missing"),
         (
@@ -104,12 +114,12 @@ def test_images_take_their_part_of_the_prompt(tmp_path: Path) -> None:
         (
             TraceFormat.BURSTGPT,
             "Timestamp,Request tokens,Response tokens\n1,many,1\n",
-            "line 2: Request tokens must be a whole number, got 'many'",
+            "line 2: Request tokens must be a whole number from 0 to 1,000,000,000, got 'many'",
         ),
         (
             TraceFormat.BURSTGPT,
             "Timestamp,Request tokens,Response tokens\nnan,1,1\n",
-            "line 2: the time is nan, which is not a number",
+            "line 2: Timestamp is nan, which is not a number",
         ),
         (TraceFormat.BURSTGPT, "Timestamp,Request tokens,Response tokens\n1,1,0\n", "no request with output tokens"),
         (TraceFormat.VLLM_BENCH, '{"mean_ttft_ms": 3}', "run vllm bench serve with --save-result --save-detailed"),
@@ -124,6 +134,52 @@ def test_what_is_wrong_is_named(format: TraceFormat, text: str, says: str, tmp_p
     with pytest.raises(ConfigError) as error:
         import_trace(written(tmp_path, text), format)
     assert says in str(error.value)
+
+
+TOKENS = {
+    TraceFormat.MOONCAKE: ('{"timestamp": 1, "input_length": TOKENS, "output_length": 1}', "line 1: input_length"),
+    TraceFormat.AZURE: (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,TOKENS,1\n",
+        "line 2: ContextTokens",
+    ),
+    TraceFormat.BURSTGPT: ("Timestamp,Request tokens,Response tokens\n1,TOKENS,1\n", "line 2: Request tokens"),
+    TraceFormat.VLLM_BENCH: (
+        '{"start_times": [1], "input_lens": [TOKENS], "output_lens": [1]}',
+        "request 0: input_lens",
+    ),
+    TraceFormat.AIPERF: (
+        '{"metadata": {"request_start_ns": 1}, "metrics": {"input_sequence_length": {"value": TOKENS}, '
+        '"output_sequence_length": {"value": 1}}}',
+        "line 1: input_sequence_length",
+    ),
+}
+
+
+@pytest.mark.parametrize("format", TOKENS)
+@pytest.mark.parametrize("spelling", ["5", "5.0", "5e0"])
+def test_a_whole_number_is_accepted_in_any_spelling(format: TraceFormat, spelling: str, tmp_path: Path) -> None:
+    file = written(tmp_path, TOKENS[format][0].replace("TOKENS", spelling))
+    assert [one.text_tokens for one in import_trace(file, format).trace.requests] == [5]
+
+
+@pytest.mark.parametrize("format", TOKENS)
+@pytest.mark.parametrize("spelling", ["5.9", "-5", "1e300", "0"])
+def test_what_is_no_number_of_tokens_is_refused_with_its_place(
+    format: TraceFormat, spelling: str, tmp_path: Path
+) -> None:
+    text, place = TOKENS[format]
+    with pytest.raises(ConfigError) as error:
+        import_trace(written(tmp_path, text.replace("TOKENS", spelling)), format)
+    assert f"theirs, {place} " in str(error.value)
+
+
+def test_the_fields_tell_the_format(tmp_path: Path) -> None:
+    files = {**FILES, TraceFormat.AIPERF: json.dumps(AIPERF_OK)}
+    assert {one: format_of(written(tmp_path, text)) for one, text in files.items()} == {one: one for one in files}
+    for text in ("", "a,b\n", '{"format": "vllm-omni-sched trace", "version": 1}\n', '{"timestamp": 1}\n'):
+        assert format_of(written(tmp_path, text)) is None
+    assert format_of(tmp_path) is None
+    assert format_of(tmp_path / "none") is None
 
 
 def test_a_packed_file_is_to_be_unpacked(tmp_path: Path) -> None:
