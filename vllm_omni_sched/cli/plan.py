@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from functools import partial
@@ -11,17 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import TextColumn
 
 from vllm_omni_sched.cli import plan_view
-from vllm_omni_sched.cli.console import INTERRUPTED, USAGE, leave, progress_bar
+from vllm_omni_sched.cli.console import INTERRUPTED, USAGE, leave, page_console, progress_bar
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.extras import how_to_install
 from vllm_omni_sched.sim.workloads.importers import TraceFormat
 
 if TYPE_CHECKING:
-    from vllm_omni_sched.sim.costs.models import ModelShape
+    from vllm_omni_sched.sim.costs.models import ModelShape, WeightFormat
     from vllm_omni_sched.sim.plan.load import Load, Patience
     from vllm_omni_sched.sim.plan.systems import Choices, Drafter
     from vllm_omni_sched.sim.scenario.scenario import Slo
@@ -104,7 +104,8 @@ def plan(
     status: 0 on success, 2 if an argument is invalid or no plan meets the SLO, 130 if it was interrupted.
     """
     # imported late: these modules need numpy
-    from vllm_omni_sched.sim.plan.findings import confirm, limit
+    from vllm_omni_sched.sim.plan.compare import find_plans
+    from vllm_omni_sched.sim.plan.findings import limit
     from vllm_omni_sched.sim.plan.load import Load
     from vllm_omni_sched.sim.plan.search import Planner
     from vllm_omni_sched.sim.workloads.replay import TraceOptions
@@ -129,33 +130,16 @@ def plan(
                 bar.update(task, text=f"{done} trials, {text}")
 
             planner = Planner(choices, load, targets, seeds, trials, report)
-            found = planner.stock()
-            of_stock = planner.tally.trials
-            cheaper = planner.ours(found)
-            of_ours = planner.tally.trials - of_stock
-            stock = confirm(choices, load, targets, found)
-            one_pool = planner.together
-            together = None
-            if one_pool is not None and found.system.prefill is not None:
-                together = confirm(choices, load, targets, one_pool)
-                if together.plan.price <= stock.plan.price:  # the held-out requests took away what the split had saved
-                    stock, together = together, None
-            default = planner.as_shipped((together or stock).plan.system.layout)
-            ours = None if cheaper is None else confirm(choices, load, targets, cheaper)
-            if ours is not None and ours.plan.price >= stock.plan.price:
-                ours = None  # the held-out requests took away what training had saved
-            shipped = None if default is None else confirm(choices, load, targets, default)
-            best = ours or stock
-            limited = limit(choices, load, targets, best.plan)
+            every = find_plans(planner, choices, load, targets)
+            limited = limit(choices, load, targets, every.best.plan)
     except ConfigError as error:
         _leave(USAGE, str(error))
     except KeyboardInterrupt:
         _leave(INTERRUPTED, "interrupted; nothing is written")
-    every = plan_view.Found(stock, ours, shipped, together)
     given = [word.partition("=")[0] for word in price or []]
-    body = plan_view.record(choices, load, targets, every, limited, (of_stock, of_ours), given, sys.argv[1:])
-    Console(highlight=False).print(plan_view.page(choices, load, targets, every, limited, given))
-    typer.echo(plan_view.command_of(choices, best))
+    body = plan_view.record(choices, load, targets, every, limited, given, sys.argv[1:])
+    page_console().print(plan_view.page(choices, load, targets, every, limited, given))
+    typer.echo(plan_view.command_of(choices, every.best))
     try:
         if out is not None:
             _write(out, json.dumps(body, indent=1) + "\n")
@@ -257,20 +241,28 @@ def _drafter(text: str, shape: ModelShape) -> Drafter:
 
 
 def _trace(path: Path, format: TraceFormat | None) -> Trace:
-    from vllm_omni_sched.sim.workloads.importers import import_trace
+    from vllm_omni_sched.sim.workloads.importers import format_of, import_trace
     from vllm_omni_sched.sim.workloads.statistics import (
         drawn_trace,
         import_statistics,
         is_statistics,
         read_statistics,
     )
-    from vllm_omni_sched.sim.workloads.trace import read_trace
+    from vllm_omni_sched.sim.workloads.trace import NotATraceError, read_trace
 
     if format is TraceFormat.SERVEGEN:
         return drawn_trace(import_statistics(path, format))
     if format is None and is_statistics(path):
         return drawn_trace(read_statistics(path))
-    return read_trace(path) if format is None else import_trace(path, format).trace
+    if format is not None:
+        return import_trace(path, format).trace
+    if (theirs := format_of(path)) is not None:
+        raise ConfigError(f"{path} has the fields of a trace of {theirs.value}: add --format {theirs.value}")
+    try:
+        return read_trace(path)
+    except NotATraceError as error:
+        formats = ", ".join(one.value for one in TraceFormat)
+        raise ConfigError(f"{error}; if others wrote it, name the --format: {formats}") from None
 
 
 def _prices(given: list[str]) -> dict[str, float]:
@@ -308,22 +300,37 @@ def _choices(
     from vllm_omni_sched.sim.costs.measured import MeasuredCosts
     from vllm_omni_sched.sim.costs.models import MODELS, Precision, WeightFormat
     from vllm_omni_sched.sim.costs.roofline import Parallel
-    from vllm_omni_sched.sim.plan.systems import Choices, Layout, known_devices, layouts, with_context
+    from vllm_omni_sched.sim.plan.systems import PLACEHOLDER, Choices, Flags, Layout, known_devices, offer, with_context
 
     for name in kinds:
         device(name)
     if calibration is not None:
         if len(kinds) != 1 or kinds[0] not in prices:
             raise ConfigError("--calibration needs --gpus with the one kind that was measured, and its --price")
-        layout = Layout(kinds[0], Parallel(each), prices[kinds[0]])
-        return Choices(
-            None, served or "MODEL", (layout,), most, load.items, calibration=MeasuredCosts.read(calibration)
+        if precision[0] or precision[1]:
+            raise ConfigError("--weights and --kv-fp8 need --model: a calibration is of the engine as it was measured")
+        layout, costs = Layout(kinds[0], Parallel(each), prices[kinds[0]]), MeasuredCosts.read(calibration)
+        found = Choices(
+            None,
+            served or PLACEHOLDER,
+            (layout,),
+            most,
+            load.items,
+            calibration=costs,
+            longest=load.longest,
+            notes=() if served else (_UNNAMED,),
         )
+        if (room := found.room(layout, Flags())) < load.longest:
+            raise ConfigError(
+                f"the longest request has {load.longest:,} tokens with its answer, and the KV cache of the calibrated "
+                f"engine has room for {room:,}: calibrate one with more, or leave such requests out"
+            )
+        return found
     file, formats = Path(model), [one.value for one in WeightFormat]
     if precision[0] and precision[0] not in formats:
         raise ConfigError(f"--weights must be one of {', '.join(formats)}, got {precision[0]!r}")
-    weights, from_file = WeightFormat(precision[0]) if precision[0] else None, file.suffix == ".json" or file.is_dir()
-    shape = read_config(file, served, weights) if from_file else pick("model", model, MODELS)
+    weights, of_file = WeightFormat(precision[0]) if precision[0] else None, file.suffix == ".json" or file.is_dir()
+    shape = read_config(file, served, weights) if of_file else pick("model", model, MODELS)
     own = shape.precision
     form = Precision(weights or own.weights, precision[1] or own.kv_fp8)
     if load.longest > shape.max_model_len:
@@ -331,9 +338,58 @@ def _choices(
             f"a request has {load.longest} tokens with its answer, and {shape.name} takes {shape.max_model_len}: "
             "choose another model, or leave such requests out"
         )
+    name, notes = _named(shape, served, of_file)
+    notes += _of_weights(shape, form.weights, served, name)
     shape = with_context(shape, load.tokens)
-    found = layouts(shape, kinds or known_devices(), prices, form, most)
-    return Choices(shape, served or shape.name, tuple(found), most, load.items, form)
+    offered = offer(shape, kinds or known_devices(), prices, form, most, load.longest)
+    if offered.refused:
+        notes += (
+            f"Left out, as the longest request has {load.longest:,} tokens with its answer: "
+            f"{'; '.join(offered.refused)}.",
+        )
+    return Choices(shape, name, offered.layouts, most, load.items, form, longest=load.longest, notes=notes)
+
+
+_UNNAMED = "Write the name of your model for MODEL in the command, or give it with --served."
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w-]*/[\w.-]+")
+
+
+def _named(shape: ModelShape, served: str, of_file: bool) -> tuple[str, tuple[str, ...]]:
+    """Return the name of the model in commands, and what the user has to know of it."""
+    from vllm_omni_sched.sim.plan.systems import PLACEHOLDER
+
+    if served:
+        return served, ()
+    if not of_file and shape.hub:
+        return shape.hub, ()
+    if of_file and _HUB_NAME.fullmatch(shape.name):
+        return shape.name, (f"The name {shape.name} is that in its config.json: check it, or set --served.",)
+    return PLACEHOLDER, (_UNNAMED,)
+
+
+def _of_weights(shape: ModelShape, wanted: WeightFormat, served: str, name: str) -> tuple[str, ...]:
+    """Return what the command needs for weights of this format.
+
+    Raises:
+        ConfigError: the checkpoint has another format that vLLM does not make of it, and --served names no other.
+    """
+    from vllm_omni_sched.sim.plan.systems import quantized_at_start
+
+    own = shape.precision.weights
+    if wanted is own:
+        return ()
+    if quantized_at_start(own, wanted):
+        return (
+            f"vLLM makes the {wanted.value} weights of {name} from {own.value} ones when it loads them. For a "
+            "checkpoint that has them already, give its config.json as --model.",
+        )
+    if not served:
+        raise ConfigError(
+            f"--weights {wanted.value}: the checkpoint of {shape.name} has {own.value} weights, and vLLM makes no "
+            f"{wanted.value} ones from them: name a checkpoint that has them with --served, or give its config.json as "
+            "--model"
+        )
+    return (f"{served} must be a checkpoint with {wanted.value} weights: those of --model are {own.value}.",)
 
 
 def _write(path: Path, text: str) -> None:

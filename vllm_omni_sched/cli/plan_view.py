@@ -5,45 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.table import Table
 
 if TYPE_CHECKING:
     from vllm_omni_sched.sim.costs.hardware import Link
+    from vllm_omni_sched.sim.plan.compare import Found
     from vllm_omni_sched.sim.plan.findings import Confirmed, Limit
     from vllm_omni_sched.sim.plan.load import Load
     from vllm_omni_sched.sim.plan.systems import Choices, System
     from vllm_omni_sched.sim.scenario.scenario import Slo
-
-
-class Found(NamedTuple):
-    """The plans that were found.
-
-    ``stock``: at its best; ``ours``: if it is cheaper; ``shipped``: the devices of stock's best with vLLM's default
-    flags; ``together``: if stock is best with prefill replicas, its best without.
-    """
-
-    stock: Confirmed
-    ours: Confirmed | None = None
-    shipped: Confirmed | None = None
-    together: Confirmed | None = None
-
-    @property
-    def best(self) -> Confirmed:
-        """Return the cheapest."""
-        return self.ours or self.stock
-
-
-ROOFLINE_ERROR = (
-    "by the roofline: against published times of Llama on A100, decoding is off by up to 3 % and prompts by 12 %, "
-    "single short prompts by up to 40 %, 70B on 8 devices by 22 %; other devices were not compared"
-)
-MEASURED_ERROR = (
-    "measured on your engine: on two CPU cores, such costs gave P50 within 22 % and P99 within 24 % of those of an "
-    "engine"
-)
 
 
 def page(choices: Choices, load: Load, slo: Slo, found: Found, limited: Limit, given: Sequence[str]) -> Group:
@@ -107,6 +80,7 @@ def named(found: Found) -> list[tuple[str, Confirmed]]:
     rows = [
         ("stock, flags as shipped", found.shipped),
         ("stock in one pool", found.together),
+        ("stock, misses the SLO", found.missed),
         ("stock at its best", found.stock),
         ("with our options", found.ours),
     ]
@@ -137,28 +111,13 @@ def _cells(one: Confirmed) -> list[str]:
 
 
 def _sentences(choices: Choices, load: Load, slo: Slo, found: Found, limited: Limit) -> Iterator[str]:
-    stock, ours, shipped, together = found
+    from vllm_omni_sched.sim.costs.errors import error_of
+
     best = found.best
-    if together is not None:
-        yield (
-            f"Prefill replicas of their own save {1 - stock.plan.price / together.plan.price:.0%} over one pool of "
-            "stock; busy is that of prefill and of decode replicas."
-        )
-    if ours is None:
-        yield "Our options make it no cheaper: serve with stock vLLM, and its flags as below."
-    else:
-        saved = 1 - ours.plan.price / stock.plan.price
-        dollars = stock.plan.price - ours.plan.price
-        yield f"Our options save {saved:.0%} over stock at its best: ${dollars:,.2f} per hour."
-    if shipped is None:
-        yield "With the flags as shipped, stock does not meet the SLO on these devices within the limit of GPUs."
-    elif shipped.plan.price > (together or stock).plan.price:
-        yield (
-            f"The flags of vLLM alone save {1 - (together or stock).plan.price / shipped.plan.price:.0%} on these "
-            "devices; anybody can set them."
-        )
-    if best.attainment < slo.attainment:
-        yield "With the held-out requests the plan does not meet the SLO within the limit of GPUs: raise --max-gpus."
+    yield from _compared(slo, found)
+    if best.added:
+        replicas = f"{best.added} replicas" if best.added > 1 else "one replica"
+        yield f"The held-out requests needed {replicas} more than those of training."
     yield _limited(limited)
     cached = sum(run.cached for run in best.runs) / len(best.runs)
     if cached:
@@ -167,8 +126,43 @@ def _sentences(choices: Choices, load: Load, slo: Slo, found: Found, limited: Li
         gave_up = sum(run.gave_up for run in best.runs) / sum(run.requests for run in best.runs)
         yield f"{gave_up:.1%} of the clients give up before their first token; they count as missed."
     yield from _assumed(choices, best.plan.system)
-    error = MEASURED_ERROR if choices.calibration is not None else ROOFLINE_ERROR
-    yield f"Simulated; costs {error}. The interval covers the load alone, not the costs."
+    split, shape = best.plan.system.layout.parallel, choices.shape
+    error = error_of(shape, choices.precision, split)
+    yield f"Simulated. {error} The interval covers the load alone, not the costs."
+    yield from choices.notes
+
+
+def _compared(slo: Slo, found: Found) -> Iterator[str]:
+    """Yield what each way to serve saves over the one before it."""
+    stock, ours, shipped, together = found.stock, found.ours, found.shipped, found.together
+    if stock is None:
+        yield (
+            "Stock does not meet the SLO with the held-out requests within the limit of GPUs, on none of these devices."
+        )
+    elif together is not None and together.attainment < slo.attainment:
+        yield (
+            "One pool of stock does not meet the SLO within the limit of GPUs; busy is that of prefill and of decode "
+            "replicas."
+        )
+    elif together is not None:
+        yield (
+            f"Prefill replicas of their own save {1 - stock.plan.price / together.plan.price:.0%} over one pool of "
+            "stock; busy is that of prefill and of decode replicas."
+        )
+    if ours is None:
+        yield "Our options make it no cheaper: serve with stock vLLM, and its flags as below."
+    elif stock is not None:
+        saved = 1 - ours.plan.price / stock.plan.price
+        dollars = stock.plan.price - ours.plan.price
+        yield f"Our options save {saved:.0%} over stock at its best: ${dollars:,.2f} per hour."
+    tuned = together or stock
+    if shipped is None or shipped.attainment < slo.attainment:
+        yield "With the flags as shipped, stock does not meet the SLO on these devices within the limit of GPUs."
+    elif tuned is not None and shipped.plan.price > tuned.plan.price:
+        yield (
+            f"The flags of vLLM alone save {1 - tuned.plan.price / shipped.plan.price:.0%} on these devices; anybody "
+            "can set them."
+        )
 
 
 def _assumed(choices: Choices, system: System) -> Iterator[str]:
@@ -227,17 +221,16 @@ def record(
     slo: Slo,
     found: Found,
     limited: Limit,
-    trials: tuple[int, int],
     given: Sequence[str],
     arguments: Sequence[str],
 ) -> dict[str, Any]:
     """Return the findings as data for JSON."""
+    from vllm_omni_sched.sim.costs.errors import error_of
     from vllm_omni_sched.sim.output.files import provenance
 
-    stock, ours = found.stock, found.ours
-    costs = choices.costs(stock.plan.system.layout, stock.plan.system.flags)
+    best = found.best.plan.system
+    costs = choices.costs(best.layout, best.flags)
     source = {"engine": f"{costs.source.kind.value}: {costs.source.text}"}
-    measured = choices.calibration is not None
     return {
         "simulated": True,
         "provenance": provenance(["vllm-omni-sched", *arguments], 0, source, load.source),
@@ -248,7 +241,8 @@ def record(
             "output_tokens": load.output_tokens,
             "patience_seconds": None if load.patience is None else [load.patience.low, load.patience.high],
         },
-        "error_of_costs": MEASURED_ERROR if measured else ROOFLINE_ERROR,
+        "error_of_costs": error_of(choices.shape, choices.precision, best.layout.parallel),
+        "notes": list(choices.notes),
         "prices": {
             name: {"dollars_per_hour": price, "kind": kind, "source": text}
             for name, (price, kind, text) in _priced(choices, given).items()
@@ -256,8 +250,8 @@ def record(
         "speculation": None if choices.drafter is None else asdict(choices.drafter),
         "kv_link": None if choices.link is None else _link(choices.link),
         "layouts": len(choices.layouts),
-        "trials": {"stock": trials[0], "ours": trials[1]},
-        "best": "ours" if ours is not None else "stock",
+        "trials": found.trials._asdict(),
+        "best": "ours" if found.ours is not None else "stock",
         "plans": {name: _plan(choices, one) for name, one in named(found)},
         "limit": asdict(limited),
     }

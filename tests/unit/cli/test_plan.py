@@ -67,6 +67,33 @@ def test_a_page_a_record_and_a_picture(trace, tmp_path):
                "--served", "meta-llama/Llama-3.1-8B", "--slo", "ttft=2,tpot=0.1,attainment=0.9")[1] == said  # fmt: skip
 
 
+def test_a_trace_of_others_without_a_format_is_recognised(trace, tmp_path):
+    status, said = run(trace, *QUICK)
+    assert status == 2
+    assert "conversation.jsonl has the fields of a trace of mooncake: add --format mooncake" in said
+    file = tmp_path / "theirs"
+    for text in ('{"time": 1, "tokens": 5}\n', "time,tokens\n"):
+        file.write_text(text)
+        status, said = run(file, *QUICK)
+        assert status == 2
+        assert "if others wrote it, name the --format: mooncake, azure, burstgpt, vllm-bench, aiperf, servegen" in said
+
+
+def test_tables_are_whole_where_the_output_is_no_terminal(trace, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    result = CliRunner().invoke(app, ["plan", str(trace), *map(str, EASY)], catch_exceptions=False)
+    head = next(line for line in result.stdout.splitlines() if "GPUs" in line and "busy" in line)
+    assert "95 % interval" in head
+    assert "P99 gap, ms" in head
+
+
+@pytest.mark.parametrize("command", [one.name for one in app.registered_commands])
+def test_usage_names_arguments_without_braces(command):
+    usage = CliRunner().invoke(app, [command, "--help"]).stdout.split("Usage: ")[1].splitlines()[0]
+    for word in usage.split("[OPTIONS]")[1].split():
+        assert word.strip("[]").replace("_", "").replace("|", "").isupper()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -76,6 +103,10 @@ def test_a_page_a_record_and_a_picture(trace, tmp_path):
         (("--gpus", "h100"), "unknown device 'h100': did you mean 'h100-80gb'?"),
         (("--model", "llama"), "unknown model 'llama'"),
         (("--weights", "fp4"), "--weights must be one of bf16, fp8, int8, int4, mxfp4, nvfp4, got 'fp4'"),
+        (
+            ("--calibration", "costs.json", "--gpus", "l40s", "--weights", "fp8"),
+            "--weights and --kv-fp8 need --model: a calibration is of the engine as it was measured",
+        ),
         (("--scale", "0"), "--scale must be positive, got 0"),
         (("--calibration", "costs.json"), "--calibration needs --gpus with the one kind that was measured"),
         (("--model", "qwen2.5-vl-72b", "--max-gpus", "1"), "does not fit"),
@@ -110,6 +141,117 @@ def test_the_users_word_on_weights_counts_before_the_file(trace, tmp_path):
     status, said = run(*rest, "--weights", "int4", "--out", tmp_path / "plan.json")
     assert status == 0, said
     assert "--quantization" not in said  # the checkpoint has it
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Write a config.json with these further fields, and return its folder."""
+
+    def write(**more):
+        folder = tmp_path / "model"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(LLAMA | more))
+        return folder
+
+    return write
+
+
+EASY = ("--format", "mooncake", *QUICK, "--slo", "ttft=9,tpot=9,attainment=0.5", "--no-split")
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "name", "note"),
+    [
+        ("qwen2.5-vl-7b", (), "Qwen/Qwen2.5-VL-7B-Instruct", None),
+        ({}, (), "MODEL", "Write the name of your model for MODEL in the command, or give it with --served."),
+        ({}, ("--served", "./weights"), "./weights", None),
+        (
+            {"_name_or_path": "meta-llama/Llama-3.1-8B"}, (), "meta-llama/Llama-3.1-8B",
+            "The name meta-llama/Llama-3.1-8B is that in its config.json: check it, or set --served.",
+        ),
+        ({"_name_or_path": "/data/checkpoints/last"}, (), "MODEL", "Write the name of your model"),
+    ],
+)  # fmt: skip
+def test_the_command_names_the_model(trace, config, model, arguments, name, note):
+    status, said = run(trace, "--model", model if isinstance(model, str) else config(**model), *EASY, *arguments)
+    assert status == 0, said
+    assert f"vllm serve {name} --" in said
+    if note is None:
+        assert "config.json" not in said
+        assert "MODEL" not in said
+    else:
+        assert note in said
+
+
+FP8 = {"quantization_config": {"quant_method": "fp8"}}
+
+
+@pytest.mark.parametrize(
+    ("more", "weights", "served", "says"),
+    [
+        ({}, "fp8", "", "vLLM makes the fp8 weights of MODEL from bf16 ones when it loads them."),
+        (
+            {},
+            "int4",
+            "org/Llama-AWQ",
+            "org/Llama-AWQ must be a checkpoint with int4 weights: those of --model are bf16.",
+        ),
+        (FP8, "bf16", "org/Llama", "org/Llama must be a checkpoint with bf16 weights: those of --model are fp8."),
+    ],
+)
+def test_weights_of_another_format_are_made_by_vllm_or_those_of_a_checkpoint(
+    trace, config, more, weights, served, says
+):
+    named = ("--served", served) if served else ()
+    status, said = run(trace, "--model", config(**more), *EASY, "--weights", weights, *named)
+    assert status == 0, said
+    assert says in said
+    assert ("--quantization fp8" in said) is (weights == "fp8")
+
+
+@pytest.mark.parametrize(
+    ("more", "weights"),
+    [
+        ({}, "int4"),
+        (FP8, "bf16"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "fp8"),
+    ],
+)
+def test_weights_that_vllm_does_not_make_are_refused(trace, config, more, weights):
+    status, said = run(trace, "--model", config(**more), *EASY, "--weights", weights)
+    assert status == 2
+    assert f"--weights {weights}: the checkpoint of model has" in said
+    assert "name a checkpoint that has them with --served, or give its config.json as --model" in said
+
+
+def test_a_device_without_room_for_the_longest_request_is_left_out_with_the_reason(tmp_path, config):
+    lines = [{"timestamp": 60_000 * at, "input_length": 130_000, "output_length": 2} for at in range(24)]
+    file = tmp_path / "long.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    slow = ("--slo", "ttft=100,tpot=9,attainment=0.9", "--gpus", "a100-40gb", "--max-gpus")
+    status, said = run(file, "--model", config(), *EASY, *slow, 2)
+    assert status == 0, said
+    assert "Left out, as the longest request has 130,002 tokens with its answer: 1 x a100-40gb has room for a" in said
+    assert "--tensor-parallel-size 2" in said
+    status, said = run(file, "--model", config(), *EASY, *slow, 1)
+    assert status == 2
+    assert "the longest request has 130,002 tokens with its answer, but the KV cache of 1 x a100-40gb" in said
+
+
+def test_a_plan_that_misses_the_held_out_requests_ends_with_2_and_no_command(tmp_path):
+    """Every other block of five minutes is held out; its requests come at once, and those of training one by one."""
+    lines = []
+    for block in range(12):
+        for number in range(60):
+            at = 300 * block + (5 * number if block % 2 == 0 or number == 59 else 0.01 * number)
+            lines.append({"timestamp": 1e3 * at, "input_length": 4000, "output_length": 2})
+    file, out = tmp_path / "uneven.jsonl", tmp_path / "plan.json"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status, said = run(file, *EASY, "--gpus", "l40s", "--max-gpus", 1, "--slo", "ttft=2,tpot=1", "--out", out)
+    assert status == 2
+    assert "no plan with up to 1 devices meets the SLO with the held-out requests: 1 x l40s reach" in said
+    assert "vllm serve" not in said
+    assert not out.exists()
 
 
 def test_a_split_for_stock_and_where_prices_are_from(tmp_path):

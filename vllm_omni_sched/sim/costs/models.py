@@ -288,7 +288,8 @@ class ModelShape:
 
     ``published_parameters``: the value on its card. ``max_model_len``: tokens of its context,
     from its configuration. ``largest_item``: embeddings of its largest item, if it accepts items. ``precision``: of
-    its checkpoint.
+    its checkpoint. ``hub``: its repository on the Hugging Face hub, empty if it is not known; ``remote_code``: whether
+    vLLM needs ``--trust-remote-code`` for it.
     """
 
     name: str
@@ -299,6 +300,8 @@ class ModelShape:
     max_model_len: int = 32768
     largest_item: LargestItem = no_items
     precision: Precision = Precision()
+    hub: str = ""
+    remote_code: bool = False
 
     @property
     def parameters(self) -> int:
@@ -364,9 +367,16 @@ def _models() -> Iterator[ModelShape]:
         ("32b", _qwen25_llm(64, 5120, 40, 8, 27648), 3456, 33_452_718_336),
         ("72b", large, 3456, 73_410_777_344),
     ):
-        source = card(f"Qwen/Qwen2.5-VL-{size.upper()}-Instruct")
+        hub = f"Qwen/Qwen2.5-VL-{size.upper()}-Instruct"
         yield ModelShape(
-            f"qwen2.5-vl-{size}", llm, _qwen25_pictures(ffn, llm.hidden), parameters, source, 128_000, qwen25_vl
+            f"qwen2.5-vl-{size}",
+            llm,
+            _qwen25_pictures(ffn, llm.hidden),
+            parameters,
+            card(hub),
+            128_000,
+            qwen25_vl,
+            hub=hub,
         )
 
     sound = TowerShape(  # windows of 2 s are 100 positions of it, 50 embeddings
@@ -380,6 +390,7 @@ def _models() -> Iterator[ModelShape]:
         Source(SourceKind.PUBLISHED, "config.json of Qwen/Qwen2.5-Omni-7B; the thinker, as Transformers counts it"),
         32_768,
         qwen25_vl,
+        hub="Qwen/Qwen2.5-Omni-7B",
     )
 
     clip = TowerShape(23, 1024, 4096, 1, 3 * 14 * 14, (1024, 4096, 4096), other_parameters=577 * 1024)
@@ -391,6 +402,7 @@ def _models() -> Iterator[ModelShape]:
         card("llava-hf/llava-1.5-7b-hf, whose last vision layer is not run"),
         4096,
         fixed(576),
+        hub="llava-hf/llava-1.5-7b-hf",
     )
 
     on_card = Source(SourceKind.PUBLISHED, "config.json and card of OpenGVLab/InternVL2_5-8B")
@@ -404,14 +416,26 @@ def _models() -> Iterator[ModelShape]:
         on_card,
         32_768,
         tiles(256, video=False),
+        hub="OpenGVLab/InternVL2_5-8B",
+        remote_code=True,
     )
     for size, llm, tower, parameters in (
         ("8b", _qwen25_llm(28, 3584, 28, 4, 18944, 151674), _small_vit(3584), 7_944_373_760),
         ("38b", _qwen25_llm(64, 5120, 40, 8, 27648, 151674), _large_vit(5120), 38_388_452_992),
         ("78b", _qwen25_llm(80, 8192, 64, 8, 29568, 151674), _large_vit(8192), 78_408_606_336),
     ):
-        source = card(f"OpenGVLab/InternVL3-{size.upper()}")
-        yield ModelShape(f"internvl3-{size}", llm, _tiles(tower), parameters, source, 32_768, tiles(256))
+        hub = f"OpenGVLab/InternVL3-{size.upper()}"
+        yield ModelShape(
+            f"internvl3-{size}",
+            llm,
+            _tiles(tower),
+            parameters,
+            card(hub),
+            32_768,
+            tiles(256),
+            hub=hub,
+            remote_code=True,
+        )
 
 
 MODELS = {shape.name: shape for shape in _models()}

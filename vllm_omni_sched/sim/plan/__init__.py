@@ -6,4 +6,5 @@ trial.py      one replica, or one group, under its requests
 search.py     the search, first without our options, then with them
 split.py      the search for prefill and decode replicas
 findings.py   held-out results, what limits the plan, and how much more it would take
+compare.py    the plans of stock and of ours that meet the SLO with the held-out requests
 """

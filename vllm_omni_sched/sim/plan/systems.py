@@ -5,7 +5,7 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import KEY, grouped, load_config
@@ -48,6 +48,11 @@ PRICE_SOURCES = {
 """Source of each of `PRICES`. Prices differ by a factor of three between clouds."""
 NODE = 8
 """Devices of a node: the most that tensor parallelism spans."""
+PLACEHOLDER = "MODEL"
+"""Name of the model in commands where none is known."""
+_BLOCK = 16  # tokens of a block of vLLM's KV cache; it keeps one block back
+_TRUSTED = 0.9  # of the predicted room for one request: what a command counts on, as the prediction may be too large
+_LENGTHS = 1024  # `--max-model-len` is a multiple of it, unless the longest request needs more
 
 
 @dataclass(frozen=True)
@@ -177,7 +182,8 @@ class Choices:
     ``shape``: the model; None with ``calibration``, whose costs stand for one device kind and one replica size.
     ``served``: the model's name in commands. ``most_devices``: in all. ``items``: whether requests have items.
     ``drafter``: the speculative decoding that may be used; ``link``: that of a device, over which prefill replicas may
-    send the KV cache; None: neither is tried.
+    send the KV cache; None: neither is tried. ``longest``: tokens of the longest request with its answer; a replica
+    must have room for it. ``notes``: what the reader of a command has to know.
     """
 
     shape: ModelShape | None
@@ -190,6 +196,8 @@ class Choices:
     efficiency: Efficiency = field(default_factory=Efficiency)
     drafter: Drafter | None = None
     link: Link | None = None
+    longest: int = 1
+    notes: tuple[str, ...] = ()
 
     @property
     def flag_values(self) -> dict[str, tuple[Any, ...]]:
@@ -265,11 +273,43 @@ class Choices:
         assert self.drafter is not None
         return Speculation(flags.num_speculative_tokens, self.drafter.acceptance)
 
+    def _has_room(self, layout: Layout, flags: Flags) -> bool:
+        try:
+            return self.room(layout, flags) >= self.longest
+        except ConfigError:
+            return False
+
+    def room(self, layout: Layout, flags: Flags) -> int:
+        """Return the tokens of the longest request for which the KV cache of a replica has room.
+
+        Raises:
+            ConfigError: the model does not fit.
+        """
+        return room_of(self.shape, self.costs(layout, flags).kv_tokens, layout.parallel, flags)
+
+    def max_model_len(self, layout: Layout, flags: Flags) -> int | None:
+        """Return the ``--max-model-len`` with which a replica starts; None: that of the model.
+
+        vLLM only starts if its KV cache has room for one request of that length. Where nine tenths of the predicted
+        room are less than the model's context, they are the length, or the longest request if that is longer.
+        """
+        if self.shape is None:
+            return None
+        room = self.room(layout, flags)
+        trusted = int(_TRUSTED * room)
+        if self.shape.max_model_len <= trusted:
+            return None
+        return min(max(trusted // _LENGTHS * _LENGTHS, self.longest), self.shape.max_model_len)
+
     def accepted(self, system: System) -> bool:
         """Return whether a server starts with these flags and options: what is refused is not offered."""
         if not system.flags.possible or (system.prefill is not None and not system.prefill.flags.possible):
             return False
         if system.flags.num_speculative_tokens and system.layout.parallel.pipeline > 1:
+            return False
+        if not self._has_room(system.layout, system.flags):
+            return False
+        if system.prefill is not None and not self._has_room(system.prefill.layout, system.prefill.flags):
             return False
         if system.options is None:
             return True
@@ -282,19 +322,36 @@ class Choices:
         return not (config.encode_ahead and refusal(facts))
 
 
-def layouts(
-    shape: ModelShape, kinds: Sequence[str], prices: Mapping[str, float], precision: Precision, most_devices: int
-) -> list[Layout]:
+class Offer(NamedTuple):
+    """Layouts that may be used.
+
+    ``refused``: those on which the model fits, but not the longest request; with the reason, for the user.
+    """
+
+    layouts: tuple[Layout, ...]
+    refused: tuple[str, ...] = ()
+
+
+def offer(
+    shape: ModelShape,
+    kinds: Sequence[str],
+    prices: Mapping[str, float],
+    precision: Precision,
+    most_devices: int,
+    longest: int = 1,
+) -> Offer:
     """Return all ways to split the model between devices of these kinds on which it fits.
 
     1. Tensor parallelism by 1, 2, 4 and 8, as far as it divides the heads.
     2. Pipeline stages only of whole nodes, and only if the model does not fit on one node.
     3. Whole experts as well as split ones, if the model has some and there are several devices.
+    4. Only where the KV cache has room for a request of ``longest`` tokens.
 
     Raises:
-        ConfigError: a device has no price, or the model fits on none; the message says how much is missing.
+        ConfigError: a device has no price, or model and request fit on none; the message says how much is missing.
     """
     found: list[Layout] = []
+    refused: list[str] = []
     why: ConfigError | None = None
     for name in kinds:
         if name not in prices:
@@ -304,15 +361,53 @@ def layouts(
             if (split.pipeline > 1 and fits) or split.devices > most_devices:
                 continue
             try:
-                RooflineCosts(shape, device(name), split, precision=precision)
+                tokens = RooflineCosts(shape, device(name), split, precision=precision).kv_tokens
             except ConfigError as error:
                 why = why or error
                 continue
+            room = room_of(shape, tokens, split, shipped(DEVICES.get(name)))
+            if room < longest:
+                refused.append(f"{_named(name, split)} has room for a request of {room:,} tokens")
+                continue
             fits = True
             found.append(Layout(name, split, prices[name]))
+    if not found and refused:
+        raise ConfigError(
+            f"the longest request has {longest:,} tokens with its answer, but the KV cache of {refused[-1]}: use "
+            "larger devices, raise --max-gpus, set --kv-fp8, or leave such requests out"
+        )
     if not found:
         raise why or ConfigError(f"no device may be used: raise the limit of {most_devices} devices")
-    return found
+    return Offer(tuple(found), tuple(refused))
+
+
+def room_of(shape: ModelShape | None, kv_tokens: int, split: Parallel, flags: Flags) -> int:
+    """Return the tokens of the longest request for which a KV cache has room, as vLLM counts it at its start.
+
+    Layers with a sliding window hold the window and the tokens of the steps in flight; ``kv_tokens`` is for contexts of
+    the mean length.
+    """
+    room = max(0, (kv_tokens // _BLOCK - 1) * _BLOCK)
+    llm = None if shape is None else shape.llm
+    if not isinstance(llm, ConfiguredLlm) or not llm.sliding_layers:
+        return room
+    memory = room * llm.kv_numbers_per_token(split.tensor)
+    in_flight = flags.max_num_batched_tokens * max(2, split.pipeline)
+    held = replace(llm, window=llm.window + in_flight, window_share=1.0)
+    low, high = 0, int(memory)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if middle * held.with_context(middle).kv_numbers_per_token(split.tensor) <= memory:
+            low = middle
+        else:
+            high = middle - 1
+    return low // _BLOCK * _BLOCK
+
+
+def _named(name: str, split: Parallel) -> str:
+    experts = " with whole experts" if split.experts else ""
+    stages = f" in {split.pipeline} stages" if split.pipeline > 1 else ""
+    return f"{split.devices} x {name}{stages}{experts}"
 
 
 def _splits(shape: ModelShape) -> Iterator[Parallel]:
@@ -367,13 +462,16 @@ def command(choices: Choices, system: System) -> str:
 
 
 def _words(choices: Choices, system: System) -> list[str]:
-    split, flags = system.layout.parallel, system.flags
+    split, flags, shape = system.layout.parallel, system.flags, choices.shape
     words = ["vllm", "serve", choices.served]
+    words += ["--trust-remote-code"] if shape is not None and shape.remote_code and choices.served == shape.hub else []
     words += ["--tensor-parallel-size", str(split.tensor)] if split.tensor > 1 else []
     words += ["--pipeline-parallel-size", str(split.pipeline)] if split.pipeline > 1 else []
     words += ["--enable-expert-parallel"] if split.experts else []
-    if choices.shape is not None and choices.precision.weights != choices.shape.precision.weights:
-        words += ["--quantization", "fp8"] if choices.precision.weights is WeightFormat.FP8 else []
+    length = choices.max_model_len(system.layout, flags)
+    words += ["--max-model-len", str(length)] if length is not None else []
+    if shape is not None and quantized_at_start(shape.precision.weights, choices.precision.weights):
+        words += ["--quantization", choices.precision.weights.value]
     words += ["--kv-cache-dtype", "fp8"] if choices.precision.kv_fp8 else []
     words += ["--max-num-batched-tokens", str(flags.max_num_batched_tokens), "--max-num-seqs", str(flags.max_num_seqs)]
     words += ["--gpu-memory-utilization", f"{flags.gpu_memory_utilization:g}"]
@@ -387,6 +485,11 @@ def _words(choices: Choices, system: System) -> list[str]:
         words += ["--scheduler-cls", "vllm_omni_sched.OmniScheduler"]
         words += ["--additional-config", json.dumps({KEY: grouped(system.options)})]
     return words
+
+
+def quantized_at_start(checkpoint: WeightFormat, served: WeightFormat) -> bool:
+    """Return whether vLLM itself makes weights of a format from a checkpoint of another, when it loads them."""
+    return (checkpoint, served) == (WeightFormat.BF16, WeightFormat.FP8)
 
 
 def known_devices() -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from vllm_omni_sched.sim.plan import search as searching
 from vllm_omni_sched.sim.plan.findings import Limit, confirm, limit
 from vllm_omni_sched.sim.plan.load import Load
 from vllm_omni_sched.sim.plan.search import Planner
-from vllm_omni_sched.sim.plan.systems import PRICES, Choices, layouts
+from vllm_omni_sched.sim.plan.systems import PRICES, Choices, offer
 from vllm_omni_sched.sim.plan.trial import Served, serve
 from vllm_omni_sched.sim.scenario.scenario import Slo
 from vllm_omni_sched.sim.workloads.replay import TraceOptions
@@ -29,7 +29,7 @@ def a_load(rate=6.0, seconds=60.0, seed=1):
 
 
 def all_choices(*kinds, most=16, items=False):
-    return Choices(SHAPE, "a model", tuple(layouts(SHAPE, kinds, PRICES, Precision(), most)), most, items)
+    return Choices(SHAPE, "a model", offer(SHAPE, kinds, PRICES, Precision(), most).layouts, most, items)
 
 
 @pytest.fixture
