@@ -342,6 +342,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "scenario": simulator_tables.keys,
     "backtest": lambda: fidelity_tables.backtest(result_tables.load(RESULTS, "backtest")),
     "forecast-recorded": lambda: fidelity_tables.forecasts(result_tables.load(RESULTS, "forecast")),
+    "planning": lambda: simulator_tables.planning(result_tables.load(RESULTS, "planning")),
     "sim-scale": lambda: sim_scale(result_tables.load(RESULTS, "sim_scale")),
     "study-day-night": lambda: change_tables.day_night(paper_tables.study("day-night")),
     "study-day-night-models": lambda: change_tables.spoken(paper_tables.study("day-night")),

@@ -31,6 +31,7 @@ def test_every_benchmark_is_listed_and_explained():
         "mixed",
         "mooncake",
         "overhead",
+        "planning",
         "policy_cost",
         "preprocess",
         "realtime",
