@@ -40,7 +40,7 @@ DECODING_70B = Range(21, 21)
 """LLaMA-2-70B alone on 8 A100, against gpt-fast."""
 LONG_PROMPTS = Range(9, 12)
 """Prompts of 2,048 tokens, 7B on one and 70B on four A100, against TensorRT-LLM."""
-SHORT_PROMPTS = Range(-40, -38)
+SHORT_PROMPTS = Range(-41, -35)
 """Prompts of 128 tokens, the same."""
 H200 = {
     "gap P50": Range(-2, 3),

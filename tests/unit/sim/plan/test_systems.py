@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.costs.config_json import shape_of
+from vllm_omni_sched.sim.costs.config_json import Experts, shape_of
 from vllm_omni_sched.sim.costs.hardware import DEVICES, device
 from vllm_omni_sched.sim.costs.models import MODELS, LlmShape, ModelShape, Precision, WeightFormat, model
 from vllm_omni_sched.sim.costs.roofline import Parallel
@@ -104,9 +104,10 @@ def test_the_command_has_what_the_plan_has():
         "vllm serve Qwen/Qwen2.5-VL-7B-Instruct --tensor-parallel-size 2 --max-num-batched-tokens 2048 "
         "--max-num-seqs 64 --gpu-memory-utilization 0.95 --no-enable-prefix-caching"
     )
-    form, large = Precision(WeightFormat.FP8, kv_fp8=True), model("qwen2.5-vl-72b")
+    form = Precision(WeightFormat.FP8, kv_fp8=True)
+    experts = replace(LLAMA, llm=replace(LLAMA.llm, experts=Experts(32, 8, 2, 14336)))
     ours = command(
-        replace(choices(precision=form), shape=large),
+        replace(choices(precision=form), shape=experts),
         System(replace(TWO, parallel=Parallel(8, 2, True)), Flags(), {"batch_max": 9}),
     )
     assert "--pipeline-parallel-size 2 --enable-expert-parallel --quantization fp8 --kv-cache-dtype fp8" in ours
