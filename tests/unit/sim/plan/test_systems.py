@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.costs.config_json import Experts, shape_of
+from vllm_omni_sched.sim.costs.config_json import shape_of
+from vllm_omni_sched.sim.costs.configured.decoder import Experts
 from vllm_omni_sched.sim.costs.hardware import DEVICES, device
 from vllm_omni_sched.sim.costs.models import MODELS, LlmShape, ModelShape, Precision, WeightFormat, model
 from vllm_omni_sched.sim.costs.roofline import Parallel
@@ -138,7 +139,7 @@ GEMMA = shape_of(
     {
         "model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "num_attention_heads": 8,
         "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 10240, "sliding_window": 1024,
-        "max_position_embeddings": 131072,
+        "max_position_embeddings": 131072, "vocab_size": 262208,
     },
     "google/gemma-3-4b",
 )  # fmt: skip
