@@ -335,7 +335,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "video-server": lambda: result_tables.video_server(result_tables.load(RESULTS, "video_server")),
     "preprocess": lambda: result_tables.preprocess(result_tables.load(RESULTS, "preprocess")),
     "streaming": lambda: result_tables.streaming(result_tables.load(RESULTS, "streaming")),
-    "streaming-picture": lambda: pictures("streaming", "results"),
+    "streaming-picture": lambda: pictures("streaming", "../benchmarks/results"),
     "video-engines": lambda: result_tables.video_engines(result_tables.load(RESULTS, "video_engines")),
     "stages": lambda: stage_tables.stages(result_tables.load(RESULTS, "stages")),
     "failover": lambda: stage_tables.stages(result_tables.load(RESULTS, "failover")),
