@@ -440,7 +440,7 @@ def _of(name: str, draw: Callable[[Mapping[str, Any]], str], picture: str = "") 
         if body is None:
             return NOTHING
         file = STUDIES / f"{name}-cases.png"
-        shown = f"\n![{picture}](../results/studies/{file.name})\n" if picture and file.exists() else ""
+        shown = f"\n![{picture}](../../benchmarks/results/studies/{file.name})\n" if picture and file.exists() else ""
         return draw(body) + shown
 
     return part

@@ -37,6 +37,27 @@ def lines_of(file: Path) -> Iterator[bytes]:
             yield from (line for line in lines if line.strip())
 
 
+def last_lines_of(file: Path, most_bytes: int) -> list[bytes]:
+    """Return the whole lines in the last bytes of both files together, the oldest first, without empty ones.
+
+    Raises:
+        OSError: neither can be read.
+    """
+    found: list[bytes] = []
+    previous = file.with_name(file.name + PREVIOUS)
+    for each in [one for one in (file, previous) if one.exists()] or [file]:
+        with each.open("rb") as lines:
+            start = max(0, lines.seek(0, os.SEEK_END) - most_bytes)
+            lines.seek(start)
+            text = lines.read(most_bytes)
+        most_bytes -= len(text)
+        whole = text.partition(b"\n")[2] if start else text
+        found[:0] = [line for line in whole.split(b"\n") if line.strip()]
+        if start or most_bytes <= 0:
+            break
+    return found
+
+
 class BoundedLog:
     """A file of lines, and a second one with the lines before them, which together have at most ``max_bytes``.
 

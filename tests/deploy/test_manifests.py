@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -212,6 +213,8 @@ def test_prometheus_and_grafana_find_each_other_and_the_server(compose: dict[str
     assert [target for job in config["scrape_configs"] for s in job["static_configs"] for target in s["targets"]] == [
         f"server:{ports['server']}"
     ]
+    (alertmanager,) = config["alerting"]["alertmanagers"]
+    assert alertmanager == {"static_configs": [{"targets": [f"alertmanager:{ports['alertmanager']}"]}]}
     provisioned = DEPLOY / "grafana" / "provisioning"
     (source,) = read(provisioned / "datasources" / "prometheus.yaml")["datasources"]
     assert source["url"] == f"http://prometheus:{ports['prometheus']}"
@@ -228,17 +231,44 @@ def test_prometheus_accepts_its_configuration(name: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_every_alert_reaches_somebody(compose: dict[str, Any]) -> None:
+    config = read(DEPLOY / "alertmanager" / "alertmanager.yml")
+    (mounted,) = [m for m in compose["services"]["alertmanager"]["volumes"] if m.startswith("./")]
+    assert mounted.split(":")[:2] == ["./alertmanager/alertmanager.yml", "/etc/alertmanager/alertmanager.yml"]
+    receivers = {receiver.pop("name"): receiver for receiver in config["receivers"]}
+    assert all(any(receiver.values()) for receiver in receivers.values())
+    rules = [rule for group in read(DEPLOY / "prometheus" / "alerts.yaml")["groups"] for rule in group["rules"]]
+    named = {rule["alert"] for rule in rules}
+    of_severity = {}
+    for severity in {rule["labels"]["severity"] for rule in rules}:
+        matching = [one for one in config["route"]["routes"] if one["matchers"] == [f'severity = "{severity}"']]
+        of_severity[severity] = (matching or [config["route"]])[0]["receiver"]
+    assert of_severity == {"critical": "somebody-on-call", "warning": "tickets"}
+    assert set(of_severity.values()) == set(receivers)
+    for rule in config["inhibit_rules"]:
+        (source,) = rule["source_matchers"]
+        assert re.fullmatch(r'alertname = "(\w+)"', source)[1] in named
+
+
 def test_a_prometheus_on_the_same_host_differs_in_the_server_and_in_how_often_it_asks() -> None:
     composed, local = (read(DEPLOY / "prometheus" / name) for name in ("prometheus.yml", "local.yml"))
     assert local.pop("global") != composed.pop("global")
     assert local.pop("scrape_configs")[0]["static_configs"] == [{"targets": ["localhost:8000"]}]
     composed.pop("scrape_configs")
+    composed.pop("alerting")  # the alerts are on the pages of Prometheus alone
     assert local == composed
 
 
 def test_the_rules_can_be_given_to_the_operator() -> None:
     program = DEPLOY / "prometheus" / "as_resource.py"
-    printed = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True).stdout
-    resource = json.loads(printed)
+
+    def printed(address: str) -> Any:
+        variables = os.environ | {"VLLM_OMNI_SCHED_URL": address}
+        command = [sys.executable, program]
+        return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, env=variables).stdout)
+
+    links = re.findall(r"https://[^#\s\"]+", json.dumps(printed("https://git.example.com/ours/")))
+    assert set(links) == {"https://git.example.com/ours/blob/main/docs/runbook.md"}
+    resource = printed("")
     assert resource["kind"] == "PrometheusRule"
     assert resource["spec"] == read(DEPLOY / "prometheus" / "alerts.yaml")

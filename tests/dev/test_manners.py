@@ -109,3 +109,10 @@ def test_the_threat_model_names_options_that_exist() -> None:
     elsewhere = {"omni_class", "omni_flashcodec"}  # what requests say, and the video loader
     assert len(named) > 6
     assert named - elsewhere <= set(OmniSchedConfig.model_fields)
+
+
+def test_the_threat_model_has_every_file_and_folder_that_an_option_names() -> None:
+    shared = (ROOT / "SECURITY.md").read_text().split("### What another user of the host may do")[1].split("###")[0]
+    files = {name for name in OmniSchedConfig.model_fields if name.endswith(("_path", "_dir"))}
+    assert "history_path" in files
+    assert [name for name in sorted(files) if not re.search(rf"`(expert\.)?{name}`", shared)] == []

@@ -3,14 +3,18 @@
 import html
 import re
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.dashboards import TRAFFIC, read, render_module, served
 from tests.support.metric_names import (
     NAME,
     OF_SCRAPES,
+    all_metrics,
     base_names,
+    connector_metrics,
     device_metrics,
     engine_metrics,
     front_end_metrics,
@@ -18,14 +22,23 @@ from tests.support.metric_names import (
     stage_metrics,
 )
 from tests.support.prometheus import binary, prometheus
+from vllm_omni_sched.monitor.metrics import PREFIX
 
 pytestmark = pytest.mark.waits  # Prometheus looks every second
 
 render = render_module()
 DASHBOARDS = {name: read(name) for name in TRAFFIC}
-METRICS = {"scheduler": engine_metrics() | front_end_metrics() | device_metrics(), "stages": stage_metrics()}
-VARIABLES = {"scheduler": {"datasource", "instance", "model"}, "stages": {"datasource", "stage"}}
+METRICS = {
+    "scheduler": engine_metrics() | front_end_metrics() | device_metrics(),
+    "stages": stage_metrics() | connector_metrics(),
+}
+VARIABLES = {"scheduler": {"datasource", "instance", "model"}, "stages": {"datasource", "instance", "stage"}}
 PANELS = [(name, panel) for name, dashboard in DASHBOARDS.items() for panel in render.panels(dashboard)]
+ROOT = Path(__file__).parents[2]
+ALERTS, RUNBOOK = ROOT / "deploy" / "prometheus" / "alerts.yaml", ROOT / "docs" / "runbook.md"
+RATE = re.compile(r"((?:sum|avg)[^(]*(?:\([^)]*\))? ?)\(rate\((vllm:\w+)")
+OF_ALL_SERVERS = {"Memory of an encode, for each embedding"}
+"""Panels of the most that any server has."""
 PICTURE = b"\x89PNG\r\n\x1a\n"
 
 each_dashboard = pytest.mark.parametrize("name", DASHBOARDS)
@@ -61,6 +74,45 @@ def test_every_panel_asks_the_data_source_that_the_reader_chose(name):
     sources = [source["datasource"]["uid"] for panel in panels(name) for source in (panel, *panel["targets"])]
     assert set(sources) == {"${datasource}"}
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def test_every_metric_that_an_alert_or_the_runbook_names_is_on_a_dashboard():
+    exprs = [rule["expr"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    named = {used for expr in exprs for used in base_names(expr, all_metrics())}
+    words = {PREFIX + word for word in re.findall(r"`(\w+)`", RUNBOOK.read_text())}
+    named |= words & set(all_metrics())
+    asked = [target["expr"] for _, panel in PANELS for target in panel["targets"]]
+    shown = {used for expr in asked for used in base_names(expr, all_metrics())}
+    assert PREFIX + "connector_pool_used_bytes" in named
+    assert named - shown == set()
+
+
+@pytest.mark.parametrize(("name", "panel"), PANELS, ids=[f"{name}: {panel['title']}" for name, panel in PANELS])
+def test_rates_have_the_unit_of_a_rate_and_fit_their_axis(name, panel):
+    defaults = panel["fieldConfig"]["defaults"]
+    for target in panel["targets"]:
+        rate = RATE.match(target["expr"])
+        if rate is None or "/" in target["expr"]:
+            continue
+        how, counted = rate.groups()
+        if "_seconds_total" in counted:  # a share of the time: of several servers, it has no bound unless it is a mean
+            assert defaults["unit"] == "percentunit"
+            assert how.startswith("avg by (instance") or "max" not in defaults
+        else:
+            assert defaults["unit"] in (("Bps",) if "_bytes_total" in counted else ("ops", "reqps"))
+
+
+@pytest.mark.parametrize(("name", "panel"), PANELS, ids=[f"{name}: {panel['title']}" for name, panel in PANELS])
+def test_servers_are_told_apart(name, panel):
+    """Nothing of one server hides behind another: what is the least, the most or a mean is so within a server."""
+    for target in panel["targets"]:
+        expr = target["expr"]
+        assert expr.count('instance=~"$instance"') == len(NAME.findall(expr))
+        if name == "stages" and panel["type"] != "heatmap":
+            assert all("instance" in group for group in re.findall(r"by \(([^)]*)\)", expr))
+            assert "{{instance}}" in target["legendFormat"]
+        if name == "scheduler" and panel["title"] not in OF_ALL_SERVERS:
+            assert not re.search(r"\b(min|max|avg) (?!by \(instance)", expr)
 
 
 @each_dashboard
@@ -120,7 +172,7 @@ def test_a_real_prometheus_answers_every_panel(name, tmp_path):
     shown = {panel: [one for found in answer for one in found] for panel, answer in answers.items()}
     if name == "stages":
         latency = next(panel["id"] for panel in asked if panel["title"] == "Latency in a stage")
-        assert {one.name for one in shown[latency]} == {f"{s} P{p}" for s in "012" for p in (50, 90, 99)}
+        assert {one.name for one in shown[latency]} == {f"a:8000 {s} P{p}" for s in "012" for p in (50, 90, 99)}
     page = render.page(dashboard, shown, "a note")
     assert re.findall(r'<img [^>]*alt="([^"]*)" src="data:', page) == [html.escape(panel["title"]) for panel in asked]
     assert not re.search(r"(?:src|href)=.?(?!data:)\w", page)  # nothing is fetched

@@ -16,7 +16,7 @@ from vllm_omni_sched.monitor.stage_metrics import STAGE_METRICS
 from vllm_omni_sched.omni.metrics import FACTS, TIMES
 
 NAME = re.compile(r"vllm:\w+")
-OF_SCRAPES = {"instance", "le"}
+OF_SCRAPES = {"instance", "job", "le"}
 """Labels that Prometheus adds, and that of buckets."""
 
 

@@ -16,7 +16,7 @@ CONFIG = """
 global: {{scrape_interval: 1s, scrape_timeout: 1s}}
 scrape_configs:
   - job_name: stages
-    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+    static_configs: [{{targets: ["127.0.0.1:{port}"], labels: {{instance: "a:8000"}}}}]
 """
 
 

@@ -24,7 +24,7 @@ ITEMS = {"lane": 5, "device": 3, "miss": 1, "host": 1}
 BLOCKS, BLOCK_BYTES = 1000, 1 << 20  # of the KV cache
 
 
-class _Families:
+class Families:
     """A collector of given families."""
 
     def __init__(self, families):
@@ -85,7 +85,7 @@ class SchedulerTraffic:
     def page(self) -> bytes:
         """Return the metrics as they are now."""
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Families(merge([(LABELS, render(self.metrics).decode())])))
+        registry.register(Families(merge([(LABELS, render(self.metrics).decode())])))
         for collector in (self.route, self.video, self.preprocess, DeviceCollector(lambda: self.devices)):
             registry.register(collector)
         return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""Synthetic traffic through three stages, told to a `StageBoard` as it happens."""
+"""Synthetic traffic through three stages, told to a `StageBoard` and to connectors as it happens."""
 
 import heapq
 import math
@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tests.support.connector_traffic import ConnectorTraffic
+from tests.support.scheduler_traffic import Families
+from vllm_omni_sched.monitor.exposition import merge
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.monitor.stage_metrics import StageCollector
 
@@ -31,8 +34,7 @@ class StageTraffic:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._count = 0
         self._arrivals = 0
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(StageCollector(self.board))
+        self._connectors = {stage: ConnectorTraffic(f"{stage}->{stage + 1}", self._rng) for stage in (0, 1)}
         self.at(0.0, self._arrive)
         self.at(0.0, self._measure)
         self.at(SEASON / 2, self._die)
@@ -49,7 +51,11 @@ class StageTraffic:
 
     def page(self) -> bytes:
         """Return the metrics as they are now."""
-        return generate_latest(self._registry)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(StageCollector(self.board))
+        pages = [({"stage": str(stage)}, of.metrics.page().decode()) for stage, of in self._connectors.items()]
+        registry.register(Families(merge(pages)))
+        return generate_latest(registry)
 
     def rate(self, now: float) -> float:
         return RATE * (1 + 0.6 * math.sin(2 * math.pi * now / SEASON))
@@ -97,6 +103,7 @@ class StageTraffic:
                 self.board.edge(*edge, self._rng.lognormvariate(-6, 0.5))
                 self.board.moved(*edge, "put", 1, nbytes, 2e-4 + nbytes / 2e9)
                 self.board.moved(*edge, "get", 1, nbytes, 1e-4 + nbytes / 4e9)
+                self._connectors[where[0]].message(nbytes)
                 self._submit(where[0] + 1, request, now)
         self._run(where, now)
 
@@ -112,6 +119,7 @@ class StageTraffic:
             self.board.incident(*where, "redispatched")
             self.board.submitted(1, 0, request, now)
             self._waiting[1, 0].append(request)
+        self._connectors[0].died()
         self.board.restarted(*where)
         self.board.incident(*where, "restarted")
         self._run((1, 0), now)

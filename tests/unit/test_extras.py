@@ -25,6 +25,13 @@ def test_they_are_the_extras_of_the_package():
     assert {name: tuple(declared[name]) for name in EXTRAS} == EXTRAS
 
 
+def test_the_page_that_says_how_to_install_lists_them():
+    install = (ROOT / "docs" / "quickstart.md").read_text().split("## Install")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", install, re.MULTILINE)) == set(EXTRAS) - {"vllm"}
+    dockerfile = (ROOT / "docs" / "deployment.md").read_text()
+    assert set(re.search(r"EXTRAS=([\w,]+)", dockerfile)[1].split(",")) <= set(EXTRAS)
+
+
 def test_the_command_can_be_pasted_into_a_shell():
     assert how_to_install("video") == "pip install av pillow"
     assert how_to_install("vllm").startswith("pip install 'vllm>=")

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ from vllm_omni_sched.compat import Status
 from vllm_omni_sched.config.load import KEY, ResolvedOption, Source
 from vllm_omni_sched.config.stage_yaml import VARIABLE
 
+NAME = re.compile(r"[\w./~-]+")
+"""A value that can be meant as the path of a file of options, or as the name of a profile."""
 YES, NO, ABSENT = Text("✓", "green"), Text("✗", "red"), Text("–", "dim")
 
 
@@ -187,7 +190,10 @@ def _parsed(text: str | None) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise typer.BadParameter(f"the value is not JSON: {error}", param_hint="--additional-config") from None
+        written = json.dumps({KEY: text}) if NAME.fullmatch(text) else '{"omni_sched": {...}}'
+        raise typer.BadParameter(
+            f"the value is not JSON: {error}; write it as '{written}'", param_hint="--additional-config"
+        ) from None
 
 
 def _versions(findings: Diagnosis) -> Table:

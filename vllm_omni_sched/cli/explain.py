@@ -34,7 +34,7 @@ def explain(
 ) -> None:
     """Say what happened to a request in the engine, and for what it waited until its first token.
 
-    Exit status: 0 on success; 1 if the history cannot be read or has no line of the request.
+    Exit status: 0 on success; 1 if the history cannot be read, is none, or has no line of the request.
     """
     unreadable: Counter[str] = Counter()
     found: dict[str, list[HistoryLine]] = {}
@@ -49,8 +49,7 @@ def explain(
     except OSError as error:
         leave("explain", PROBLEM, f"{file} cannot be read: {error.strerror or error}")
     if not found:
-        known = ", ".join([*latest][-SHOWN:]) or "no request"
-        leave("explain", PROBLEM, f"{file} has no lines of request {request_id!r}; the latest ones are of {known}")
+        leave("explain", PROBLEM, _why_not(file, request_id, [*latest][-SHOWN:], unreadable.total()))
     for name, entries in found.items():
         if as_json:
             typer.echo(json.dumps(_values(name, entries)))
@@ -58,6 +57,22 @@ def explain(
             _print(name, entries)
     if unreadable:
         typer.echo(f"{unreadable.total()} lines are none of a history, and were skipped", err=True)
+
+
+def _why_not(file: Path, request_id: str, latest: list[str], unreadable: int) -> str:
+    """Return why a request cannot be explained; ``unreadable``: how many lines of the file were skipped."""
+    if not latest and unreadable:
+        return (
+            f"{file} is no history of requests: none of its {unreadable} lines is one of a history; give the file that "
+            "the option expert.history_path names"
+        )
+    if not latest:
+        return (
+            f"{file} has no lines of any request yet; is it the file that the option expert.history_path of the server "
+            "names?"
+        )
+    skipped = f"; skipped lines that are none of a history: {unreadable}" if unreadable else ""
+    return f"{file} has no lines of request {request_id!r}; the latest ones are of {', '.join(latest)}{skipped}"
 
 
 def _is_of(found: str, asked: str) -> bool:

@@ -46,15 +46,23 @@ def faults(
 ) -> None:
     """Show what failed in a pipeline, what was decided and what was done, oldest first.
 
-    Exit status: 0 on success, also if there are no entries; 1 if the journal cannot be read; 2 if an argument is
-    invalid.
+    Exit status: 0 on success, also if there are no entries; 1 if the journal cannot be read, or is none; 2 if an
+    argument is invalid.
     """
     after = float("-inf") if since is None else wall_seconds() - _duration(since)
     unreadable: Counter[str] = Counter()
     try:
-        found = [one for one in _entries(file, unreadable) if one.at >= after]
+        entries = [*_entries(file, unreadable)]
     except OSError as error:
         leave("faults", PROBLEM, f"{file} cannot be read: {error.strerror or error}")
+    if unreadable and not entries:
+        leave(
+            "faults",
+            PROBLEM,
+            f"{file} is no journal of faults: none of its {unreadable.total()} lines is an entry; give the file that "
+            "the option monitoring.journal.path names",
+        )
+    found = [one for one in entries if one.at >= after]
     shown = [one for one in found if stage is None or stage in (one.name, str(one.stage))]
     if stage is not None and not shown and found:
         known = sorted({one.name or str(one.stage) for one in found if one.stage >= 0})

@@ -54,5 +54,5 @@ def why(error: Exception) -> str:
     """Return why there is no answer, in words."""
     if isinstance(error, HTTPError):
         return f"it answers {error.code} {error.reason}; are its metrics on?"
-    reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
-    return str(reason or "") or str(error) or type(error).__name__
+    reason = getattr(error, "reason", None) or error
+    return str(getattr(reason, "strerror", None) or reason) or type(error).__name__

@@ -3,30 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from vllm_omni_sched.cli.console import plain_table, section
+from vllm_omni_sched.core.engine.explanation import sentence_of
+from vllm_omni_sched.core.engine.history_lines import HistoryLine
 from vllm_omni_sched.monitor.server_frame import WHERE, Frame
 
 NOTHING = "–"
 
 
-def json_of(frame: Frame, at: float) -> dict[str, Any]:
-    """Return a frame as JSON values; ``at``: seconds since 1970."""
+@dataclass(frozen=True)
+class Shown:
+    """The state of a server, with the latest decisions about single requests; None: nobody asked for them."""
+
+    frame: Frame
+    decisions: tuple[HistoryLine, ...] | None = None
+
+
+def json_of(shown: Shown, at: float) -> dict[str, Any]:
+    """Return a state as JSON values; ``at``: seconds since 1970."""
+    frame = shown.frame
     values = asdict(frame)
     values["encoder_cache"]["hit_rate"] = frame.encoder_cache.hit_rate
     for name, one in frame.slo.items():
         values["slo"][name]["fraction"] = one.fraction
+    if shown.decisions is not None:
+        values["decisions"] = msgspec.to_builtins(shown.decisions)
     return {"at": at, **values}
 
 
-def view_of(frame: Frame, url: str, note: str = "") -> RenderableType:
-    """Return a frame as tables; ``note``: a line above them, such as why it is not of now."""
+def view_of(shown: Shown, url: str, note: str = "") -> RenderableType:
+    """Return a state as tables; ``note``: a line above them, such as why it is not of now."""
+    frame = shown.frame
     span = "since the server started" if frame.seconds is None else f"in the last {frame.seconds:.0f} s"
     parts: list[RenderableType] = [Text.assemble((url, "bold"), f"   {_number(frame.steps)} steps {span}")]
     if note:
@@ -36,6 +52,8 @@ def view_of(frame: Frame, url: str, note: str = "") -> RenderableType:
         parts += [Text(), _slo(frame)]
     if frame.stages:
         parts += [Text(), _stages(frame)]
+    if shown.decisions is not None:
+        parts += [Text(), _decisions(shown.decisions)]
     return Group(*parts)
 
 
@@ -94,6 +112,18 @@ def _slo(frame: Frame) -> Table:
             _seconds(one.ttft_p99_seconds),
             _seconds(one.itl_p99_seconds),
         )
+    return table
+
+
+def _decisions(found: tuple[HistoryLine, ...]) -> RenderableType:
+    """Return the latest decisions as sentences that have the reason, the latest at the end; times are local."""
+    if not found:
+        return Text("The history has no decisions about requests yet.", "dim")
+    table = plain_table(("time", "request", "latest decisions"), left=("time", "request", "latest decisions"))
+    table.columns[1].overflow = table.columns[2].overflow = "fold"
+    for one in found:
+        time = datetime.fromtimestamp(one.at).astimezone().strftime("%H:%M:%S")
+        table.add_row(time, Text(one.request_id or NOTHING), Text(sentence_of(one)))
     return table
 
 

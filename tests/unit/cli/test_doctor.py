@@ -270,6 +270,14 @@ def test_additional_config_that_is_not_json_is_a_usage_error(healthy):
     assert "not JSON" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["chat", "x.yaml", "~/omni/x.yaml"])
+def test_a_name_alone_as_additional_config_is_answered_with_how_to_write_it(healthy, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "200")
+    result = CliRunner().invoke(app, ["doctor", "--additional-config", name])
+    assert result.exit_code == 2
+    assert f"""write it as '{{"omni_sched": "{name}"}}'""" in result.stderr
+
+
 def test_without_vllm_it_says_so(monkeypatch):
     monkeypatch.setattr(diagnosis, "find_spec", lambda name: None)
     status, said = run()

@@ -87,6 +87,27 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     assert "cannot be read: No such file or directory" in error
 
 
+def test_a_file_that_is_no_history_is_an_error_that_says_which_one_is(tmp_path: Path) -> None:
+    path = tmp_path / "faults.jsonl"
+    path.write_text('{"at": 1.0, "kind": "died"}\nnonsense\n')
+    status, out, error = run("r", path)
+    assert (status, out) == (1, "")
+    assert f"{path} is no history of requests: none of its 2 lines is one" in error
+    assert "expert.history_path" in error
+    path.write_bytes(b"")
+    status, _, error = run("r", path)
+    assert status == 1
+    assert "has no lines of any request yet" in error
+
+
+def test_skipped_lines_are_counted_also_where_the_request_is_not_found(history: Path) -> None:
+    with history.open("ab") as file:
+        file.write(b"nonsense\n")
+    status, _, error = run("nobody", history)
+    assert status == 1
+    assert "; skipped lines that are none of a history: 1" in error
+
+
 def test_lines_of_something_else_are_skipped_and_counted(history: Path) -> None:
     with history.open("ab") as file:
         file.write(b"nonsense\n\xff\n")

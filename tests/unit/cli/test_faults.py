@@ -88,6 +88,15 @@ def test_nothing_is_told_of_an_empty_journal(tmp_path: Path) -> None:
     assert run(path)[1][-1] == "no entries"
 
 
+def test_a_file_that_is_no_journal_is_an_error_that_says_which_one_is(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_text('{"at": 1.0, "transition": "entered"}\nnonsense\n')
+    status, said, errors = run(path, "--since", "2h")
+    assert (status, said) == (1, [])
+    assert f"{path} is no journal of faults: none of its 2 lines is an entry" in errors
+    assert "monitoring.journal.path" in errors
+
+
 def test_what_cannot_be_is_an_error(tmp_path: Path, journal: Path) -> None:
     status, _, errors = run(tmp_path / "none.jsonl")
     assert (status, errors) == (

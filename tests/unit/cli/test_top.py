@@ -7,14 +7,17 @@ import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from tests.unit.monitor.test_server_page import VLLM, metrics
+from vllm_omni_sched.bounded_log import last_lines_of
 from vllm_omni_sched.cli import app
 from vllm_omni_sched.cli import top as module
-from vllm_omni_sched.cli.top import page_url
+from vllm_omni_sched.cli.top import SHOWN_DECISIONS, page_url
+from vllm_omni_sched.core.engine.history_lines import HistoryLine, line_of
 from vllm_omni_sched.monitor.exposition import render
 
 pytestmark = pytest.mark.once  # nothing here reaches vLLM
@@ -175,12 +178,68 @@ def test_a_server_without_our_metrics_is_an_error_of_one_line(page: str | int, s
     assert len(error.splitlines()) == 1
 
 
+def test_the_latest_decisions_are_those_of_the_history(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    lines = [HistoryLine(float(at), "taken", f"r{at}", "aged") for at in range(2 * SHOWN_DECISIONS)]
+    lines.append(HistoryLine(99.0, "placed", "pictures-1", "would_stall_decode"))
+    lines.append(HistoryLine(100.0, "first_token", "pictures-1"))  # follows, and is no decision
+    path.with_name("history.jsonl.1").write_bytes(b"".join(map(line_of, lines[:15])))
+    path.write_bytes(b"".join(map(line_of, lines[15:])) + b"nonsense\n")
+    with Pages(text()) as server:
+        status, out, _ = run(server.url, "--once", "--history", path)
+        (frame,) = map(json.loads, run(server.url, "--once", "--json", "--history", path)[1].splitlines())
+        assert "decisions" not in json.loads(run(server.url, "--once", "--json")[1])
+    said = [" ".join(line.split()) for line in out.splitlines()]
+    assert status == 0
+    expected = [f"r{at}" for at in range(11, 20)] + ["pictures-1"]
+    assert [one["request_id"] for one in frame["decisions"]] == expected
+    assert frame["decisions"][-1] == {
+        "at": 99.0,
+        "transition": "placed",
+        "request_id": "pictures-1",
+        "detail": "would_stall_decode",
+    }
+    assert [line.split(" ")[1] for line in said[-SHOWN_DECISIONS:]] == expected
+    assert "r19 It was taken from the queue, because it had waited for max_wait_seconds." in said[-2]
+
+
+def test_only_the_end_of_a_history_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.with_name("history.jsonl.1").write_bytes(b"aaaa\nbbbb\n")
+    path.write_bytes(b"cccc\n\ndddd\n")
+    lines = {most: last_lines_of(path, most) for most in (5, 7, 11, 16, 20, 21, 100)}
+    assert lines == {
+        5: [],  # a part of a line, or a whole one that cannot be told from it
+        7: [b"dddd"],
+        11: [b"cccc", b"dddd"],
+        16: [b"cccc", b"dddd"],
+        20: [b"bbbb", b"cccc", b"dddd"],
+        21: [b"aaaa", b"bbbb", b"cccc", b"dddd"],
+        100: [b"aaaa", b"bbbb", b"cccc", b"dddd"],
+    }
+
+
+def test_a_history_without_decisions_is_said_and_one_that_is_none_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    with Pages(text()) as server:
+        status, _, error = run(server.url, "--once", "--history", path)
+        assert (status, "No such file or directory" in error, "expert.history_path" in error) == (1, True, True)
+        path.write_bytes(line_of(HistoryLine(1.0, "entered", "r", "batch")))
+        status, out, _ = run(server.url, "--once", "--history", path)
+        assert (status, out.splitlines()[-1]) == (0, "The history has no decisions about requests yet.")
+        path.write_text("nonsense\n")
+        status, _, error = run(server.url, "--once", "--history", path)
+        assert status == 1
+        assert f"{path} is no history of requests" in error
+
+
 def test_a_server_that_is_not_there_is_an_error_of_one_line() -> None:
     with Pages(text()) as server:
         url = server.url
     status, _, error = run(url)
     assert status == 1
-    assert "cannot be read" in error
+    assert "cannot be read: Connection refused; look whether the server runs" in error
+    assert "--port" in error
     assert len(error.splitlines()) == 1
 
 

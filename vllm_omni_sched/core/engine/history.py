@@ -23,6 +23,20 @@ class Transition(Enum):
     LEFT = "left"  # detail: how it ended, if known
 
 
+DECISIONS = frozenset(
+    one.value
+    for one in (
+        Transition.TAKEN,
+        Transition.PREEMPTED,
+        Transition.PLACED,
+        Transition.HELD,
+        Transition.FAILED,
+        Transition.ROUND,
+    )
+)
+"""Transitions that the engine decides, by their values; the others follow from them."""
+
+
 class Entry(NamedTuple):
     """One transition; ``request_id`` is empty for one that concerns an item alone."""
 
