@@ -29,8 +29,8 @@ test-long: ## Run what make test leaves out: more random workloads, longer prope
 	@$(PYTHON) dev/bootstrap.py .venv .venv-latest .venv-cuda
 	@$(RUN) -m dev.test test-long
 
-test-cuda: ## Run the code for GPUs on a double of CUDA, without a GPU (environment of 1.7 GB beside .venv; needs a C compiler)
-	@$(PYTHON) dev/bootstrap.py .venv .venv-cuda
+test-cuda: ## Run the code for GPUs on a double of CUDA, without a GPU (1.7 GB beside the environments of make test; needs a C compiler)
+	@$(PYTHON) dev/bootstrap.py .venv .venv-latest .venv-cuda
 	@.venv-cuda/bin/python -m dev.test test-cuda
 
 patches: ## Check patches/: apply, reverse, and vLLM's own tests on the patched trees (20 minutes the first time)

@@ -3,7 +3,8 @@
 `.venv` (with vLLM-Omni) runs all but vLLM's own tests; `.venv-latest` those, and all tests that reach vLLM; in each
 several processes share the tests (`tests/support/forked.py`), by groups that share engines. An environment collects its
 tests while the one before it runs its own; then they take turns. `.venv-cuda`, without vLLM, runs the tests on the
-double of CUDA; where they need an engine, they start one of `.venv`.
+double of CUDA; where they need an engine, they start one of `.venv`, and vLLM's model runner V2 comes from the Python
+files of `.venv-latest`.
 A test that is skipped for a reason that is not in ``EXPECTED_SKIPS`` is one that this machine should have run: the
 suite then fails, and the last lines say what is missing.
 Environment: PYTEST, further arguments for pytest, as in PYTEST="-k scheduler -x"; VENVS, as in VENVS=.venv-latest;

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from tests.engine.harness.gather import ARRANGEMENTS, gathered, items_of, outputs_of, windows
+from tests.engine.harness.gather import gathered, items_of, outputs_of, windows
+from tests.support.arrangements import ARRANGEMENTS
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.runners.extension import mix_in
 from vllm_omni_sched.engine.runners.v1 import RunnerV1Mixin

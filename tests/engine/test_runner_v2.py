@@ -24,8 +24,9 @@ from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
 from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-from tests.engine.harness.gather import ARRANGEMENTS, gathered, items_of, outputs_of, windows
+from tests.engine.harness.gather import gathered, items_of, outputs_of, windows
 from tests.engine.harness.runner_v2 import BLOCK_SIZE, CPU, MAX_TOKENS, make_runner, take, without_gpu
+from tests.support.arrangements import ARRANGEMENTS
 from vllm_omni_sched import OmniScheduler
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.runners.extension import mix_in
@@ -130,7 +131,9 @@ def no_gpu():
         yield
 
 
-def drive(seed: int, *, ours: bool, num_blocks: int) -> tuple[list[dict[str, Any]], Counter[str]]:
+def drive(
+    seed: int, *, ours: bool, num_blocks: int, device: torch.device = CPU
+) -> tuple[list[dict[str, Any]], Counter[str]]:
     """Sessions and plain requests through a scheduler and a runner. Returns what the runner knew after each step, and
     how many entries of each type it was sent, and preemptions."""
     rng = Random(seed)
@@ -147,7 +150,7 @@ def drive(seed: int, *, ours: bool, num_blocks: int) -> tuple[list[dict[str, Any
         enable_prefix_caching=rng.random() < 0.5,
         options={"metrics": False} if ours else None,
     )
-    runner = make_runner(ours=ours)
+    runner = make_runner(ours=ours, device=device)
     history, sent = [], Counter()
     for step in range(120):
         for request in arrivals(step, rng):

@@ -83,10 +83,25 @@ class Engine:
 
     def __enter__(self) -> Engine:
         self._stack = stack = ExitStack()
+        stack.enter_context(mock.patch.object(GPUModelRunner, "load_model"))
+        self._replace_cuda(stack)
+        ec_transfer_state.ensure_ec_transfer_initialized(self.scheduler.vllm_config)
+        stack.callback(ec_transfer_state.ensure_ec_transfer_shutdown)
+        self.worker = ec_transfer_state.get_ec_transfer().worker
+        self.runner: Any = self._make_runner()
+        assert isinstance(self.runner, RunnerV2Mixin)
+        self.runner.vllm_config = self.scheduler.vllm_config
+        self.runner.device = torch.device("cuda")
+        self.runner.kv_connector = NO_OP_KV_CONNECTOR
+        self.runner.aux_output_connector = None
+        self.runner.ec_connector = get_ec_connector(self.runner.vllm_config, self.runner.encoder_cache)
+        self.runner.load_model()
+        return self
+
+    def _replace_cuda(self, stack: ExitStack) -> None:
+        """Put the host where CUDA would be: the runner's kernels, the lane's device, and where inputs are moved to."""
         enter = stack.enter_context
         enter(without_gpu())
-        enter(mock.patch.object(GPUModelRunner, "load_model"))
-        # Where CUDA would be: the lane's device, and the one that inputs are moved to.
         enter(mock.patch.object(ahead_encode, "CudaDevice", return_value=self.device))
         enter(
             mock.patch.object(
@@ -95,20 +110,13 @@ class Engine:
                 lambda items, device, pin_memory: group_and_batch_mm_kwargs(items, device=CPU),
             )
         )
-        ec_transfer_state.ensure_ec_transfer_initialized(self.scheduler.vllm_config)
-        stack.callback(ec_transfer_state.ensure_ec_transfer_shutdown)
-        self.worker = ec_transfer_state.get_ec_transfer().worker
-        self.runner: Any = make_runner(ours=True)
-        assert isinstance(self.runner, RunnerV2Mixin)
-        self.runner.vllm_config = self.scheduler.vllm_config
-        self.runner.model = Model()
-        self.runner.device = torch.device("cuda")
-        self.runner.kv_connector = NO_OP_KV_CONNECTOR
-        self.runner.aux_output_connector = None
-        self.runner.ec_connector = get_ec_connector(self.runner.vllm_config, self.runner.encoder_cache)
-        self.encoder = EncoderRunner(self.runner.model, 1, 1, self.runner.encoder_cache, torch.float32, CPU)
-        self.runner.load_model()
-        return self
+
+    def _make_runner(self) -> Any:
+        """Return a runner with its model; ``reference`` is a model on the CPU that gives the same embeddings."""
+        runner: Any = make_runner(ours=True)
+        runner.model = self.reference = Model()
+        self.encoder = EncoderRunner(runner.model, 1, 1, runner.encoder_cache, torch.float32, CPU)
+        return runner
 
     def __exit__(self, *_: object) -> None:
         self.device.go_on()
@@ -122,7 +130,7 @@ class Engine:
             if value not in (POISON, HUGE):
                 with torch.inference_mode():
                     pictures = torch.tensor([[value]])
-                    self.expected[f"item-{value}"] = self.runner.model.embed_multimodal(pictures, pictures)[0]
+                    self.expected[f"item-{value}"] = self.reference.embed_multimodal(pictures, pictures)[0]
         self.scheduler.add_request(make_request(request_id, prompt, features, max_tokens=max_tokens))
 
     def step(self) -> Any:
@@ -134,8 +142,7 @@ class Engine:
         if sent.total_num_scheduled_tokens:
             take(self.runner, sent)
             with self.runner.ec_connector.maybe_get_output(sent) as report:
-                self._encode(sent)
-                self._gather(sent)
+                self._embed(sent)
             output.ec_connector_output = report
         else:
             output = self.runner.execute_model(sent)
@@ -146,6 +153,11 @@ class Engine:
                     if out.finish_reason is not None:
                         self.left.setdefault(out.request_id, []).append(str(out.finish_reason))
         return output
+
+    def _embed(self, sent: Any) -> None:
+        """Do what the runner does to get the inputs of the language model."""
+        self._encode(sent)
+        self._gather(sent)
 
     def _encode(self, sent: Any) -> None:
         hashes, kwargs = self.encoder.prepare_mm_inputs(sent.scheduled_encoder_inputs)

@@ -9,7 +9,6 @@ import torch
 
 from vllm_omni_sched.testing import make_item
 
-ARRANGEMENTS = ("in order", "nested", "same span", "unsorted", "unsorted and nested")
 NUM_TOKENS = 200
 
 

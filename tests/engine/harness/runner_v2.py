@@ -1,4 +1,4 @@
-"""Model runner V2 without a GPU: vLLM's own classes, and numpy where its kernels would write."""
+"""Model runner V2 without a model: vLLM's own classes, and without a GPU numpy where its kernels would write."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class States:
         pass
 
 
-def make_runner(*, ours: bool) -> GPUModelRunner:
+def make_runner(*, ours: bool, device: torch.device = CPU) -> GPUModelRunner:
     runner = object.__new__(GPUModelRunner)
     runner.vllm_config = SimpleNamespace(model_config=SimpleNamespace(uses_mrope=False))
     runner.req_states = RequestState(
@@ -51,12 +51,12 @@ def make_runner(*, ours: bool) -> GPUModelRunner:
         max_num_batched_tokens=512,
         num_speculative_steps=0,
         vocab_size=32_000,
-        device=CPU,
+        device=device,
     )
     blocks = MAX_TOKENS // BLOCK_SIZE
-    runner.block_tables = BlockTables([BLOCK_SIZE], 8, 512, [blocks], CPU, [BLOCK_SIZE])
+    runner.block_tables = BlockTables([BLOCK_SIZE], 8, 512, [blocks], device, [BLOCK_SIZE])
     runner.encoder_cache = EncoderCache()
-    runner.model_state = States(EncoderRunner(torch.nn.Module(), 1, 1, runner.encoder_cache, torch.float32, CPU))
+    runner.model_state = States(EncoderRunner(torch.nn.Module(), 1, 1, runner.encoder_cache, torch.float32, device))
     runner.lora_state = mock.Mock()
     for name in ("adaptive_verification", "pooling_runner", "pp_handler", "sampler", "prompt_logprobs_worker"):
         setattr(runner, name, None)
@@ -86,6 +86,8 @@ def take(runner: GPUModelRunner, scheduled: Any) -> None:
     runner.free_states(scheduled)
     runner.add_requests(scheduled)
     runner.update_requests(scheduled)
+    for request_id, updates in getattr(scheduled, "encoder_input_updates", {}).items():  # vLLM 0.33 on
+        runner.encoder_cache.update_encoder_inputs(request_id, updates)
     runner.block_tables.apply_staged_writes()
 
 
