@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.sim_engine import PlainCosts, Run
@@ -331,6 +331,8 @@ OTHERS = st.tuples(st.sampled_from(["session", "grammar"]), st.integers(1, 250),
 ABORT = st.tuples(st.just("abort"), st.integers(0, 9), st.just(0), st.just(0))
 LANE = st.tuples(st.sampled_from(["encoded", "fails"]), st.just(0), st.just(0), st.just(0))
 STEPS = st.tuples(st.just("steps"), st.integers(1, 30), st.just(0), st.just(0))
+SESSIONS_THAT_ALL_WAIT = [("arrive", 1, 1, 0), ("session", 161, 1, 73), ("session", 177, 1, 17), ("session", 97, 1, 17)]
+"""Each holds blocks, and none goes on before its item is encoded in a step."""
 
 
 def do(engine: Engine, event: tuple[str, int, int, int]) -> None:
@@ -376,6 +378,8 @@ def test_loans_keep_their_bounds_and_everything_comes_back(
 
 @SETTINGS
 @given(ENGINES, st.lists(st.one_of(TEXTS, ITEMS, OTHERS, ABORT, STEPS), max_size=60))
+@example({"chunk": 256, "step_tokens": 1, "places": 1}, SESSIONS_THAT_ALL_WAIT)
+@example({"chunk": 256, "step_tokens": 1, "places": 1}, [*SESSIONS_THAT_ALL_WAIT[:3], ("session", 145, 1, 17)])
 def test_encodes_as_long_as_measured_preempt_nobody(
     sizes: dict[str, int], events: list[tuple[str, int, int, int]]
 ) -> None:

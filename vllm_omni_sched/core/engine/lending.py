@@ -182,8 +182,11 @@ class KvLending:
             self.room -= blocks + self._each
 
     def _waits_again(self, prompt: Prompt) -> bool:
-        """Return whether a request may wait for the lane once it runs: its items may not all be in its first chunk."""
-        return self._ahead is not None and prompt.has_items and prompt.left > self._chunk
+        """Return whether a request may wait for an encode once it runs, and so for a loan while it holds blocks.
+
+        So may a session, and a request whose items may not all be in its first chunk.
+        """
+        return self._ahead is not None and prompt.has_items and (prompt.is_session or prompt.left > self._chunk)
 
     # -- the loan ------------------------------------------------------------
 
