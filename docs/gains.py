@@ -18,7 +18,7 @@ MIXED = {
 }
 """Maps the names in the table to the measures of `benchmarks.mixed`."""
 LONGER = {"text ITL": {"P50": "text ITL P50", "P99": "text ITL P99"}}
-"""What gets longer instead: steps go on beside the encoder, where those of stock stand still, which fewer gaps show."""
+"""Maps the names of what gets longer to its measures: steps go on beside the encoder, where stock's stand still."""
 
 
 def gains(results: Mapping[str, Sequence[Result]]) -> str:

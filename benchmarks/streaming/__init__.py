@@ -12,7 +12,7 @@ DEFAULT = (STOCK, ONE_PROCESS, SLEEPING, EXACT, OURS)
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to serve.
+    """Names a way to serve, and holds what it adds to the command and environment of `vllm serve`.
 
     Attributes:
         words: further arguments of `vllm serve`.

@@ -1,4 +1,4 @@
-"""What `benchmarks.streaming` makes of what its client has read, and how it keeps a server from running."""
+"""Check what `benchmarks.streaming` makes of what its client has read, and how it keeps a server from running."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def until(true: Callable[[], bool]) -> None:
 def test_a_paused_server_stands_still_and_ends_when_it_is_asked_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its child would keep a core busy beside the server that is measured."""
+    """Pausing stops the child as well, which would keep a core busy beside the server that is measured."""
     program = tmp_path / "vllm"
     child = "import signal; signal.pause()"
     program.write_text(

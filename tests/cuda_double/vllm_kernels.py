@@ -1,4 +1,4 @@
-"""What vLLM's model runner V2 launches by itself, for the CUDA double: computed by the processor, in stream order.
+"""Compute on the processor, in stream order, what vLLM's model runner V2 launches by itself: for the CUDA double.
 
 These stand for a kernel of Triton and for a compiled operator, below vLLM's own code that launches them. All others are
 left as they are without Triton: whoever launches one fails.

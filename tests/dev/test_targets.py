@@ -37,7 +37,7 @@ def make(target: str, *words: str, **variables: str) -> str:
 @pytest.mark.slow
 @pytest.mark.long
 def test_make_test_long() -> None:
-    """It runs the tests marked `long`, which properties are when they have more examples than in `make test`."""
+    """The target runs the tests marked `long`; properties are, as they have more examples there than in `make test`."""
     said = make("test-long", VENVS=".venv", WORKERS="1", PYTEST=shlex.join([*ALL_BUT_ITS_FILE, "-k", BOUND]))
     assert said.splitlines()[-1].startswith("make test-long: OK  1 passed in .venv")
     assert f"tests.properties.test_balance::{BOUND} (.venv)" in said

@@ -94,7 +94,7 @@ def test_a_request_that_leaves_room_is_admitted_in_that_place(scheduler: Any, cl
 
 
 def test_a_request_that_becomes_ready_in_the_step_is_asked_about(scheduler: Any, clock: Clock):
-    """One that waits for its grammar is no candidate before the step, and vLLM looks at it again in the step."""
+    """A request that waits for its grammar is no candidate before the step, and vLLM looks at it again in the step."""
     from vllm.v1.request import RequestStatus
 
     with_a_loan(scheduler, clock)
@@ -162,7 +162,7 @@ def test_a_large_item_of_a_session_is_encoded_in_lent_blocks(scheduler: Any, clo
 def test_an_engine_whose_longest_request_does_not_fit_beside_the_largest_loan_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Its item might wait for a loan that its own blocks leave no room for."""
+    """The item of such a request might wait for a loan that the request's own blocks leave no room for."""
     lender(monkeypatch, max_model_len=90 * BLOCK)
     with pytest.raises(ConfigError, match="lends up to 10 of 100 KV blocks, and the longest request needs 91"):
         lender(monkeypatch, max_model_len=90 * BLOCK + 1)

@@ -60,7 +60,7 @@ class FrontendCosts(_Part):
 
 
 class StartTimes(_Part):
-    """How many times as long as these costs say the steps and first tokens of each measured start of a server took."""
+    """Holds how far each measured start of a server is from the costs: its times as multiples of what they say."""
 
     steps: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = []
     first_tokens: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = []

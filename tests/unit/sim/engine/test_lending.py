@@ -102,7 +102,7 @@ def test_prompts_that_run_have_room_to_decode_beside_a_loan():
 
 
 def test_a_request_does_not_wait_for_as_long_as_encodes_follow_one_another():
-    """One that does not fit beside the loan starts although the lane always has a next item for it."""
+    """A request that does not fit beside the loan starts, although the lane always has a next item for the loan."""
     slow = PlainCosts(base=0.05, embed=0.001)
     large = [request(i, 0.3 * i, embeds=400, output=1) for i in range(60)]
     runs, waits = request(100, 0.0, text=100, output=490), request(101, 8.0, text=450, output=5)
