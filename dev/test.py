@@ -280,6 +280,9 @@ def _run(suite: Suite, selections: Mapping[str, Sequence[str]]) -> list[Outcome]
                     if suite.needs_models:
                         print("writing the tiny models", flush=True)
                         _write_models()
+                except BaseException:
+                    started[0].end()
+                    raise
                 finally:
                     os.close(first_turn)  # now it is the turn of the first environment
         return [one.outcome() for one in started]
@@ -336,6 +339,10 @@ class _Pytest:
                 elif not ended:
                     time.sleep(POLL_SECONDS)
         return _read(self._report, self._venv, self._process.returncode)
+
+    def end(self) -> None:
+        """Ask it to end, before its turn has come."""
+        self._process.terminate()
 
     def wait(self) -> None:
         self._process.wait()  # Ctrl-C has reached it as well; it ends its engines

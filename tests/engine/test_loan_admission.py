@@ -148,15 +148,17 @@ def test_nobody_is_preempted_who_would_not_be_without_the_loan(scheduler: Any, c
     assert not scheduler.requests
 
 
-def test_a_large_item_of_a_session_is_encoded_in_lent_blocks(scheduler: Any, clock: Clock):
-    """No lane encodes the items of sessions, so their step borrows the memory."""
+def test_a_session_is_refused_alone(scheduler: Any, clock: Clock):
+    from vllm.v1.engine import FinishReason
+
     session = make_session_update("session", 80, [make_item(0, PICTURE, "picture of a session")], max_tokens=4)
     scheduler.add_request(request("text", 200, max_tokens=1000))
     step(scheduler, clock)
     scheduler.add_request(session)
     clock.now += 0.01
-    assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"session": [0]}
-    assert lending(scheduler).lent_blocks == LOAN
+    (error,) = [one for one in run_step(scheduler).outputs[0].outputs if one.request_id == "session"]
+    assert error.finish_reason is FinishReason.ERROR
+    assert list(scheduler.requests) == ["text"]
 
 
 def test_an_engine_whose_longest_request_does_not_fit_beside_the_largest_loan_is_refused(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.sim_engine import PlainCosts, Run
@@ -132,12 +132,12 @@ class Engine(View):
 
     # -- what happens ------------------------------------------------------------
 
-    def arrive(self, tokens: int, output: int, embeds: int, *, session: bool = False, grammar: int = 0) -> None:
+    def arrive(self, tokens: int, output: int, embeds: int, *, grammar: int = 0) -> None:
         name = f"request {self.steps} {self.num_requests} {self.ended}"
         items = [PromptItem(f"item {name}", "image", embeds, max(0, tokens - embeds))] if embeds else []
         self.core.enter(name, INTERACTIVE, self.now)
         wait = self.steps + grammar if grammar else 0
-        self.waits.append(Req(name, items, max(tokens, embeds), is_session=session, output=output, grammar=wait))
+        self.waits.append(Req(name, items, max(tokens, embeds), output=output, grammar=wait))
 
     def leave(self, one: Req) -> None:
         (self.active if one in self.active else self.waits).remove(one)
@@ -202,7 +202,7 @@ class Engine(View):
         assert self.lent <= max(before, self.lending.most_blocks)
         assert self.lent <= TOTAL * MOST
         assert self.lent >= min(used, before), "memory was taken back that an encode uses"
-        if before > used and blocked and not self.ahead.ledger.num_pending and not self.lending._for_step:
+        if before > used and blocked and not self.ahead.ledger.num_pending:
             assert self.lent <= used, "a request waits for blocks that lie idle"
 
     def _wanted(self) -> list[int]:
@@ -327,20 +327,16 @@ ENGINES = st.fixed_dictionaries(
 )
 TEXTS = st.tuples(st.just("arrive"), st.integers(1, 250), st.integers(1, 60), st.just(0))
 ITEMS = st.tuples(st.just("arrive"), st.integers(1, 250), st.integers(1, 30), st.integers(1, LARGEST))
-OTHERS = st.tuples(st.sampled_from(["session", "grammar"]), st.integers(1, 250), st.integers(1, 30), st.integers(0, 80))
+OTHERS = st.tuples(st.just("grammar"), st.integers(1, 250), st.integers(1, 30), st.integers(0, 80))
 ABORT = st.tuples(st.just("abort"), st.integers(0, 9), st.just(0), st.just(0))
 LANE = st.tuples(st.sampled_from(["encoded", "fails"]), st.just(0), st.just(0), st.just(0))
 STEPS = st.tuples(st.just("steps"), st.integers(1, 30), st.just(0), st.just(0))
-SESSIONS_THAT_ALL_WAIT = [("arrive", 1, 1, 0), ("session", 161, 1, 73), ("session", 177, 1, 17), ("session", 97, 1, 17)]
-"""Each holds blocks, and none goes on before its item is encoded in a step."""
 
 
 def do(engine: Engine, event: tuple[str, int, int, int]) -> None:
     what, first, *more = event
     if what == "arrive":
         engine.arrive(first, *more)
-    elif what == "session":
-        engine.arrive(first, *more, session=True)
     elif what == "grammar":
         engine.arrive(first, *more, grammar=1 + first % 4)
     elif what == "abort":
@@ -378,8 +374,6 @@ def test_loans_keep_their_bounds_and_everything_comes_back(
 
 @SETTINGS
 @given(ENGINES, st.lists(st.one_of(TEXTS, ITEMS, OTHERS, ABORT, STEPS), max_size=60))
-@example({"chunk": 256, "step_tokens": 1, "places": 1}, SESSIONS_THAT_ALL_WAIT)
-@example({"chunk": 256, "step_tokens": 1, "places": 1}, [*SESSIONS_THAT_ALL_WAIT[:3], ("session", 145, 1, 17)])
 def test_encodes_as_long_as_measured_preempt_nobody(
     sizes: dict[str, int], events: list[tuple[str, int, int, int]]
 ) -> None:

@@ -332,11 +332,11 @@ class SteeredSteps:
         try:
             # the front end has checked what clients may ask for; here a request is refused only if it is malformed
             sla = self._promises.classify(extra, usual)
+            self.core.enter(request.request_id, sla, now, session=request.resumable)
         except RequestError as error:
             logger.error("Request %s is refused and ends with an error: %s", request.request_id, error)
             self._refusals.refuse(request.request_id, request.client_index)
             return
-        self.core.enter(request.request_id, sla, now)
         if self.slo is not None:
             self.slo.begin(request.request_id, sla, now)
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from vllm_omni_sched.config.errors import RequestError
 from vllm_omni_sched.config.options import OmniSchedConfig, OrderMode
 from vllm_omni_sched.core.engine.encode_ahead import EncodeAhead
 from vllm_omni_sched.core.engine.encode_rounds import RoundScheduling
@@ -96,8 +97,23 @@ class EngineCore:
 
     # -- a request's life ----------------------------------------------------
 
-    def enter(self, request_id: str, sla: SlaClass, now: float, arrival: float | None = None) -> None:
-        """Record a request that entered; ``arrival``: when it was sent, if earlier than ``now``."""
+    def enter(
+        self, request_id: str, sla: SlaClass, now: float, arrival: float | None = None, *, session: bool = False
+    ) -> None:
+        """Record a request that entered.
+
+        Args:
+            arrival: when it was sent, if earlier than ``now``.
+            session: whether it is continued with streaming input.
+
+        Raises:
+            RequestError: it is a session, and the engine lends KV blocks (`KvLending`).
+        """
+        if session and self.lending is not None:
+            raise RequestError(
+                "an engine with option 'kv_lending' takes no streaming input, as a session keeps its KV blocks while "
+                "it waits: send it as one whole request, or to an engine without 'kv_lending'"
+            )
         self.book.enter(request_id, sla, now if arrival is None else arrival)
         if self.history is not None:
             self.history.add(now, Transition.ENTERED, request_id, sla.name)

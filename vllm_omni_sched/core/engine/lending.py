@@ -44,9 +44,8 @@ class KvLending:
     2. Running requests are forecast to need the rest of their prompts, and room for all tokens that each step may make
        until all encodes have ended, also those under way: by the measured times of steps and encodes, with a margin.
        With speculation these are a token and the drafts behind it, whether they are accepted or not.
-    3. In an engine whose lane encodes, the items that are queued for the lane are waiting encodes, and before them the
-       next item of a session; in any other, the items of the next chunks of at most `LOOK_AHEAD` requests, in the order
-       in which they run.
+    3. In an engine whose lane encodes, the items that are queued for the lane are waiting encodes; in any other, the
+       items of the next chunks of at most `LOOK_AHEAD` requests, in the order in which they run.
     4. A step that encodes uses the loan until its tokens are out, beside the lane. What the lane is about to begin is
        left out of what steps may encode.
     5. While blocks are lent, each request that the engine is about to admit must fit with the rest of its prompt and
@@ -59,6 +58,8 @@ class KvLending:
        whole prompts, or one at a time; and no piece of a prompt runs before an item that does not fit into what is set
        aside. While all running requests wait for encodes, these go before requests that wait for blocks.
     8. When the last request leaves the engine, everything returns at once.
+    9. Streaming sessions are refused: they keep their blocks while they wait for input, for as long as a client likes,
+       and no lane encodes their items.
 
     ``lent_blocks``: the present loan. ``admits``: whether new requests may be admitted. ``room``: blocks that they may
     take from the last plan on, None while nothing is lent. ``reasons``: counts of plans other than to lend nothing to
@@ -87,7 +88,6 @@ class KvLending:
         self._each = 0  # blocks that an admitted request needs beside those of its prompt
         self.reasons = dict.fromkeys(LendingReason, 0)
         self._refused = False  # a request, since the last plan
-        self._for_step = 0  # embeddings of the item of a session that waits
         self._for_lane: list[tuple[str, int]] = []  # what waits for the lane, and embeddings at a time up to it
         self._prompts = 0  # blocks of running prompts that may wait for the lane again
         self._in_steps: deque[int] = deque()  # embeddings of the steps under way that encode
@@ -104,7 +104,7 @@ class KvLending:
         if lending.request_blocks > self._never_lent:
             raise ConfigError(
                 f"option 'kv_lending' lends up to {bound} of {lending.total_blocks} KV blocks, and the longest request "
-                f"needs {lending.request_blocks}: lower it, or lower --max-model-len, or make the KV cache larger"
+                f"needs {lending.request_blocks}: lower 'kv_lending' or --max-model-len, or make the KV cache larger"
             )
         if ahead is not None:
             ahead.step_embeds = ahead.piece_embeds = lending.reserve_embeds
@@ -149,6 +149,7 @@ class KvLending:
     def emptied(self) -> None:
         """Take everything back, as no request is left that an encode is for."""
         self.lent_blocks = 0
+        self.policy.forget()
         self._open()
         if self._ahead is not None:
             self._ahead.ledger.borrowers = ()
@@ -182,11 +183,8 @@ class KvLending:
             self.room -= blocks + self._each
 
     def _waits_again(self, prompt: Prompt) -> bool:
-        """Return whether a request may wait for an encode once it runs, and so for a loan while it holds blocks.
-
-        So may a session, and a request whose items may not all be in its first chunk.
-        """
-        return self._ahead is not None and prompt.has_items and (prompt.is_session or prompt.left > self._chunk)
+        """Return whether a request may wait for the lane once it runs: its items may not all be in its first chunk."""
+        return self._ahead is not None and prompt.has_items and prompt.left > self._chunk
 
     # -- the loan ------------------------------------------------------------
 
@@ -197,16 +195,14 @@ class KvLending:
         if self._ahead is None:
             demands, seconds = self._step_demands(view)
         else:
-            demands, seconds = self._lane_demands(self._ahead, view, kv.first)
+            demands, seconds = self._lane_demands(self._ahead)
         used = self._blocks(lane + step)
         growth = self._growth(seconds)
         needed = kv.prompt_blocks + kv.running * growth
         waiters = self._look_at_prompts(view)
         if self._ahead is not None and demands and not lane:
-            spared = waiters.number * growth
-            if self._for_step:  # this encode is over with its step
-                spared = kv.running * (growth - self._growth(0.0))
-            demands = (demands[0]._replace(request_blocks=-waiters.later_blocks - spared), *demands[1:])
+            spared = waiters.later_blocks + waiters.number * growth
+            demands = (demands[0]._replace(request_blocks=-spared), *demands[1:])
         blocked = kv.blocked or self._refused
         if self.lent_blocks and kv.first is not None:
             blocked = blocked or kv.first_blocks + growth > kv.free_blocks - needed
@@ -237,17 +233,13 @@ class KvLending:
 
     def _divide(self, ahead: EncodeAhead, plan: LendingPlan, lane: int, step: int) -> None:
         """Divide the memory between the lane, which has so many embeddings, and steps, as those under way do."""
-        ledger, reserve, begins = ahead.ledger, self._facts.reserve_embeds, plan.begins
-        for_step = 0
-        if self._for_step and begins:
-            for_step, begins = self._for_step, begins - 1
-        most = self._lent_embeds(plan.blocks) - for_step
+        ledger, begins = ahead.ledger, plan.begins
+        most = self._lent_embeds(plan.blocks)
         ledger.borrowers = [content for content, _ in self._for_lane[:begins]]
         ledger.max_active_embeds = most - step
         if begins:  # what the lane gets as soon as the steps under way have ended
             lane = max(lane, self._for_lane[begins - 1][1])
-        self._step_embeds = max(0, min(most + for_step - lane, max(reserve, for_step)))
-        ahead.step_embeds = min(self._step_embeds, reserve)
+        ahead.step_embeds = self._step_embeds = max(0, min(most - lane, self._facts.reserve_embeds))
 
     def _growth(self, seconds: float) -> int:
         """Return the blocks that a decoding request needs until encodes of so many seconds have ended."""
@@ -256,51 +248,36 @@ class KvLending:
         tokens = steps * self._facts.step_tokens + self._facts.step_tokens - 1  # the last step looks ahead, too
         return math.ceil(tokens / self._facts.block_tokens)
 
-    def _lane_demands(
-        self, ahead: EncodeAhead, view: EngineView, first: Prompt | None
-    ) -> tuple[tuple[EncodeDemand, ...], float]:
+    def _lane_demands(self, ahead: EncodeAhead) -> tuple[tuple[EncodeDemand, ...], float]:
         ledger, found = ahead.ledger, []
         sizes: list[int] = []
         # of those under way it is not known how much is left
         seconds = sum(map(ahead.encode_seconds, ledger.encoding()))
-        item = self._session_item(view, first)
-        self._for_step, self._for_lane = 0, []
-        if item is not None:
-            self._for_step = item.embeds
-            seconds += self._costs.encode_seconds(item.modality, item.embeds)
-            found.append(EncodeDemand(self._blocks(ledger.active_embeds() + self._for_step)))
+        self._for_lane = []
         for content, size in islice(ledger.queued(), LOOK_AHEAD):
             sizes.append(size)
             seconds += ahead.encode_seconds(content)
             together = ledger.active_embeds(*sizes)
             self._for_lane.append((content, together))
-            found.append(EncodeDemand(self._blocks(together + self._for_step)))
+            found.append(EncodeDemand(self._blocks(together)))
         return tuple(found), seconds
 
     def _look_at_prompts(self, view: EngineView) -> _Waiters:
         """Return what the running requests are that wait for encodes, and add up the prompts of rule 7."""
         ahead, size = self._ahead, self._facts.block_tokens
         self._prompts = number = still = later = 0
+        if ahead is None:
+            return _Waiters(0, 0, 0)
         for one in view.prompts():
-            if ahead is None or not one.has_items:
+            if not one.has_items:
                 continue
             whole = -(-(one.computed + one.left) // size)
             self._prompts += whole
-            if one.is_session:
-                item = next(self._missing(one, view), None)
-                still += item is not None and item.embeds > self._facts.reserve_embeds and item.start <= one.computed
-            elif (stop := ahead.stops_at(one, view)) is not None:
+            if (stop := ahead.stops_at(one, view)) is not None:
                 number += 1
                 still += stop == one.computed
                 later += whole + -stop // size
         return _Waiters(number, still, later)
-
-    def _session_item(self, view: EngineView, first: Prompt | None) -> PromptItem | None:
-        """Return the next item of a session, running or first in the queue, which no lane encodes."""
-        for prompt in (*view.prompts(), *(() if first is None else (first,))):
-            if prompt.is_session and (item := next(self._missing(prompt, view), None)) is not None:
-                return item
-        return None
 
     def _missing(self, prompt: Prompt, view: EngineView) -> Iterator[PromptItem]:
         items = prompt.items_within(prompt.computed, self._chunk)

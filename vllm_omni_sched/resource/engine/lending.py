@@ -217,6 +217,11 @@ class MemoryLending:
         """Record that an encode has begun in the loan which may have ended by the next plan."""
         self._granted = False
 
+    def forget(self) -> None:
+        """Forget who waits, as nobody does any more."""
+        self._waits_no_more()
+        self._idle_since, self._granted = None, False
+
     def plan(self, snapshot: LendingSnapshot, now: float) -> LendingPlan:
         """Return the loan from ``now`` on; its blocks beyond the present loan are among the free ones."""
         used, demands = snapshot.used_blocks, snapshot.demands
@@ -230,10 +235,10 @@ class MemoryLending:
                 return LendingPlan(most, LendingReason.LENT, begins)
             return self._idle(snapshot, now)._replace(begins=begins)
         self._idle_since = None
-        if first > self.bound(snapshot.total_blocks):
-            return LendingPlan(used, LendingReason.TOO_LARGE)
+        if first > self.bound(snapshot.total_blocks):  # alone, or beside those under way
+            return LendingPlan(used, LendingReason.IN_USE if used else LendingReason.TOO_LARGE)
         if self._waits_since is None or (used and snapshot.blocked):
-            self._waits_since = now
+            self._waits_since, self._saves_since = now, None
         late = now - self._waits_since >= self.patience_seconds
         if snapshot.blocked and not (late or self._granted):
             return LendingPlan(used, LendingReason.REQUESTS_FIRST)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
+
 from tests.unit.core.engine.test_core import OnePrompt, View
+from vllm_omni_sched.config.errors import RequestError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.lending import KvLending
 from vllm_omni_sched.core.engine.requests import EngineFacts, KvBlocks, LendingFacts, PromptItem
 from vllm_omni_sched.graph.order import INTERACTIVE
+from vllm_omni_sched.resource.engine.lending import LendingReason
 
 TOTAL, PICTURE = 100, 64
 SLA = INTERACTIVE
@@ -194,27 +198,27 @@ def test_steps_and_the_lane_share_the_memory() -> None:
     assert not core.ahead.next_chunk(small, 0, view, 0.2).may_run, "it goes to the lane, as no step can encode it"
 
 
-def test_the_item_of_a_session_gets_a_loan_for_its_step() -> None:
-    """No lane encodes the items of sessions."""
-    core, view = with_a_picture_at_work()
+def test_a_session_is_refused() -> None:
+    core, _ = engine()
+    before = len(core.book)
+    with pytest.raises(RequestError, match=r"'kv_lending' takes no streaming input.*send it as one whole request"):
+        core.enter("s", SLA, 0.1, session=True)
+    assert len(core.book) == before
+
+
+def test_nobody_waits_any_more_once_the_engine_is_empty() -> None:
+    """The patience of an encode whose request has left is not that of the next one."""
+    core, view = engine()
     assert core.ahead is not None
-    lending = lending_of(core)
-    core.enter("s", SLA, 0.1)
-    view.running = [OnePrompt("s", [PromptItem("of a session", "image", PICTURE, 10)], is_session=True, runs=True)]
-    assert plan(core, view, 0.1) == (2 * PICTURE - 16) // 8
-    assert core.begin_step(view, 16, 256, 0.1).encoder_embeds == PICTURE
-    view.running, view.first = [], view.running[0]
-    assert plan(core, view, 0.2) == (2 * PICTURE - 16) // 8, "also that of a session which is about to be admitted"
-    lending.step_began(PICTURE)
-    view.cached.add("of a session")
-    core.ahead.encoded("picture", 1, 0.1, 0.2)
-    core.enter("b", SLA, 0.2)
-    core.ahead.next_chunk(OnePrompt("b", [PromptItem("another", "image", 80, 10)]), 0, view, 0.2)
-    assert plan(core, view, 0.3) == 14
-    assert not core.ahead.take_actions().submit, "the step uses what it was lent"
-    lending.step_out()
-    plan(core, view, 0.4)
-    assert core.ahead.take_actions().submit
+    core.ahead.next_chunk(OnePrompt("a", [PromptItem("picture", "image", PICTURE, 10)]), 0, view, 0.0)
+    view.first, view.first_blocks, view.held = OnePrompt("text"), TOTAL, TOTAL - 10
+    plan(core, view, 0.0)
+    assert lending_of(core).reasons[LendingReason.REQUESTS_FIRST] == 1
+    core.leave("a", 0, 0.1)
+    core.enter("b", SLA, 60.0)
+    core.ahead.next_chunk(OnePrompt("b", [PromptItem("another", "image", PICTURE, 10)]), 0, view, 60.0)
+    assert plan(core, view, 60.0) == 0
+    assert lending_of(core).reasons[LendingReason.REQUESTS_FIRST] == 2
 
 
 def test_a_request_that_waits_for_the_first_encode_needs_nothing_before_its_end() -> None:
