@@ -6,7 +6,6 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from benchmarks.streaming.client import read, request_id
 from benchmarks.streaming.plot import draw
 from benchmarks.streaming.probe import FOLDER, Sent, sent
 from benchmarks.streaming.server import CPU, MEASURES, NAME, READY, ROLES, measured
+from tests.support.until import until
 
 SECONDS = dict.fromkeys((f"{kind}, {role}" for kind in (CPU, READY) for role in ROLES), 0.006)
 
@@ -128,13 +128,6 @@ def test_variants_are_named_between_semicolons_and_have_the_baseline(capsys: pyt
     assert {name for name, variant in VARIANTS.items() if not variant.stock} == {
         name for name in VARIANTS if not name.startswith("stock")
     }
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_paused_server_stands_still_and_ends_when_it_is_asked_to(

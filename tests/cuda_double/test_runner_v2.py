@@ -43,7 +43,7 @@ def test_without_an_environment_with_vllm_the_error_says_what_builds_it(
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 def test_a_gather_asks_nothing_of_the_device_and_finds_what_the_slow_way_finds(runner: Any, arrangement: str) -> None:
-    """No copy, no kernel, no event, and no wait: it ends while the device stands still."""
+    """The gather ends while the device stands still: it copies, launches, records and waits for nothing."""
     found = runner.gather(arrangement, 1, "as it is")
     assert found == {"ended": True, "asked": {}, "wrong": 0, "touched": 0}
 

@@ -47,7 +47,7 @@ def test_make_test_long() -> None:
 @pytest.mark.engine
 @pytest.mark.long
 def test_make_bench(tmp_path: Path) -> None:
-    """All of its benchmarks measure stock and ours, and write results."""
+    """The benchmarks of the target measure stock and ours, and write results."""
     said = make(
         "bench",
         f"STEP_COST=--versions 0.33.0 --kinds stock,ours --runners v1 --scenarios decode --sizes 8 --out {tmp_path}",

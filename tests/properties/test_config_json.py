@@ -12,6 +12,7 @@ from tests.unit.sim.costs.test_families import PUBLISHED, QWEN3_OMNI, SCOUT_VISI
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.config_json import shape_of
 from vllm_omni_sched.sim.costs.configured.fields import Fields
+from vllm_omni_sched.sim.costs.models import ModelShape
 
 GROUPS = {"group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}, "input_activations": {}}}
 FORMATS = [
@@ -88,8 +89,15 @@ def test_any_value_gives_a_shape_or_our_error(config):
     config = json.loads(json.dumps(config))
     try:
         shape = shape_of(config, "a model")
-    except ConfigError:
+    except ConfigError as error:
+        said = str(error)
+    else:
+        check(shape)
         return
+    assert said.startswith("config.json: ")
+
+
+def check(shape: ModelShape) -> None:
     llm = shape.llm
     assert llm.parameters > 0
     assert llm.kv_numbers_per_token(2) > 0

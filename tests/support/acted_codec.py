@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from tests.support import video_actors as actors
 from vllm_omni_sched.config.errors import VideoError
 from vllm_omni_sched.video.facts import VideoIndex
@@ -44,14 +41,6 @@ def service(*kinds: DecoderKind, observer: Watching | None = None, **options: ob
         read_index=actors.READ_INDEX,
         observer=observer,
     )
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait until something is true that other threads finish after a load has returned."""
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def everything(index: VideoIndex) -> range:

@@ -103,7 +103,7 @@ def test_nothing_is_saved_while_nothing_runs_that_could_end():
 
 
 def test_an_encode_that_would_go_on_with_a_loan_in_use_waits_while_a_request_does():
-    """Otherwise encodes that follow one another would never give the loan back."""
+    """Encodes that follow one another would otherwise never give the loan back."""
     lender = policy()
     in_use = snapshot(10, free=20, lent_blocks=10, used_blocks=10, blocked=True)
     for now in (0.0, 5.0, 10.0):

@@ -14,8 +14,9 @@ from unittest import mock
 import pytest
 
 from tests.support import video_actors as actors
-from tests.support.acted_codec import Watching, check, everything, service, until
+from tests.support.acted_codec import Watching, check, everything, service
 from tests.support.descriptors import nothing_left_open
+from tests.support.until import until
 from vllm_omni_sched.config.errors import DecoderError, VideoDeadlineError, VideoError
 from vllm_omni_sched.video.load import Fallback
 from vllm_omni_sched.video.service import FlashCodec

@@ -126,7 +126,7 @@ def test_a_request_that_goes_to_the_lane_leaves_its_place_to_none_that_is_longer
 
 
 def test_a_request_that_is_refused_counts_as_one_that_waits_for_blocks() -> None:
-    """Even where the driver did not see it at the head of the queue, so that it could not know."""
+    """A refused request counts even where the driver did not see it at the head of the queue."""
     core, view = with_a_picture_at_work()
     assert core.ahead is not None
     view.held = 50
@@ -222,7 +222,7 @@ def test_nobody_waits_any_more_once_the_engine_is_empty() -> None:
 
 
 def test_a_request_that_waits_for_the_first_encode_needs_nothing_before_its_end() -> None:
-    """Otherwise one whose later item needs a loan would wait for itself."""
+    """A request whose later item needs a loan would otherwise wait for itself."""
     core, view = engine()
     assert core.ahead is not None
     one = OnePrompt("a", [PromptItem("picture", "image", PICTURE, 320)], left=800, computed=320, runs=True)
@@ -241,7 +241,7 @@ def test_a_request_that_waits_for_the_first_encode_needs_nothing_before_its_end(
 
 
 def test_prompts_that_may_wait_for_the_lane_again_leave_room_for_the_largest_loan() -> None:
-    """Else several would hold the blocks which the loan needs that each of them waits for."""
+    """Several requests would otherwise hold the blocks which the loan needs that each of them waits for."""
     core, view = engine()
     lending = lending_of(core)
     assert lending.most_blocks == 50

@@ -12,6 +12,6 @@ to RGB equals the CPU's, integer for integer. It refuses all other videos, and a
 (`vllm_omni_sched.video.decoders.nvdec.limits.Refusal`), and the video is decoded on CPUs.
 
 The calls were tested with PyNvVideoCodec 2.2.4 over a double of NVIDIA's driver, and with a module that has the
-interface of 2.0.4, both with FFmpeg's decoders below: they have not run on a card yet. Run
+interface of 2.0.4, both with FFmpeg's decoders below: they were not measured on a GPU yet. Run
 ``python -m benchmarks.gpu.nvdec`` there first.
 """

@@ -1,0 +1,12 @@
+"""Wait for what other threads or processes do."""
+
+import time
+from collections.abc import Callable
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait until something is true that others finish soon; it is an error if it is not within 20 seconds."""
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
