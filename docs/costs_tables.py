@@ -16,6 +16,7 @@ from vllm_omni_sched.sim.plan.systems import PRICE_SOURCES, PRICES
 def known_errors() -> str:
     """Show what each source of costs was compared with, and how far it was off."""
     p50, p99 = errors.BACKTEST["P50"], errors.BACKTEST["P99"]
+    alone, pipeline = errors.ENGINE_ALONE, errors.PIPELINE
     on = {name: _signs(one.text) for name, one in errors.H200.items()}
     stock, ours = errors.TEXT_WAITS_MILLISECONDS
     return plain_table(
@@ -31,12 +32,12 @@ def known_errors() -> str:
             (
                 "calibrated, engine alone",
                 "vLLM 0.30 on CPU, in the client's process: [fidelity](fidelity.md#an-engine-on-two-cores)",
-                "P50 up to 22 % (TTFT), P99 up to 24 %, all loads together",
+                f"P50 up to {alone['P50']} % (TTFT), P99 up to {alone['P99']} %, all loads together",
             ),
             (
                 "calibrated, pipeline",
                 "vLLM-Omni 0.30 on CPU: [fidelity](fidelity.md#a-pipeline-on-two-cores)",
-                "P50 up to 12 %, P99 up to 37 %",
+                f"P50 up to {pipeline['P50']} %, P99 up to {pipeline['P99']} %, all loads together",
             ),
             (
                 "roofline, decoding",

@@ -538,7 +538,8 @@ def streaming(results: Sequence[Result]) -> str:
             ]
             if longest:
                 row = "longest ITL of one stream in the round in the middle, ms"
-                rows.insert(2, (row, *(_of_stock({"median": 1e3 * longest[variant]}) for variant in variants)))
+                after_p99 = 1 + [name for name, *_ in rows].index(STREAMING["ITL P99 ms"])
+                rows.insert(after_p99, (row, *(_of_stock({"median": 1e3 * longest[variant]}) for variant in variants)))
             title = f"{streams} stream{'s' if streams > 1 else ''}, vLLM {_served_by(result)}"
             parts.append("\n" + table((title, *variants), rows))
         unlike = [v for v in variants if not all(r["same_answers"] for r in records if r["variant"] == v)]

@@ -19,9 +19,9 @@ _ELSEWHERE = (OmniSchedConfig, StageSchedConfig)  # tables of their own, on othe
 
 
 def planning(results: Sequence[Result]) -> str:
-    """Show what planning for a trace takes, simulates and finds; the published trace first."""
+    """Show what planning for a trace takes, simulates and finds; those of a given trace first, then made-up ones."""
     rows, told = [], ""
-    for result in sorted(results, key=lambda one: "published" not in one["results"][0]["trace"]):
+    for result in sorted(results, key=lambda one: "--trace" not in one["provenance"]["command"].split()):
         told += source(result)
         for one in result["results"]:
             plan = one["plan"]

@@ -13,9 +13,17 @@ def at_least_one(text: str) -> int:
         ValueError: it is no number.
         argparse.ArgumentTypeError: it is below 1.
     """
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
+    return _at_least(1, text)
+
+
+def at_least_two(text: str) -> int:
+    """Parse an argument that counts what is compared with each other, as ``type=`` of argparse.
+
+    Raises:
+        ValueError: it is no number.
+        argparse.ArgumentTypeError: it is below 2.
+    """
+    return _at_least(2, text)
 
 
 def some_of(known: Iterable[str], what: str, between: str = ",") -> Callable[[str], list[str]]:
@@ -30,3 +38,9 @@ def some_of(known: Iterable[str], what: str, between: str = ",") -> Callable[[st
         return found
 
     return parse
+
+
+def _at_least(least: int, text: str) -> int:
+    if (number := int(text)) < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}, got {number}")
+    return number

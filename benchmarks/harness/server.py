@@ -84,11 +84,11 @@ class Server:
         return str(httpx.get(f"{self.url}/version", timeout=5).json()["version"]).split("+")[0]
 
     def pause(self) -> None:
-        """Stop all its processes: they poll no more, and take no processor time, until `resume`."""
+        """Stop all processes of the server: they poll no more, and take no processor time, until `resume`."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let its processes go on. Does nothing when they do, or have ended."""
+        """Let the processes of the server go on; do nothing when they do, or have ended."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""An hour in the format of Mooncake's traces, made up with the statistics of its conversations."""
+"""Make up an hour in the format of Mooncake's traces, with the statistics of its conversations."""
 
 from __future__ import annotations
 

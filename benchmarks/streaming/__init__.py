@@ -1,4 +1,4 @@
-"""Do tokens leave the server, and reach a client beside it, as evenly as the engine makes them?"""
+"""Measure whether tokens leave a server, and reach a client beside it, as evenly as the engine makes them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.backtest import MODEL, QUIET_CORES
-from benchmarks.harness.arguments import at_least_one, some_of
+from benchmarks.harness.arguments import at_least_one, at_least_two, some_of
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
@@ -120,7 +120,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--streams", type=lambda text: [at_least_one(word) for word in text.split(",")], default=[1, 4, 8]
     )
-    parser.add_argument("--tokens", type=at_least_one, default=256, help="of each stream")
+    parser.add_argument("--tokens", type=at_least_two, default=256, help="of each stream; 2 or more")
     parser.add_argument("--rounds", type=at_least_one, default=5)
     parser.add_argument("--variants", type=some_of(VARIANTS, "variant", ";"), default=list(DEFAULT), help="between ;")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Streams of completions over HTTP, and when each of their tokens has come."""
+"""Read streams of completions over HTTP, and note when each of their tokens has come."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT = "stream {} of a server on a few cores tells"
 
 @dataclass(frozen=True)
 class Stream:
-    """An answer as the client had it.
+    """Holds an answer as the client had it.
 
     Attributes:
         sent: when the client began to send the request, in seconds of the monotonic clock.

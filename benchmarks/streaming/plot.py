@@ -1,4 +1,4 @@
-"""The picture: when the tokens of one stream reach the client, and what quantiles say of all of them."""
+"""Draw when the tokens of one stream reach the client, and what quantiles say of all of them."""
 
 from __future__ import annotations
 

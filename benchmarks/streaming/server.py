@@ -1,4 +1,4 @@
-"""A server that is stopped, processes and all, while another one is measured: a server that polls disturbs it."""
+"""Stop a server, processes and all, while another one is measured: a server that polls would disturb it."""
 
 from __future__ import annotations
 

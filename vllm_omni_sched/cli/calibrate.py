@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import MofNCompleteColumn
 from rich.table import Table
 
-from vllm_omni_sched.cli.console import PROBLEM, USAGE, leave, progress_bar
+from vllm_omni_sched.cli.console import PROBLEM, USAGE, leave, page_console, progress_bar
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.extras import how_to_install, version_of
 
@@ -83,7 +82,7 @@ def calibrate(
         _leave(USAGE, str(error))
     except (RuntimeError, OSError, ValueError) as error:
         _leave(PROBLEM, f"the engine failed: {error}")
-    console = Console(highlight=False)
+    console = page_console()
     console.print(screen(costs))
     console.print(f"\n{out}", soft_wrap=True)
 

@@ -14,22 +14,28 @@ from typer.core import TyperCommand
 
 PROBLEM, USAGE, INTERRUPTED = 1, 2, 130
 """Exit statuses."""
+HISTORY = "the file that the option expert.history_path of the server names"
+"""What a command that reads a history of requests needs, for its errors."""
 _PIPED_WIDTH = 10_000
 
 
 class Command(TyperCommand):
-    """A command whose usage line has the names of its arguments without braces, which look like choices."""
+    """Writes a usage line whose names of arguments have no braces, which look like choices."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of the usage line."""
         return [one.removeprefix("{").removesuffix("}") for one in super().collect_usage_pieces(ctx)]
 
 
-def page_console() -> Console:
-    """Return the console for the output of a command: nothing is cut or wrapped where it is no terminal."""
-    console = Console(highlight=False)
+def page_console(*, markup: bool = True) -> Console:
+    """Return the console for the output of a command: nothing is cut or wrapped where it is no terminal.
+
+    Args:
+        markup: whether texts may have rich's tags, such as ``[bold]``; without it, brackets are printed as they are.
+    """
+    console = Console(highlight=False, markup=markup)
     piped = not console.is_terminal and "COLUMNS" not in os.environ
-    return Console(highlight=False, width=_PIPED_WIDTH) if piped else console
+    return Console(highlight=False, markup=markup, width=_PIPED_WIDTH) if piped else console
 
 
 def leave(command: str, status: int, message: str) -> NoReturn:

@@ -16,7 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vllm_omni_sched.cli.console import section
+from vllm_omni_sched.cli.console import page_console, section
 from vllm_omni_sched.cli.diagnosis import (
     Diagnosis,
     EdgeFinding,
@@ -30,7 +30,7 @@ from vllm_omni_sched.compat import Status
 from vllm_omni_sched.config.load import KEY, ResolvedOption, Source
 from vllm_omni_sched.config.stage_yaml import VARIABLE
 
-NAME = re.compile(r"[\w./~-]+")
+_NAME = re.compile(r"[\w./~-]+")
 """A value that can be meant as the path of a file of options, or as the name of a profile."""
 YES, NO, ABSENT = Text("✓", "green"), Text("✗", "red"), Text("–", "dim")
 
@@ -160,7 +160,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(findings.as_dict(), indent=2))
     else:
-        Console(highlight=False).print(screen(findings, with_options=additional_config is not None))
+        page_console().print(screen(findings, with_options=additional_config is not None))
     raise typer.Exit(0 if findings.ok else 1)
 
 
@@ -190,7 +190,7 @@ def _parsed(text: str | None) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        written = json.dumps({KEY: text}) if NAME.fullmatch(text) else '{"omni_sched": {...}}'
+        written = json.dumps({KEY: text}) if _NAME.fullmatch(text) else '{"omni_sched": {...}}'
         raise typer.BadParameter(
             f"the value is not JSON: {error}; write it as '{written}'", param_hint="--additional-config"
         ) from None

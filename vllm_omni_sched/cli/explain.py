@@ -11,11 +11,10 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from vllm_omni_sched.bounded_log import lines_of
-from vllm_omni_sched.cli.console import PROBLEM, leave, plain_table
+from vllm_omni_sched.cli.console import HISTORY, PROBLEM, leave, page_console, plain_table
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.core.engine.explanation import sentence_of, summary_of, waits_of
 from vllm_omni_sched.core.engine.history_lines import HistoryLine, entry_of
@@ -62,15 +61,9 @@ def explain(
 def _why_not(file: Path, request_id: str, latest: list[str], unreadable: int) -> str:
     """Return why a request cannot be explained; ``unreadable``: how many lines of the file were skipped."""
     if not latest and unreadable:
-        return (
-            f"{file} is no history of requests: none of its {unreadable} lines is one of a history; give the file that "
-            "the option expert.history_path names"
-        )
+        return f"{file} is no history of requests: none of its {unreadable} lines is one of a history; give {HISTORY}"
     if not latest:
-        return (
-            f"{file} has no lines of any request yet; is it the file that the option expert.history_path of the server "
-            "names?"
-        )
+        return f"{file} has no lines of any request yet; is it {HISTORY}?"
     skipped = f"; skipped lines that are none of a history: {unreadable}" if unreadable else ""
     return f"{file} has no lines of request {request_id!r}; the latest ones are of {', '.join(latest)}{skipped}"
 
@@ -99,7 +92,7 @@ def _print(name: str, entries: list[HistoryLine]) -> None:
     table.columns[1].overflow = "fold"
     for entry in entries:
         table.add_row(f"{entry.at - began:.3f}", sentence_of(entry))
-    Console(highlight=False, markup=False).print(table)
+    page_console(markup=False).print(table)
     typer.echo(summary_of(entries))
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from vllm_omni_sched.bounded_log import lines_of
-from vllm_omni_sched.cli.console import PROBLEM, USAGE, leave
+from vllm_omni_sched.cli.console import PROBLEM, USAGE, leave, page_console
 from vllm_omni_sched.clock import wall_seconds
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.units import UnitError, seconds_of
@@ -71,7 +70,7 @@ def faults(
         for one in shown:
             typer.echo(line_of(one).decode(), nl=False)
     else:
-        Console(highlight=False).print(table_of(shown))
+        page_console().print(table_of(shown))
         typer.echo(summary_of(shown))
     if unreadable:
         typer.echo(f"{sum(unreadable.values())} lines are no entries, and were skipped", err=True)

@@ -12,14 +12,14 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from vllm_omni_sched.sim.costs.hardware import Link
-    from vllm_omni_sched.sim.plan.compare import Found
+    from vllm_omni_sched.sim.plan.compare import PlansFound
     from vllm_omni_sched.sim.plan.findings import Confirmed, Limit
     from vllm_omni_sched.sim.plan.load import Load
     from vllm_omni_sched.sim.plan.systems import Choices, System
     from vllm_omni_sched.sim.scenario.scenario import Slo
 
 
-def page(choices: Choices, load: Load, slo: Slo, found: Found, limited: Limit, given: Sequence[str]) -> Group:
+def page(choices: Choices, load: Load, slo: Slo, found: PlansFound, limited: Limit, given: Sequence[str]) -> Group:
     """Return the whole output as one page, but for the command, which must not be wrapped.
 
     Args:
@@ -75,7 +75,7 @@ def command_of(choices: Choices, one: Confirmed) -> str:
     return command(choices, one.plan.system)
 
 
-def named(found: Found) -> list[tuple[str, Confirmed]]:
+def named(found: PlansFound) -> list[tuple[str, Confirmed]]:
     """Return the plans with their names, as far as there are any."""
     rows = [
         ("stock, flags as shipped", found.shipped),
@@ -110,9 +110,7 @@ def _cells(one: Confirmed) -> list[str]:
     ]  # fmt: skip
 
 
-def _sentences(choices: Choices, load: Load, slo: Slo, found: Found, limited: Limit) -> Iterator[str]:
-    from vllm_omni_sched.sim.costs.errors import error_of
-
+def _sentences(choices: Choices, load: Load, slo: Slo, found: PlansFound, limited: Limit) -> Iterator[str]:
     best = found.best
     yield from _compared(slo, found)
     if best.added:
@@ -126,13 +124,19 @@ def _sentences(choices: Choices, load: Load, slo: Slo, found: Found, limited: Li
         gave_up = sum(run.gave_up for run in best.runs) / sum(run.requests for run in best.runs)
         yield f"{gave_up:.1%} of the clients give up before their first token; they count as missed."
     yield from _assumed(choices, best.plan.system)
-    split, shape = best.plan.system.layout.parallel, choices.shape
-    error = error_of(shape, choices.precision, split)
-    yield f"Simulated. {error} The interval covers the load alone, not the costs."
+    yield f"Simulated. {_error(choices, best.plan.system)} The interval covers the load alone, not the costs."
     yield from choices.notes
 
 
-def _compared(slo: Slo, found: Found) -> Iterator[str]:
+def _error(choices: Choices, system: System) -> str:
+    """Return how far the costs of a system are known to be off."""
+    from vllm_omni_sched.sim.costs.errors import error_of
+
+    served = choices.calibration is not None and choices.calibration.served
+    return error_of(choices.shape, choices.precision, system.layout.parallel, served)
+
+
+def _compared(slo: Slo, found: PlansFound) -> Iterator[str]:
     """Yield what each way to serve saves over the one before it."""
     stock, ours, shipped, together = found.stock, found.ours, found.shipped, found.together
     if stock is None:
@@ -219,13 +223,12 @@ def record(
     choices: Choices,
     load: Load,
     slo: Slo,
-    found: Found,
+    found: PlansFound,
     limited: Limit,
     given: Sequence[str],
     arguments: Sequence[str],
 ) -> dict[str, Any]:
     """Return the findings as data for JSON."""
-    from vllm_omni_sched.sim.costs.errors import error_of
     from vllm_omni_sched.sim.output.files import provenance
 
     best = found.best.plan.system
@@ -241,7 +244,7 @@ def record(
             "output_tokens": load.output_tokens,
             "patience_seconds": None if load.patience is None else [load.patience.low, load.patience.high],
         },
-        "error_of_costs": error_of(choices.shape, choices.precision, best.layout.parallel),
+        "error_of_costs": _error(choices, best),
         "notes": list(choices.notes),
         "prices": {
             name: {"dollars_per_hour": price, "kind": kind, "source": text}
@@ -289,7 +292,7 @@ def _plan(choices: Choices, one: Confirmed) -> dict[str, Any]:
     }
 
 
-def draw(choices: Choices, slo: Slo, found: Found, path: Path) -> Path:
+def draw(choices: Choices, slo: Slo, found: PlansFound, path: Path) -> Path:
     """Draw the price of each plan, with its devices and what it reaches.
 
     Raises:

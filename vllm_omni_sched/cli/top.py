@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.live import Live
 
 from vllm_omni_sched.bounded_log import last_lines_of
-from vllm_omni_sched.cli.console import PROBLEM, USAGE, leave
+from vllm_omni_sched.cli.console import HISTORY, PROBLEM, USAGE, leave, page_console
 from vllm_omni_sched.cli.metrics_page import why
 from vllm_omni_sched.cli.top_view import Shown, json_of, view_of
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds, wall_seconds
@@ -102,19 +101,13 @@ def read_decisions(file: Path) -> tuple[HistoryLine, ...]:
     try:
         lines = last_lines_of(file, TAIL_BYTES)
     except OSError as error:
-        raise Unreadable(
-            f"--history: {file} cannot be read: {error.strerror or error}; give the file that the option "
-            "expert.history_path of the server names"
-        ) from None
+        raise Unreadable(f"--history: {file} cannot be read: {error.strerror or error}; give {HISTORY}") from None
     entries = []
     for line in lines:
         with contextlib.suppress(ConfigError):
             entries.append(entry_of(line))
     if lines and not entries:
-        raise Unreadable(
-            f"--history: {file} is no history of requests; give the file that the option expert.history_path of the "
-            "server names"
-        )
+        raise Unreadable(f"--history: {file} is no history of requests; give {HISTORY}")
     return tuple([one for one in entries if one.transition in DECISIONS][-SHOWN_DECISIONS:])
 
 
@@ -167,7 +160,7 @@ def top(
         if as_json:
             _print_lines(watch, shown, interval, once=once)
         elif once:
-            Console(highlight=False).print(view_of(shown, url))
+            page_console().print(view_of(shown, url))
         else:
             _draw(watch, shown, interval, url)
     except KeyboardInterrupt:
@@ -188,7 +181,7 @@ def _print_lines(watch: Watch, shown: Shown, interval: float, *, once: bool) -> 
 
 def _draw(watch: Watch, first: Shown, interval: float, url: str) -> None:
     """Draw frames until Ctrl-C: in place on a terminal, otherwise one after the other."""
-    console = Console(highlight=False)
+    console = page_console()
     if not console.is_terminal:
         for shown, note in _states(watch, first, interval):
             console.print(view_of(shown, url, note))

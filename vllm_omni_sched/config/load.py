@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.nearest import nearest
+from vllm_omni_sched.config.nearest import did_you_mean
 from vllm_omni_sched.config.options import EXPERT_GROUP, EvictionOrder, OmniSchedConfig, Toggle
 from vllm_omni_sched.config.profiles import Profile
 
@@ -55,8 +55,7 @@ def load_config(additional_config: Any) -> OmniSchedConfig:
     if isinstance(options, str) and options in profiles:
         options = {"profile": options}
     elif isinstance(options, str) and not (Path(options).suffix or Path(options).exists()):
-        near = difflib.get_close_matches(options, profiles, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"profiles are {', '.join(profiles)}"
+        hint = did_you_mean(options, profiles) or f"profiles are {', '.join(profiles)}"
         raise ConfigError(f"{where} names {options!r}, which is neither a profile nor a file; {hint}")
     elif isinstance(options, str):
         options, where = read_yaml(options, where), options
@@ -310,17 +309,14 @@ def explain(error: Any, model: type[BaseModel], prefix: str) -> str:
     key = written(model, name, prefix)
     if error["type"] == "extra_forbidden":
         known = {prefix + field: written(model, field, prefix) for field in model.model_fields}
-        near = [known[one] for one in nearest(key, known)]
-        every = ", ".join(known.values())
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known options: {every}"
+        hint = did_you_mean(key, known, known.__getitem__) or f"known options: {', '.join(known.values())}"
         return f"unknown option {key!r}; {hint}"
     annotation = model.model_fields[name].annotation
     if members := _members(annotation):
         choices = [member.value for member in members]
         given = error["input"].value if isinstance(error["input"], Enum) else error["input"]
-        near = difflib.get_close_matches(str(given), choices, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        return f"option {key!r} must be one of {choices}, got {given!r}{hint}"
+        hint = did_you_mean(str(given), choices)
+        return f"option {key!r} must be one of {choices}, got {given!r}{hint and f'; {hint}'}"
     bounds = {k: v for k, v in error.get("ctx", {}).items() if k in ("ge", "le")}
     fix = f"; the nearest valid value is {next(iter(bounds.values()))}" if bounds else ""
     problem = str(error["msg"]).removeprefix("Value error, ")

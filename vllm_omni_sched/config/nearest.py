@@ -1,6 +1,6 @@
 """Suggest names for one that is unknown."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
 _MOST = 3
@@ -18,7 +18,11 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*alike, *begun]))[:_MOST]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question with the names that may be meant, empty if none is near."""
-    found = nearest(name, known)
+def did_you_mean(name: str, known: Iterable[str], written: Callable[[str], str] = str) -> str:
+    """Return a question with the names that may be meant, empty if none is near.
+
+    Args:
+        written: gives a known name as the user writes it, such as with the key of its table.
+    """
+    found = [written(one) for one in nearest(name, known)]
     return f"did you mean {' or '.join(map(repr, found))}?" if found else ""

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import MofNCompleteColumn, TextColumn
 
-from vllm_omni_sched.cli.console import PROBLEM, USAGE, leave, progress_bar
+from vllm_omni_sched.cli.console import PROBLEM, USAGE, leave, page_console, progress_bar
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import VideoError
 from vllm_omni_sched.config.extras import how_to_install
@@ -68,7 +67,7 @@ def decode(
     if as_json:
         typer.echo(json.dumps({"file": file.name, **view.findings(decoded, elapsed)}, indent=2))
         return
-    console = Console(highlight=False)
+    console = page_console()
     console.print(view.screen(file.name, decoded, elapsed))
     if contact_sheet is not None:
         console.print(f"\n{contact_sheet}", soft_wrap=True)  # a path is copied from the screen

@@ -1,6 +1,5 @@
 """Define, read and write the calibration file, version 1, the result of ``vllm-omni-sched calibrate``."""
 
-import difflib
 import json
 import os
 import tempfile
@@ -10,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.nearest import did_you_mean
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -125,8 +125,8 @@ def _explain(problem: Any) -> str:
     key = ".".join(at)
     if problem["type"] == "extra_forbidden":
         known = list((_PARTS[at[0]] if len(at) > 1 else Calibration).model_fields)
-        near = difflib.get_close_matches(at[-1], known, n=1)
-        return f"unknown key {key!r}; " + (f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}")
+        hint = did_you_mean(at[-1], known) or f"known are {', '.join(known)}"
+        return f"unknown key {key!r}; {hint}"
     if problem["type"] == "missing":
         return f"key {key!r} is missing; write the file again with vllm-omni-sched calibrate"
     return f"key {key!r}: {problem['msg'].lower()}, got {json.dumps(problem['input'], default=str)}"

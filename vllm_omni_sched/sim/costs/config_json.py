@@ -16,7 +16,7 @@ from typing import Any
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import Source, SourceKind
 from vllm_omni_sched.sim.costs.configured.checkpoint_format import precision_of
-from vllm_omni_sched.sim.costs.configured.families import FAMILIES, SIZES, Family, family
+from vllm_omni_sched.sim.costs.configured.families import SIZES, Family, family
 from vllm_omni_sched.sim.costs.configured.fields import Fields
 from vllm_omni_sched.sim.costs.configured.towers import pictures, sound
 from vllm_omni_sched.sim.costs.models import Encoding, LargestItem, ModelShape, WeightFormat, no_items
@@ -39,7 +39,7 @@ class _Composite:
     tied: bool | None = None
 
 
-_COMPOSITES = {
+COMPOSITES = {
     "gemma3": _Composite("gemma3_text", "siglip_vision_model"),
     "internvl": _Composite("qwen2", "internvl_vision"),
     "internvl_chat": _Composite("qwen2", "intern_vit_6b", inside="llm_config"),
@@ -57,14 +57,9 @@ _COMPOSITES = {
         "qwen3_omni_moe_text", "qwen3_omni_moe_vision_encoder", "qwen3_omni_moe_audio_encoder", tied=False
     ),
 }
-_THINKERS = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_moe_thinker"}
+THINKERS = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_moe_thinker"}
 _OUTER_DEFAULTS = {"mistral3": {"spatial_merge_size": 2}}
 _TIED = "tie_word_embeddings"
-
-
-def known_types() -> list[str]:
-    """Return each ``model_type`` that a file may have."""
-    return sorted({*FAMILIES, *_COMPOSITES, *_THINKERS})
 
 
 def read_config(path: Path, name: str = "", weights: WeightFormat | None = None) -> ModelShape:
@@ -102,14 +97,14 @@ def shape_of(
     """
     outer = Fields(config, where)
     tables: tuple[Fields, ...] = (outer,)
-    if (thinker := _THINKERS.get(outer.word("model_type"))) is not None:
+    if (thinker := THINKERS.get(outer.word("model_type"))) is not None:
         inner = {"model_type": thinker, **outer.table("thinker_config")}
         outer = Fields(inner, f"{where}, thinker_config")
         tables += (outer,)
     kind = outer.word("model_type")
     encodings: dict[str, Encoding] = {}
     largest: LargestItem = no_items
-    if (parts := _COMPOSITES.get(kind)) is not None:
+    if (parts := COMPOSITES.get(kind)) is not None:
         outer = Fields(outer.all(), outer.where, _OUTER_DEFAULTS.get(kind))
         text, known = _decoder_of(outer, parts)
         tables += (text,)
@@ -119,7 +114,7 @@ def shape_of(
         if audio := outer.table("audio_config") if parts.audio else {}:
             encodings = {**encodings, "audio": sound(audio, outer.where, parts.audio, llm.hidden)}
     else:
-        known, text = family(outer), outer
+        known = family(outer)
         text = _whole_file(outer.all(), where, known)
         llm = known.read(text)
     return ModelShape(

@@ -1,4 +1,4 @@
-"""How far costs are known to be off: one source for the page of `plan` and for the documents.
+"""State how far costs are known to be off: one source for the page of `plan` and for the documents.
 
 `tests/unit/sim/costs/test_errors.py` computes each number again, from the newest result files and published times.
 After a new back-test, correct `BACKTEST` here and run ``docs/generate.py``.
@@ -12,7 +12,11 @@ from vllm_omni_sched.sim.costs.roofline import Parallel
 
 
 class Met(NamedTuple):
-    """Of ``number`` values of a back-test, those ``within`` the bar, and the largest error of all; all in percent."""
+    """Counts the values of a back-test that are within a bar.
+
+    ``number``: of all values; ``within``: of those whose error is at most the ``bar``; ``largest``: error of all. The
+    bar and errors are in percent.
+    """
 
     within: int
     number: int
@@ -21,19 +25,23 @@ class Met(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Errors of several comparisons, in percent: above 0 where the prediction is too large."""
+    """Holds the least and the largest error of comparisons, in percent: above 0 where the prediction is too large."""
 
     low: int
     high: int
 
     @property
     def text(self) -> str:
-        """Return it in words."""
+        """Return both errors with their signs, or the one that they share."""
         return f"{self.low:+d} %" if self.low == self.high else f"{self.low:+d} to {self.high:+d} %"
 
 
 BACKTEST = {"P50": Met(5, 18, 10, 25), "P99": Met(15, 18, 20, 23)}
-"""Calibrated costs against a real server over HTTP on two CPU cores: the newest back-test."""
+"""Costs of `calibrate --server` against a real server over HTTP on two CPU cores: the newest back-test."""
+ENGINE_ALONE = {"P50": 22, "P99": 24}
+"""Largest error of costs of an engine in its client's process on two CPU cores, all loads together, in percent."""
+PIPELINE = {"P50": 12, "P99": 37}
+"""Largest error of costs of a pipeline of vLLM-Omni on two CPU cores, all loads together, in percent."""
 DECODING = Range(-2, 3)
 """Tokens a second of Llama-2-7B alone on 1 to 8 A100, against gpt-fast."""
 DECODING_70B = Range(21, 21)
@@ -55,15 +63,24 @@ TEXT_WAITS_MILLISECONDS = (32, 38)
 """What text waited longer for its first token there than predicted, at P50, for stock and for ours."""
 
 
-def measured_error() -> str:
-    """Return what is known of costs that `calibrate` measured, as a sentence."""
+def served_error() -> str:
+    """Return what is known of costs that `calibrate --server` measured, as sentences."""
     told = " and ".join(
         f"{one.within} of {one.number} values at {name} within {one.bar} % (all within {one.largest} %)"
         for name, one in BACKTEST.items()
     )
     return (
-        f"Costs are measured on your engine. On two CPU cores, such costs predicted {told}; they were never compared "
-        "on a GPU."
+        f"Costs are measured on your engine behind its server. On two CPU cores, such costs predicted {told}; they "
+        "were never compared on a GPU."
+    )
+
+
+def engine_error() -> str:
+    """Return what is known of costs that `calibrate` measured on an engine alone, as sentences."""
+    return (
+        "Costs are measured on your engine alone, without the server that it is behind. On two CPU cores, such costs "
+        f"were off by up to {ENGINE_ALONE['P50']} % at P50 and {ENGINE_ALONE['P99']} % at P99, for an engine without "
+        "one; they were never compared with a server or on a GPU: calibrate with --server."
     )
 
 
@@ -95,10 +112,15 @@ def not_known(shape: ModelShape, precision: Precision, split: Parallel) -> tuple
     return tuple(name for name, has in found.items() if has)
 
 
-def error_of(shape: ModelShape | None, precision: Precision, split: Parallel) -> str:
-    """Return how far the costs of a plan are known to be off; ``shape`` None: they were calibrated."""
+def error_of(shape: ModelShape | None, precision: Precision, split: Parallel, served: bool = False) -> str:
+    """Return how far the costs of a plan are known to be off.
+
+    Args:
+        shape: of the model; None: the costs were calibrated.
+        served: whether they were calibrated behind a server.
+    """
     if shape is None:
-        return measured_error()
+        return served_error() if served else engine_error()
     if missing := not_known(shape, precision, split):
         return f"{roofline_error()} This plan has {', '.join(missing)}: how far costs of these are off is not known."
     return roofline_error()

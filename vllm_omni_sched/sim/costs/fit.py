@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -131,7 +131,7 @@ def fit(seen: Observations) -> dict[str, Any]:
         "encode": _encodes(seen.encodes),
         "encode_in_lane": _encodes(seen.lane_encodes) or None,
         "lane_slowdown": statistics.median(seen.lane_slowdowns) if seen.lane_slowdowns else 1.0,
-        "frontend": _front(seen.fronts),
+        "frontend": _front(_medians(seen.fronts, key=lambda p: p._replace(seconds=0.0)), relative_fit),
         "front_stall": {name: statistics.median(stalls) for name, stalls in seen.front_stalls.items() if stalls},
         "answer_seconds": statistics.median(seen.answers),
         "residuals": {
@@ -170,32 +170,13 @@ def _served(found: dict[str, Any], seen: Observations) -> None:
         step["with_lane"] = max(differ, -step["base_seconds"])
     firsts = [first for start in seen.starts for first in start.firsts]
     known = [_without_front(found, first) for first in firsts]
-    texts = [(first, seconds) for first, seconds in zip(firsts, known, strict=True) if not first.items]
-    per_request, per_token = median_fit(
-        [(1.0, first.prompt_tokens) for first, _ in texts],
-        [first.seconds for first, _ in texts],
-        [seconds for _, seconds in texts],
-    )
-    per_item = {}
-    for modality in sorted({first.modality for first in firsts if first.items}):
-        beyond = [
-            (first.seconds - seconds - per_request) / first.items
-            for first, seconds in zip(firsts, known, strict=True)
-            if first.items and first.modality == modality
-        ]
-        per_item[modality] = max(statistics.median(beyond), 0.0)
+    fronts = [FrontPoint(0 if p.items else p.prompt_tokens, p.modality, p.items, p.seconds) for p in firsts]
     answers = [one for start in seen.starts for one in start.answers]
     _, per_step, per_output = relative_fit(
         [(one.requests, one.steps, one.outputs) for one in answers],
         [max(one.cpu_seconds, 1e-3) for one in answers],
     )
-    found["frontend"] = {
-        "per_request": per_request,
-        "per_text_token": per_token,
-        "per_item": per_item,
-        "per_step": per_step,
-        "per_output": per_output,
-    }
+    found["frontend"] = {**_front(fronts, median_fit, known), "per_step": per_step, "per_output": per_output}
     found["starts"] = {
         "server": _spread(found, seen.starts),
         **({"with_lane": _spread(found, seen.lane_starts, step["with_lane"])} if "with_lane" in step else {}),
@@ -348,14 +329,8 @@ def _spread(found: dict[str, Any], starts: Sequence[ServerStart], with_lane: flo
         texts = [first for first in start.firsts if not first.items]
         if texts:
             ratios = [
-                first.seconds
-                / (
-                    _without_front(found, first)
-                    + with_lane
-                    + front["per_request"]
-                    + front["per_text_token"] * first.prompt_tokens
-                )
-                for first in texts
+                one.seconds / (_without_front(found, one) + with_lane + _front_seconds(front, one.prompt_tokens))
+                for one in texts
             ]
             times["first_tokens"].append(statistics.median(ratios))
     return times
@@ -372,13 +347,29 @@ def _encodes(points: Sequence[EncodePoint]) -> dict[str, dict[str, float]]:
     return found
 
 
-def _front(points: Sequence[FrontPoint]) -> dict[str, Any]:
-    points = _medians(points, key=lambda p: p._replace(seconds=0.0))
-    texts = [p for p in points if not p.items]
-    per_request, per_token = relative_fit([(1.0, p.text_tokens) for p in texts], [p.seconds for p in texts])
-    per_item: dict[str, float] = {}
+def _front(
+    points: Sequence[FrontPoint],
+    fitted: Callable[[Sequence[Sequence[float]], Sequence[float], Sequence[float]], list[float]],
+    known: Sequence[float] = (),
+) -> dict[str, Any]:
+    """Return the costs of the front end for a request, each of its text tokens, and each item by modality.
+
+    Args:
+        fitted: `relative_fit` or `median_fit`, for requests without items.
+        known: seconds of each point that are not the front end's; none: 0 each.
+    """
+    beside = list(zip(points, known or [0.0] * len(points), strict=True))
+    texts = [(p, seconds) for p, seconds in beside if not p.items]
+    rows = [(1.0, p.text_tokens) for p, _ in texts]
+    per_request, per_token = fitted(rows, [p.seconds for p, _ in texts], [seconds for _, seconds in texts])
+    front: dict[str, Any] = {"per_request": per_request, "per_text_token": per_token, "per_item": {}}
     for modality in sorted({p.modality for p in points if p.items}):
-        own = [p for p in points if p.items and p.modality == modality]
-        beyond = [(p.seconds - per_request - per_token * p.text_tokens) / p.items for p in own]
-        per_item[modality] = max(statistics.median(beyond), 0.0)
-    return {"per_request": per_request, "per_text_token": per_token, "per_item": per_item}
+        own = [(p, seconds) for p, seconds in beside if p.items and p.modality == modality]
+        beyond = [(p.seconds - seconds - _front_seconds(front, p.text_tokens)) / p.items for p, seconds in own]
+        front["per_item"][modality] = max(statistics.median(beyond), 0.0)
+    return front
+
+
+def _front_seconds(front: dict[str, Any], text_tokens: int) -> float:
+    """Return the seconds of the front end for a request without its items."""
+    return float(front["per_request"] + front["per_text_token"] * text_tokens)

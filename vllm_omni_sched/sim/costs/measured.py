@@ -123,6 +123,11 @@ class MeasuredCosts:
         return front.per_step + front.per_output * outputs
 
     @property
+    def served(self) -> bool:
+        """Return whether the engine was measured behind a server, as `calibrate --server` does."""
+        return "server" in self.calibration.starts or self.has_output_costs
+
+    @property
     def has_output_costs(self) -> bool:
         """Return whether the outputs of a step cost the front end something, as was measured behind a server."""
         front = self.calibration.frontend

@@ -17,8 +17,8 @@ class Trials(NamedTuple):
     ours: int
 
 
-class Found(NamedTuple):
-    """The plans that were found.
+class PlansFound(NamedTuple):
+    """Holds the plans that were found.
 
     ``stock``: at its best; None if it never meets the SLO with the held-out requests. ``ours``: if it meets the SLO,
     and stock does not or costs more. ``shipped``: the devices of stock's best with vLLM's default flags.
@@ -41,12 +41,12 @@ class Found(NamedTuple):
         return best
 
 
-def find_plans(planner: Planner, choices: Choices, load: Load, slo: Slo) -> Found:
+def find_plans(planner: Planner, choices: Choices, load: Load, slo: Slo) -> PlansFound:
     """Search, confirm and compare.
 
     1. A plan counts if it meets the SLO with the held-out requests, with more replicas if they are needed.
     2. A way to serve on which stock misses it up to the limit of devices is left out, and the search goes on with the
-       others.
+       others; and so it is for ours.
     3. Our options count if they meet it for less than stock, or if stock does not meet it.
 
     Raises:
@@ -54,7 +54,7 @@ def find_plans(planner: Planner, choices: Choices, load: Load, slo: Slo) -> Foun
     """
     in_training, stock, missed = _stock(planner, choices, load, slo)
     of_stock = planner.tally.trials
-    found = Found(stock, missed=None if stock is not None else missed)
+    found = PlansFound(stock, missed=None if stock is not None else missed)
     one_pool = planner.together
     if stock is not None and stock.plan.system.prefill is not None and one_pool is not None:
         together = confirm(choices, load, slo, one_pool)
@@ -63,10 +63,9 @@ def find_plans(planner: Planner, choices: Choices, load: Load, slo: Slo) -> Foun
         else:
             found = found._replace(together=together)
         found = found._replace(stock=stock)
-    cheaper = planner.ours(in_training)
+    ours = _ours(planner, choices, load, slo, in_training)
     of_ours = planner.tally.trials - of_stock
-    ours = None if cheaper is None else confirm(choices, load, slo, cheaper)
-    if ours is not None and _meets(ours, slo) and (stock is None or ours.plan.price < stock.plan.price):
+    if ours is not None and (stock is None or ours.plan.price < stock.plan.price):
         found = found._replace(ours=ours)
     if found.stock is None and found.ours is None:
         assert missed is not None
@@ -103,3 +102,13 @@ def _stock(
             searched = planner.stock()
         except ConfigError:
             return None, None, missed
+
+
+def _ours(planner: Planner, choices: Choices, load: Load, slo: Slo, stock: Plan | None) -> Confirmed | None:
+    """Return our cheapest plan that meets the SLO with the held-out requests, if one was cheaper than stock's."""
+    while (searched := planner.ours(stock)) is not None:
+        one = confirm(choices, load, slo, searched)
+        if _meets(one, slo):
+            return one
+        planner.leave_out(searched.system)
+    return None

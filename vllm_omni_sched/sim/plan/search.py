@@ -84,7 +84,7 @@ class Planner:
         self.tally = Tally()
         self.together: Plan | None = None
         self._flags: dict[Layout, Flags] = {}
-        self._left_out: set[tuple[Layout, bool]] = set()
+        self._left_out: set[tuple[Layout, bool, bool]] = set()  # with our options; with prefill replicas
         self._bounds = {layout: self._fewest_possible(layout) for layout in choices.layouts}
 
     def stock(self) -> Plan:
@@ -95,7 +95,7 @@ class Planner:
         """
         found = self.together = self._search(None, {}, None)
         if self._choices.link is not None:
-            kept = tuple(one for one in self._choices.layouts if (one, True) not in self._left_out)
+            kept = tuple(one for one in self._choices.layouts if (one, False, True) not in self._left_out)
             choices = replace(self._choices, layouts=kept)
             pools = PoolSearch(choices, self._load, self._slo, self._value, self._flags, self._most)
             apart = pools.search(None if found is None else found.price)
@@ -110,8 +110,8 @@ class Planner:
         return found
 
     def leave_out(self, system: System) -> None:
-        """Leave a layout out of further searches for stock: with prefill replicas, or without them."""
-        self._left_out.add((system.layout, system.prefill is not None))
+        """Leave a layout out of further searches, for stock or for ours, with prefill replicas or without them."""
+        self._left_out.add((system.layout, system.options is not None, system.prefill is not None))
 
     def ours(self, stock: Plan | None) -> Plan | None:
         """Return the cheapest plan with our options that is cheaper than stock's, if any; None if there is none."""
@@ -132,7 +132,7 @@ class Planner:
     ) -> Plan | None:
         found: Plan | None = None
         for layout in sorted(self._bounds, key=lambda one: (self._bounds[one] * one.price_each, one.device)):
-            if first is None and (layout, False) in self._left_out:
+            if (layout, first is not None, False) in self._left_out:
                 continue
             fewest = self._bounds[layout]
             most = self._choices.most_devices // layout.parallel.devices

@@ -1,9 +1,9 @@
 """Check combinations of keys of a scenario that are invalid together."""
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from vllm_omni_sched.config.nearest import did_you_mean
 from vllm_omni_sched.config.stage_options.graph import PartitionOptions
 from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
 from vllm_omni_sched.sim.scenario.stages import DeviceStage, EngineStage, ServersStage
@@ -128,8 +128,7 @@ def _of_names(scenario: "Scenario") -> Iterator[str]:
         spoken.append(("autoscale.stage", scenario.autoscale.stage))
     for key, name in spoken:
         if name not in names:
-            near = get_close_matches(name, names, n=1, cutoff=0.4)
-            hint = f"did you mean '{near[0]}'?" if near else f"stages are {', '.join(names) or 'missing'}"
+            hint = did_you_mean(name, names) or f"stages are {', '.join(names) or 'missing'}"
             yield f"'{key}': there is no stage '{name}'; {hint}"
     scale = scenario.autoscale
     if scale is not None and scale.stage in names:

@@ -1,14 +1,13 @@
 """Explain validation errors in one sentence each, with the dotted key that an override would use."""
 
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 from vllm_omni_sched.config.load import explain
-from vllm_omni_sched.config.nearest import nearest
+from vllm_omni_sched.config.nearest import did_you_mean
 
 
 def explain_problem(error: Any, model: type[BaseModel], raw: Any, within: str = "") -> str:
@@ -124,15 +123,13 @@ def _literals(annotation: Any) -> list[str]:
 
 
 def _choice(at: str, choices: list[str], given: Any) -> str:
-    near = get_close_matches(str(given), choices, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return f"'{at}' must be one of {choices}, got {given!r}{hint}"
+    hint = did_you_mean(str(given), choices)
+    return f"'{at}' must be one of {choices}, got {given!r}{hint and f'; {hint}'}"
 
 
 def _unknown(path: list[str], name: str, known: list[str]) -> str:
     prefix = "".join(f"{part}." for part in path)
-    near = [f"'{prefix}{one}'" for one in nearest(name, known)]
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    hint = did_you_mean(name, known, lambda one: prefix + one) or f"known: {', '.join(known)}"
     return f"unknown option '{prefix}{name}'; {hint}"
 
 

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +102,7 @@ def _entry(entries: list[Any], part: str, inside: str, where: str) -> Any:
         return names[part]
     if part.isdigit() and int(part) < len(entries):
         return entries[int(part)]
-    near = get_close_matches(part, names, n=1, cutoff=0.4)
-    hint = f"did you mean '{inside}.{near[0]}'?" if near else f"there are {', '.join(names) or 'none'}"
+    hint = did_you_mean(part, names, lambda one: f"{inside}.{one}") or f"there are {', '.join(names) or 'none'}"
     raise ConfigError(f"{where}: there is no '{inside}.{part}'; {hint}")
 
 

@@ -78,11 +78,12 @@ def import_trace(path: Path, format: TraceFormat, image_embeds: int = 0) -> Impo
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not a text file: unpack it first") from None
     rows, fields = list(_READERS[format](text, str(path))), _FIELDS[format]
+    fix = f": {fields.unit} are expected; correct the line, or delete it"
     for row in rows:
         if not math.isfinite(row.at):
-            raise ConfigError(f"{row.where}: {fields.time} is {row.at}, which is not a number")
+            raise ConfigError(f"{row.where}: {fields.time} is {row.at}, which is not a number{fix}")
         if abs(row.at) > _LATEST_SECONDS:
-            raise ConfigError(f"{row.where}: {fields.time} is {row.at:.3g} s, which is no time of a request")
+            raise ConfigError(f"{row.where}: {fields.time} is {row.at:.3g} s, which is no time of a request{fix}")
     kept = sorted((row for row in rows if row.output), key=lambda row: row.at)
     for row in kept:
         if not row.tokens:
@@ -224,18 +225,19 @@ def _aiperf(text: str, path: str) -> Iterator[_Row]:
 
 
 class _Fields(NamedTuple):
-    """Names of a format for the time and for the tokens of the prompt."""
+    """Names what a format calls the time of a request and the tokens of its prompt, and the unit of the time."""
 
     time: str
     prompt: str
+    unit: str
 
 
 _FIELDS: Mapping[TraceFormat, _Fields] = {
-    TraceFormat.MOONCAKE: _Fields("timestamp", "input_length"),
-    TraceFormat.AZURE: _Fields("TIMESTAMP", "ContextTokens"),
-    TraceFormat.BURSTGPT: _Fields("Timestamp", "Request tokens"),
-    TraceFormat.VLLM_BENCH: _Fields("start_times", "input_lens"),
-    TraceFormat.AIPERF: _Fields("request_start_ns", "input_sequence_length"),
+    TraceFormat.MOONCAKE: _Fields("timestamp", "input_length", "milliseconds since the start"),
+    TraceFormat.AZURE: _Fields("TIMESTAMP", "ContextTokens", "times like 2023-11-16 18:15:46.68"),
+    TraceFormat.BURSTGPT: _Fields("Timestamp", "Request tokens", "seconds since the start"),
+    TraceFormat.VLLM_BENCH: _Fields("start_times", "input_lens", "seconds of a clock"),
+    TraceFormat.AIPERF: _Fields("request_start_ns", "input_sequence_length", "nanoseconds of a clock"),
 }
 _LATEST_SECONDS = 1e11
 """Times beyond this, three thousand years, are mistakes; seconds since 1970 are far below."""

@@ -1,6 +1,5 @@
 """List all kinds of workloads by name, and make one from a table of options."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from pydantic import BaseModel
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import read_options
+from vllm_omni_sched.config.nearest import did_you_mean
 from vllm_omni_sched.sim.workloads.base import Workload
 from vllm_omni_sched.sim.workloads.composite import DayNight, DayNightOptions, Mix, MixOptions
 from vllm_omni_sched.sim.workloads.production import (
@@ -66,9 +66,8 @@ def build(table: Mapping[str, Any], where: str = "[workload]", folder: Path | No
     given = dict(table)
     kind = given.pop("kind", None)
     if kind not in KINDS:
-        near = difflib.get_close_matches(str(kind), KINDS, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{where}: option 'kind' must be one of {list(KINDS)}, got {kind!r}{hint}")
+        hint = did_you_mean(str(kind), KINDS)
+        raise ConfigError(f"{where}: option 'kind' must be one of {list(KINDS)}, got {kind!r}{hint and f'; {hint}'}")
     options: Any = read_options(KINDS[kind], given, where)
     if kind == "mix":
         return _mix(options, where, folder)

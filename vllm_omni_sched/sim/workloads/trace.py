@@ -28,7 +28,7 @@ _TOUCH_SECONDS = 1e-3  # times are rounded to this
 
 
 class NotATraceError(ConfigError):
-    """The first line of a file is not that of a trace of this package."""
+    """Signals that the first line of a file is not that of a trace of this package."""
 
 
 Count = Annotated[int, msgspec.Meta(ge=0)]

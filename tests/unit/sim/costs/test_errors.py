@@ -32,7 +32,15 @@ def test_the_back_test_is_the_newest():
         off = [abs(row["off"]) for row in rows]
         assert stated.within == sum(row["within"] for row in rows) == sum(one <= stated.bar / 100 for one in off)
         assert (stated.number, stated.largest) == (len(rows), round(100 * max(off)))
-        assert f"{stated.within} of {stated.number} values at {part} within {stated.bar} %" in errors.measured_error()
+        assert f"{stated.within} of {stated.number} values at {part} within {stated.bar} %" in errors.served_error()
+
+
+def test_an_engine_alone_and_a_pipeline_are_as_far_off_as_their_results_say():
+    for name, stated in (("sim_fidelity", errors.ENGINE_ALONE), ("sim_fidelity_pipeline", errors.PIPELINE)):
+        rows = json.loads((RESULTS / f"{name}.json").read_text())["results"]
+        together = [row for row in rows if row["load"] is None and row.get("arrivals", "all") == "all"]
+        off = {part: [abs(row["off"]) for row in together if row["measure"].endswith(part)] for part in stated}
+        assert stated == {part: round(100 * max(values)) for part, values in off.items()}
 
 
 def test_decoding_and_prompts_are_as_far_off_as_stated():
@@ -103,7 +111,13 @@ def test_what_no_measurement_backs_is_named():
         "This plan has routed experts, latent attention (MLA), fp8 weights, an FP8 KV cache, a pipeline: how far costs "
         "of these are off is not known."
     )
-    assert errors.error_of(None, Precision(), Parallel()) == errors.measured_error()
+
+
+def test_an_engine_alone_does_not_get_the_errors_of_one_behind_its_server():
+    alone, served = (errors.error_of(None, Precision(), Parallel(), served=served) for served in (False, True))
+    assert (alone, served) == (errors.engine_error(), errors.served_error())
+    assert f"up to {errors.ENGINE_ALONE['P50']} % at P50 and {errors.ENGINE_ALONE['P99']} % at P99" in alone
+    assert f"{errors.BACKTEST['P50'].within} of {errors.BACKTEST['P50'].number}" not in alone
 
 
 def test_the_documents_have_the_same_numbers():

@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.sim.costs.test_config_json import DEEPSEEK, GEMMA_27B, LLAMA_8B, MIXTRAL, QWEN_MOE, QWEN_VL
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.costs.config_json import known_types, shape_of
+from vllm_omni_sched.sim.costs.config_json import COMPOSITES, THINKERS, shape_of
 from vllm_omni_sched.sim.costs.configured.families import FAMILIES
 from vllm_omni_sched.sim.costs.configured.fields import Fields
 from vllm_omni_sched.sim.costs.configured.towers import TOWERS
@@ -243,7 +243,7 @@ def test_every_family_and_tower_is_compared():
     parts = {"qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text", "qwen3_vl_text", "qwen3_vl_moe_text",
              "qwen3_omni_moe_text"}  # fmt: skip
     thinkers = {"qwen2_5_omni", "qwen3_omni_moe"}
-    assert set(known_types()) == decoders | composites | parts | thinkers | NOT_IN_TRANSFORMERS
+    assert {*FAMILIES, *COMPOSITES, *THINKERS} == decoders | composites | parts | thinkers | NOT_IN_TRANSFORMERS
     # LLaVA has SigLIP with one more layer than Gemma 3, and InternViT-6B the fields of the smaller one
     assert len(TOWERS) == 12
 

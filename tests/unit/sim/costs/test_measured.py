@@ -161,3 +161,15 @@ def test_what_is_no_file_of_ours(tmp_path):
 
 def test_a_stage_names_it(written):
     assert engine_costs("llm", "a100-80gb", calibration=written()).kv_tokens == 4096
+
+
+def test_costs_know_whether_they_were_measured_behind_a_server(written):
+    def with_starts(body):
+        body["starts"] = {"server": {"steps": [1.0], "first_tokens": [1.1]}}
+
+    def with_outputs(body):
+        body["frontend"]["per_output"] = 1e-4
+
+    assert not MeasuredCosts.read(written()).served
+    assert MeasuredCosts.read(written(with_starts)).served
+    assert MeasuredCosts.read(written(with_outputs)).served

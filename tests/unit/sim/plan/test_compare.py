@@ -94,6 +94,19 @@ def test_ours_is_the_plan_where_stock_alone_misses_them(ruled):
     assert (plans.missed.plan.devices, plans.missed.attainment) == (4, pytest.approx(0.7))
 
 
+def test_the_search_for_ours_goes_on_where_its_cheapest_misses_them(ruled):
+    load, choices = a_load(), all_choices("a100-80gb", "h100-80gb", most=4)
+
+    def held_out(system):
+        return 2 if system.options and system.layout.device == "h100-80gb" else 99
+
+    ruled(load, of_device, held_out)
+    plans = found(choices, load)
+    assert plans.stock is None
+    assert (plans.ours.plan.system.layout.device, plans.ours.plan.devices) == ("h100-80gb", 2)
+    assert plans.best is plans.ours
+
+
 def test_one_pool_wins_where_the_held_out_requests_took_away_what_a_split_had_saved(ruled):
     load, choices = a_load(rate=2.0), with_link("a100-80gb", most=8)
 

@@ -98,7 +98,8 @@ def test_images_take_their_part_of_the_prompt(tmp_path: Path) -> None:
         (
             TraceFormat.MOONCAKE,
             '{"timestamp": 1e300, "input_length": 9, "output_length": 1}',
-            "theirs, line 1: timestamp is 1e+297 s, which is no time of a request",
+            "theirs, line 1: timestamp is 1e+297 s, which is no time of a request: milliseconds since the start are "
+            "expected; correct the line, or delete it",
         ),
         (TraceFormat.AZURE, "Timestamp,Tokens\n", "line 1: the column 'TIMESTAMP' is missing"),
         (
@@ -119,7 +120,8 @@ def test_images_take_their_part_of_the_prompt(tmp_path: Path) -> None:
         (
             TraceFormat.BURSTGPT,
             "Timestamp,Request tokens,Response tokens\nnan,1,1\n",
-            "line 2: Timestamp is nan, which is not a number",
+            "line 2: Timestamp is nan, which is not a number: seconds since the start are expected; correct the "
+            "line, or delete it",
         ),
         (TraceFormat.BURSTGPT, "Timestamp,Request tokens,Response tokens\n1,1,0\n", "no request with output tokens"),
         (TraceFormat.VLLM_BENCH, '{"mean_ttft_ms": 3}', "run vllm bench serve with --save-result --save-detailed"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.configured.decoder import ConfiguredLlm, Experts, LatentAttention
-from vllm_omni_sched.sim.costs.configured.fields import Fields, known_names
+from vllm_omni_sched.sim.costs.configured.fields import Fields
 
 MEASURE = (
     "measure an engine that serves it with `vllm-omni-sched calibrate`, and name the file with `plan --calibration`, "
@@ -293,7 +293,7 @@ def family(text: Fields) -> Family:
                           "config.json of the model's repository")  # fmt: skip
     if name not in FAMILIES:
         raise ConfigError(f"{text.where}: the shape of the model_type {name!r} is not known: {MEASURE}. Known are "
-                          f"{known_names(FAMILIES)}")  # fmt: skip
+                          f"{', '.join(sorted(FAMILIES))}")  # fmt: skip
     return FAMILIES[name]
 
 

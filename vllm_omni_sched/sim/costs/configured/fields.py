@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from vllm_omni_sched.config.errors import ConfigError
 
-LARGEST = 10**9
+_LARGEST = 10**9
 """No number of a shape is above it: not the tokens of a context, nor the entries of a vocabulary."""
 
 
 class Fields:
-    """The fields of a table of a ``config.json``; what the table leaves out has the value in ``defaults``.
+    """Reads the fields of a table of a ``config.json``; what the table leaves out has the value in ``defaults``.
 
     A field that is null is left out, unless its default is not null: then null is its value. Fields that were read are
     remembered, for `unread`.
@@ -154,10 +154,5 @@ class Fields:
                           "correct it from the config.json of the model's repository")  # fmt: skip
 
 
-def known_names(names: Iterable[str]) -> str:
-    """Return names in order, for a message."""
-    return ", ".join(sorted(names))
-
-
 def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.costs.configured.fields import Fields, known_names
+from vllm_omni_sched.sim.costs.configured.fields import Fields
 from vllm_omni_sched.sim.costs.models import (
     PIXEL_SECONDS,
     SOUND_SECONDS,
@@ -242,7 +242,7 @@ def pictures(vision: Mapping[str, Any], outer: Fields, kind: str, hidden: int) -
         raise ConfigError(f"{where}: the tower of the model_type {name!r} is not known: plan for text alone with a "
                           "copy of the file without 'vision_config', or measure an engine with `vllm-omni-sched "
                           "calibrate`. "
-                          f"Known are {known_names(TOWERS)}")  # fmt: skip
+                          f"Known are {', '.join(sorted(TOWERS))}")  # fmt: skip
     rule, defaults = TOWERS[name]
     if rule is _llava and outer.get("model_type") == "gemma3":
         rule = _gemma3
