@@ -531,15 +531,13 @@ def streaming(results: Sequence[Result]) -> str:
                 lines.setdefault(record["measure"], {})[record["variant"]] = record | ratio
                 if at := record.get("arrivals"):
                     longest[record["variant"]] = max(after - before for before, after in itertools.pairwise(at))
-            rows = [
-                (row, *(_of_stock(lines[measure][variant]) for variant in variants))
-                for measure, row in STREAMING.items()
-                if measure in lines
-            ]
-            if longest:
-                row = "longest ITL of one stream in the round in the middle, ms"
-                after_p99 = 1 + [name for name, *_ in rows].index(STREAMING["ITL P99 ms"])
-                rows.insert(after_p99, (row, *(_of_stock({"median": 1e3 * longest[variant]}) for variant in variants)))
+            rows = []
+            for measure, row in STREAMING.items():
+                if measure in lines:
+                    rows.append((row, *(_of_stock(lines[measure][variant]) for variant in variants)))
+                if measure == "ITL P99 ms" and longest:
+                    times = (_of_stock({"median": 1e3 * longest[variant]}) for variant in variants)
+                    rows.append(("longest ITL of one stream in the round in the middle, ms", *times))
             title = f"{streams} stream{'s' if streams > 1 else ''}, vLLM {_served_by(result)}"
             parts.append("\n" + table((title, *variants), rows))
         unlike = [v for v in variants if not all(r["same_answers"] for r in records if r["variant"] == v)]

@@ -125,6 +125,9 @@ def test_variants_are_named_between_semicolons_and_have_the_baseline(capsys: pyt
     with pytest.raises(SystemExit):
         parse(["--variants", "ours"])
     assert "ratios are to it" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse(["--tokens", "1"])
+    assert "--tokens: must be at least 2, got 1" in capsys.readouterr().err
     assert {name for name, variant in VARIANTS.items() if not variant.stock} == {
         name for name in VARIANTS if not name.startswith("stock")
     }

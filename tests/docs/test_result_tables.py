@@ -10,8 +10,10 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
-NAMES = ("result_tables", "stage_tables", "connector_tables", "gains", "fidelity_tables")
-result_tables, stage_tables, connector_tables, gains, fidelity_tables = map(importlib.import_module, NAMES)
+NAMES = ("result_tables", "stage_tables", "connector_tables", "gains", "fidelity_tables", "simulator_tables")
+result_tables, stage_tables, connector_tables, gains, fidelity_tables, simulator_tables = map(
+    importlib.import_module, NAMES
+)
 sys.path.remove(str(DOCS))
 
 PROVENANCE = {
@@ -292,6 +294,10 @@ def test_streams_at_the_client_beside_stock():
     assert "| ITL P99 at the client, ms | 51.2 | 8.06 (0.16x) |" in text
     assert "| tokens at the client within 0.1 ms of the one before, % | 0 | 0 |" in text
     assert "| longest ITL of one stream in the round in the middle, ms | 1,300 | 7.5 |" in text
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")]
+    assert rows.index("ITL P99 at the client, ms") + 1 == rows.index(
+        "longest ITL of one stream in the round in the middle, ms"
+    )
     assert "All variants have the same tokens." in text
     records[1]["same_answers"] = False
     assert "Other tokens than stock's: ours." in result_tables.streaming([measured])
@@ -475,3 +481,17 @@ def test_all_results_of_clients_are_shown_with_their_intervals():
     text = result_tables.serve([served("aiperf 0.13.0", "0.33.0", *both_variants("tokens / s", 100.0, 110.0))])
     assert "**`aiperf 0.13.0`, custom**" in text
     assert "| tokens / s | 100 | 110 (1.10 [0.10, 0.20]) |" in text
+
+
+def test_planning_for_a_given_trace_is_shown_before_that_for_a_made_up_one():
+    plan = {"devices": 4, "device": "l40s", "dollars_per_hour": 4.0}
+    numbers = {"requests": 100, "trials": {"stock": 5}, "simulated_requests": 500, "cpu_seconds": 9.0, "plan": plan}
+    made_up, given = (
+        {
+            "provenance": PROVENANCE | {"command": f"python -m benchmarks.planning{words}"},
+            "results": [{**numbers, "trace": name, "file": "x.jsonl", "sha256": "0" * 64}],
+        }
+        for name, words in (("ours, not a published one", ""), ("theirs", " --trace x.jsonl"))
+    )
+    text = simulator_tables.planning([made_up, given])
+    assert text.index("| theirs:") < text.index("| ours, not a published one:")

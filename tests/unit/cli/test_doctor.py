@@ -278,6 +278,17 @@ def test_a_name_alone_as_additional_config_is_answered_with_how_to_write_it(heal
     assert f"""write it as '{{"omni_sched": "{name}"}}'""" in result.stderr
 
 
+def test_lines_are_whole_where_the_output_is_no_terminal(healthy, monkeypatch):
+    reason = " ".join(["operator torchvision::nms does not exist"] * 5)
+
+    def broken(name):
+        raise RuntimeError(reason)
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(diagnosis, "import_module", broken)
+    assert f"RuntimeError: {reason}" in CliRunner().invoke(app, ["doctor"]).stdout
+
+
 def test_without_vllm_it_says_so(monkeypatch):
     monkeypatch.setattr(diagnosis, "find_spec", lambda name: None)
     status, said = run()

@@ -114,3 +114,12 @@ def test_lines_of_something_else_are_skipped_and_counted(history: Path) -> None:
     status, _, error = run("chatcmpl-1", history)
     assert status == 0
     assert "2 lines are none of a history, and were skipped" in error
+
+
+def test_what_happened_is_whole_and_has_its_brackets_where_the_output_is_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    path, name = tmp_path / "history.jsonl", "[red]" + "a" * 200
+    path.write_bytes(line_of(HistoryLine(1.0, "entered", "r", name)))
+    assert f"as a request of the class {name}." in run("r", path)[1]

@@ -109,3 +109,11 @@ def test_what_cannot_be_is_an_error(tmp_path: Path, journal: Path) -> None:
     status, _, errors = run(journal, "--stage", "talkr")
     assert status == 0
     assert "no entries of stage 'talkr'; there are entries of talker, thinker, vocoder" in errors
+
+
+def test_the_table_is_whole_where_the_output_is_no_terminal(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS")
+    cause = " ".join(["the process ended by itself"] * 8)
+    journal.write_bytes(line_of(Fault(NOW - 1, "failed", 2, "vocoder", requests=1, request_id="x", cause=cause)))
+    _, said, _ = run(journal)
+    assert any(cause in line for line in said)

@@ -86,7 +86,12 @@ def sleeps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     return waited
 
 
-def test_once_prints_one_frame_with_what_happened_since_the_start() -> None:
+@pytest.mark.parametrize("columns", ["160", None])
+def test_once_prints_one_frame_with_what_happened_since_the_start(
+    columns: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if columns is None:
+        monkeypatch.delenv("COLUMNS")
     with Pages(text()) as server:
         status, out, _ = run(server.url, "--once")
     said = re.sub(r" +", " ", out)
