@@ -78,9 +78,9 @@ def served_error() -> str:
 def engine_error() -> str:
     """Return what is known of costs that `calibrate` measured on an engine alone, as sentences."""
     return (
-        "Costs are measured on your engine alone, without the server that it is behind. On two CPU cores, such costs "
-        f"were off by up to {ENGINE_ALONE['P50']} % at P50 and {ENGINE_ALONE['P99']} % at P99, for an engine without "
-        "one; they were never compared with a server or on a GPU: calibrate with --server."
+        "Costs are measured on your engine alone, in its client's process. On two CPU cores, such costs were off by up "
+        f"to {ENGINE_ALONE['P50']} % at P50 and {ENGINE_ALONE['P99']} % at P99; they were never compared with a server "
+        "over HTTP, which `calibrate --server` measures, nor on a GPU."
     )
 
 
