@@ -12,7 +12,9 @@ INTERVAL = 0.02  # seconds between two samples
 
 
 class Peak:
-    """Samples memory while the block runs. Shared memory counts once (PSS).
+    """Samples memory while the block runs. Shared memory counts once (PSS), and mapped files such as libraries do not.
+
+    The share of a library that counts for a process changes when a process of somebody else loads the same one.
 
     Attributes:
         peak_bytes: most bytes that the processes held while the block ran.
@@ -49,4 +51,4 @@ def _pss(pid: int) -> int:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:  # it has just ended
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
