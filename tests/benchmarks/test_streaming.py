@@ -137,11 +137,12 @@ def test_a_paused_server_stands_still_and_ends_when_it_is_asked_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pausing stops the child as well, which would keep a core busy beside the server that is measured."""
-    program = tmp_path / "vllm"
+    program, up = tmp_path / "vllm", tmp_path / "up"
     child = "import signal; signal.pause()"
     program.write_text(
-        f"#!{sys.executable}\nimport signal, subprocess, sys\n"
-        f"subprocess.Popen([sys.executable, '-c', {child!r}])\nsignal.pause()\n"
+        f"#!{sys.executable}\nimport pathlib, signal, subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        f"pathlib.Path({str(up)!r}).touch()\nsignal.pause()\n"  # it cannot be stopped before its child is a program
     )
     program.chmod(0o755)
     monkeypatch.setattr("benchmarks.harness.server.ROOT", tmp_path)
@@ -152,7 +153,7 @@ def test_a_paused_server_stands_still_and_ends_when_it_is_asked_to(
     with ExitStack() as stack:
         server = Server(stack, str(tmp_path / "python"), tmp_path, [], log="paused", stock=True)
         process = psutil.Process(server.process.pid)
-        until(lambda: bool(process.children()))
+        until(up.exists)
         server.pause()
         until(lambda: states(process) == {psutil.STATUS_STOPPED})
         server.resume()
