@@ -123,7 +123,7 @@ class Host(_Namespaces):
     def kill(self) -> None:
         """Kill all processes of the host at once, as a loss of power does; returns when they are gone."""
         self._signal(signal.SIGKILL)
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while any(_runs(pid) for pid in self.pids()):
             assert time.monotonic() < until, "processes of a host survive SIGKILL"
             self._signal(signal.SIGKILL)

@@ -60,7 +60,7 @@ def prometheus(command: str, folder: Path, scraped_port: int) -> Iterator[str]:
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
         with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(f"{url}/-/ready", timeout=2):
             return

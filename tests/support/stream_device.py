@@ -79,7 +79,7 @@ class HostDevice:
 
     def wait_for_marks(self, stream: str, number: int) -> None:
         """Wait until so many marks were made on a stream."""
-        until = time.monotonic() + 20.0
+        until = time.monotonic() + 60
         while len(self.asked(stream, "mark")) < number:
             assert time.monotonic() < until, f"{stream} has {len(self.asked(stream, 'mark'))} marks, not {number}"
             time.sleep(0.001)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Wait until something is true that others finish soon; it is an error if it is not within 20 seconds."""
-    end = time.monotonic() + 20
+    """Wait until something is true that others finish soon; it is an error if it is not within a minute."""
+    end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end
         time.sleep(0.001)

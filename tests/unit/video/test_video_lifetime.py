@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.support.until import until
 
 OWNER = """
 import json, os, signal, sys, warnings
@@ -105,10 +106,7 @@ def test_a_stream_s_process_ends_with_its_owner_not_with_the_thread_that_asked_f
 
 
 def wait_for_end(pids: list[int]) -> None:
-    limit = time.monotonic() + 20
-    while any(map(decodes, pids)):
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+    until(lambda: not any(map(decodes, pids)))
 
 
 def test_a_forked_child_leaves_them_alone() -> None:

@@ -36,7 +36,7 @@ def test_a_call_that_hangs_is_given_up_and_its_end_is_heard_of() -> None:
     assert calls.run(5, len, "others go on") == 12
     assert not calls.close(0.05)
     gate.set()
-    assert late.wait(5)
+    assert late.wait(60)
     assert said == ["after all"]
     assert calls.close(5)
     assert calls.hanging == 0
@@ -65,7 +65,7 @@ def test_after_close_no_call_begins_and_close_waits_for_those_in_flight() -> Non
 
     caller = threading.Thread(target=calls.run, args=(5, slow))
     caller.start()
-    assert begun.wait(5)
+    assert begun.wait(60)
     assert calls.close(5)
     assert ended == [True]
     with pytest.raises(TransportClosedError):
