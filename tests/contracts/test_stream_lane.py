@@ -193,11 +193,32 @@ def test_cuda_is_asked_of_cuda_devices_only(name):
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch may have green contexts")
 def test_multiprocessors_that_cannot_be_had_are_refused():
-    with pytest.raises(LaneError, match=r"cannot have 8 multiprocessors of its own: torch .* has no green contexts"):
+    with pytest.raises(
+        LaneError,
+        match=r"cannot have 8 multiprocessors of its own: torch .* has no green contexts.*; choose another value of "
+        r"option 'expert\.encode_lane_sms', or leave it out",
+    ):
         green_context(8, torch.device("cuda", 0))
 
 
-def test_a_part_of_the_multiprocessors_is_never_given_back(monkeypatch: pytest.MonkeyPatch):
+def test_what_torch_says_about_an_unsupported_part_is_passed_on(monkeypatch: pytest.MonkeyPatch):
+    class GreenContext:
+        Stream = object
+
+        @staticmethod
+        def create(num_sms: int, device_id: int) -> GreenContext:
+            raise RuntimeError("GreenContext requires the cuda.bindings package\nand a long trace")
+
+    module = types.ModuleType("torch.cuda.green_contexts")
+    vars(module).update(GreenContext=GreenContext)
+    monkeypatch.setitem(sys.modules, "torch.cuda.green_contexts", module)
+    green_context.cache_clear()
+    with pytest.raises(LaneError, match=r"its own: GreenContext requires the cuda\.bindings package; choose"):
+        green_context(8, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("of_module", [{"SUPPORTED": True}, {}], ids=["torch 2.11 to 2.13", "torch 2.14"])
+def test_a_part_of_the_multiprocessors_is_never_given_back(monkeypatch: pytest.MonkeyPatch, of_module: dict[str, Any]):
     """On an H200, memory that was freed after its green context was destroyed ended the process."""
     made: list[weakref.ref[GreenContext]] = []
 
@@ -211,7 +232,7 @@ def test_a_part_of_the_multiprocessors_is_never_given_back(monkeypatch: pytest.M
             return context
 
     module = types.ModuleType("torch.cuda.green_contexts")
-    module.SUPPORTED, module.GreenContext = True, GreenContext  # type: ignore[attr-defined]
+    vars(module).update(of_module, GreenContext=GreenContext)
     monkeypatch.setitem(sys.modules, "torch.cuda.green_contexts", module)
     green_context.cache_clear()
     one = green_context(8, torch.device("cuda", 0))

@@ -21,8 +21,8 @@ NATIVE = Path(__file__).parent / "native"
 RUNTIME, DRIVER, NVML = "libcudart.so.13", "libcuda.so.1", "libnvidia-ml.so.1"
 CUVID, NVENC = "libnvcuvid.so.1", "libnvidia-encode.so.1"
 SOURCES = {
-    RUNTIME: ("devices.c", "memory.c", "streams.c"),
-    DRIVER: ("driver.c",),
+    RUNTIME: ("devices.c", "memory.c", "contexts.c", "streams.c"),
+    DRIVER: ("driver.c", "green.c"),
     NVML: ("nvml.c",),
     CUVID: ("nvcuvid.c",),
     NVENC: ("nvenc.c",),

@@ -25,6 +25,7 @@ if IS_HERE:
     from vllm_omni_sched.connectors.arena import ArenaOptions
 
     kernels.install()
+    control.load_driver()
     control.load_nvml()
 
 
@@ -40,8 +41,9 @@ if IS_HERE:
     @pytest.fixture(autouse=True)
     def whole_devices() -> Iterator[None]:
         """Devices without errors and without work, before and after each test."""
-        bound = 256 << 20
+        bound, multiprocessors = 256 << 20, 132
         control.set_memory_bound(bound)
+        control.set_multiprocessors(multiprocessors)
         yield
         control.mend()
         torch.cuda.synchronize()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from tests.cuda_double.build import NVML, RUNTIME, folder
+from tests.cuda_double.build import DRIVER, NVML, RUNTIME, folder
 
 
 class Counts(ctypes.Structure):
@@ -32,6 +32,11 @@ def runtime() -> Any:
 def load_nvml() -> None:
     """Load the double of NVML, so that `pynvml` finds it by its name."""
     ctypes.CDLL(str(folder() / NVML), mode=ctypes.RTLD_GLOBAL)
+
+
+def load_driver() -> None:
+    """Load the double of the driver, so that `cuda.bindings` finds it by its name."""
+    ctypes.CDLL(str(folder() / DRIVER))
 
 
 def counts() -> Counts:
@@ -76,3 +81,8 @@ def holding_all() -> Iterator[None]:
 def set_memory_bound(num_bytes: int) -> None:
     """Set the memory of each device, of this process."""
     runtime().cuda_double_set_memory_bound(num_bytes)
+
+
+def set_multiprocessors(count: int) -> None:
+    """Set the number of multiprocessors of each device, of this process; torch asks for it once."""
+    runtime().cuda_double_set_multiprocessors(count)

@@ -93,6 +93,7 @@ class RunnerActor:
     def __init__(self) -> None:
         with_vllm.show_devices()
         kernels.install()
+        control.load_driver()
         vllm_kernels.install()
         torch.zeros(1, device=CUDA)
         torch.cuda.synchronize()
@@ -183,14 +184,16 @@ class RunnerActor:
                 == set(engine.scheduler.encoder_cache_manager.cached),
             }
 
-    def lane_before_runner(self, *, synchronizes: bool, follows: bool) -> list[int]:
+    def lane_before_runner(self, *, synchronizes: bool, follows: bool, num_sms: int | None = None) -> list[int]:
         """Pick an encoding up; return the steps with wrong inputs.
 
         Args:
             synchronizes: the lane reports an encoding when the device has made it; else at once.
             follows: the runner's stream waits for the lane's.
+            num_sms: multiprocessors of the lane, as a green context.
         """
-        with DeviceEngine() as engine, _marks(wait=synchronizes), _follows(results=follows):
+        engine = DeviceEngine(options=_lane_of(num_sms))
+        with engine, _marks(wait=synchronizes), _follows(results=follows):
             _one_who_decodes(engine)
             engine.add("r", 20, [(4, 7)])
             if not synchronizes:
@@ -203,9 +206,9 @@ class RunnerActor:
             control.let_go(_lane_stream(engine))
             return engine.wrong()
 
-    def runner_before_lane(self, *, follows: bool) -> list[int]:
+    def runner_before_lane(self, *, follows: bool, num_sms: int | None = None) -> list[int]:
         """Change the weights of the encoder on the runner's stream, and encode; return the steps with wrong inputs."""
-        with DeviceEngine() as engine, _follows(payloads=follows):
+        with DeviceEngine(options=_lane_of(num_sms)) as engine, _follows(payloads=follows):
             _one_who_decodes(engine)
             control.hold(self.runner_stream)
             engine.runner.model.rows.add_(1.0)
@@ -346,7 +349,8 @@ class RunnerActor:
         ids = torch.zeros(window[1] - window[0], dtype=torch.int64, device=CUDA)
         torch.cuda.synchronize()
         before = control.counts()
-        inputs = runner.get_inputs_embeds(ids, *_gather(runner, {"a": window}))[: len(ids)]
+        with control.holding_all():  # vLLM gives the error of a device another name if a launch finds it
+            inputs = runner.get_inputs_embeds(ids, *_gather(runner, {"a": window}))[: len(ids)]
         after = control.counts()
         try:
             right, error = bool((inputs.cpu() == 7.0).all()), ""
@@ -418,6 +422,11 @@ def _one_who_decodes(engine: DeviceEngine) -> None:
     engine.add("text", 4, max_tokens=10_000)
     engine.step()
     assert engine.wrong() == []
+
+
+def _lane_of(num_sms: int | None) -> dict[str, Any]:
+    """Return options for a lane with so many multiprocessors; None for all."""
+    return {} if num_sms is None else {"expert": {"encode_lane_sms": num_sms}}
 
 
 def _lane_stream(engine: DeviceEngine) -> torch.cuda.Stream:

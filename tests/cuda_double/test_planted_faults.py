@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.cuda_double.control import hold, holding_all, let_go
+from tests.cuda_double.green_contexts import ask, new_context, new_stream
 from tests.cuda_double.kernels import errors
 
 SIZE = 1 << 18
@@ -236,6 +237,64 @@ def a_copy_to_another_device_that_waits_for_the_wrong_stream(fault: bool) -> tor
     return target
 
 
+@scenario
+def a_missing_wait_event_between_green_contexts(fault: bool) -> torch.Tensor:
+    producer, consumer = (torch.cuda.ExternalStream(new_stream(new_context(16))) for _ in range(2))
+    shared, event = full(0.0), torch.cuda.Event()
+    torch.cuda.synchronize()
+    hold(producer)
+    with torch.cuda.stream(producer):
+        shared.fill_(5.0)
+        event.record()
+    with torch.cuda.stream(consumer):
+        if not fault:
+            consumer.wait_event(event)
+        read = shared.clone()
+    if fault:
+        consumer.synchronize()
+    let_go(producer)
+    torch.cuda.synchronize()
+    return read
+
+
+@scenario
+def memory_of_a_green_context_freed_without_record_stream(fault: bool) -> torch.Tensor:
+    """Its memory goes to the next work of the context while the default stream still has to read it."""
+    lane, owner = torch.cuda.ExternalStream(new_stream(new_context(16))), torch.cuda.default_stream()
+    read = full(0.0)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(lane):
+        made = full(5.0)
+    lane.synchronize()
+    hold(owner)
+    read.copy_(made)
+    if not fault:
+        made.record_stream(owner)
+    del made
+    with torch.cuda.stream(lane):
+        again = full(9.0)
+    lane.synchronize()
+    let_go(owner)
+    torch.cuda.synchronize()
+    del again
+    return read
+
+
+@scenario
+def a_green_context_destroyed_before_its_stream_is_done_with(fault: bool) -> torch.Tensor:
+    context, event = new_context(16), torch.cuda.Event()
+    handle = new_stream(context)
+    with torch.cuda.stream(torch.cuda.ExternalStream(handle)):
+        read = full(5.0)
+        if fault:
+            ask("cuGreenCtxDestroy", context)
+        event.record()
+    event.synchronize()
+    ask("cuStreamDestroy", handle)
+    ask("cuGreenCtxDestroy", context)
+    return read
+
+
 @pytest.mark.parametrize("what", SCENARIOS, ids=lambda function: function.__name__)
 def test_as_it_should_be_the_values_are_right(what: Scenario) -> None:
     assert bool((what(False).cpu() == 5.0).all())
@@ -250,4 +309,4 @@ def test_with_the_fault_they_are_wrong_or_the_device_reports_it(what: Scenario) 
         errors.clear()
     else:
         reported = "wrong values" if not bool((found == 5.0).all()) else "nothing"
-    assert re.search("illegal memory access|device-side assert|wrong values", reported)
+    assert re.search("illegal memory access|device-side assert|stream is detached|wrong values", reported)

@@ -17,6 +17,7 @@ from tests.support.arrangements import ARRANGEMENTS
 from tests.support.processes import Process, Processes
 
 FAULT = pytest.mark.parametrize("fault", [False, True], ids=["as it is", "with the fault"])
+NUM_SMS = pytest.mark.parametrize("num_sms", [None, 16], ids=["stream", "green context"])
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,8 @@ def test_whatever_comes_the_language_model_gets_the_numbers_of_the_host(
         async_scheduling=async_scheduling,
         encoder_cache_size=96,  # room for all ten contents
         enable_prefix_caching=bool(seed % 2),
-        options={"itl_target_ms": 0.01},  # however quick this machine encodes, it would be noticed
+        # however quick this machine encodes, it would be noticed
+        options={"itl_target_ms": 0.01, "expert": {"encode_lane_sms": 16} if seed else {}},
     )
     assert found["wrong"] == 0
     assert found["left"] == {f"r{i}": 1 for i in range(15)}
@@ -98,18 +100,20 @@ def test_with_a_small_cache_encodings_come_back_from_host_memory(runner: Any) ->
     [(True, True, False), (False, True, False), (True, False, False), (False, False, True)],
     ids=["as it is", "by the runner's wait alone", "by the lane's wait alone", "with both faults"],
 )
+@NUM_SMS
 def test_the_runner_reads_an_encoding_when_the_lane_has_made_it(
-    runner: Any, synchronizes: bool, follows: bool, is_wrong: bool
+    runner: Any, synchronizes: bool, follows: bool, is_wrong: bool, num_sms: int | None
 ) -> None:
     """The lane's thread waits before it reports, and the runner's stream before it reads."""
-    wrong = runner.lane_before_runner(synchronizes=synchronizes, follows=follows)
+    wrong = runner.lane_before_runner(synchronizes=synchronizes, follows=follows, num_sms=num_sms)
     assert bool(wrong) == is_wrong
 
 
 @FAULT
-def test_the_lane_encodes_after_what_the_runner_had_launched(runner: Any, fault: bool) -> None:
+@NUM_SMS
+def test_the_lane_encodes_after_what_the_runner_had_launched(runner: Any, fault: bool, num_sms: int | None) -> None:
     """The runner's stream changes the encoder's weights just before."""
-    assert bool(runner.runner_before_lane(follows=not fault)) == fault
+    assert bool(runner.runner_before_lane(follows=not fault, num_sms=num_sms)) == fault
 
 
 @FAULT

@@ -11,9 +11,8 @@ import torch
 
 from tests.cuda_double.control import hold, holding, holding_all, let_go, set_memory_bound
 from tests.cuda_double.kernels import launch
-from vllm_omni_sched.config.errors import LaneError, LaneWorkError
+from vllm_omni_sched.config.errors import LaneWorkError
 from vllm_omni_sched.lanes import CudaDevice, Job, StreamLane
-from vllm_omni_sched.lanes.cuda import green_context
 
 CUDA = torch.device("cuda", 0)
 LONG = 20.0
@@ -22,9 +21,16 @@ Pause = Callable[[], None]
 Work = Callable[[Any, Pause], Any]
 
 
+@pytest.fixture(params=[None, 16], ids=["stream", "green context"])
+def num_sms(request: pytest.FixtureRequest) -> int | None:
+    """Multiprocessors of the lane: all, or a green context of its own."""
+    found: int | None = request.param
+    return found
+
+
 @pytest.fixture
-def device() -> CudaDevice:
-    return CudaDevice(CUDA)
+def device(num_sms: int | None) -> CudaDevice:
+    return CudaDevice(CUDA, num_sms)
 
 
 @pytest.fixture
@@ -111,9 +117,38 @@ def test_without_the_owners_mark_work_would_overtake_it(
     hold(torch.cuda.default_stream())
     value.fill_(3.0)
     assert lane.submit(Job("a", value))
-    assert lane.wait(60 if fault else 0.5) == fault
+    assert lane.wait(60 if fault else 0.1) == fault
     let_go(torch.cuda.default_stream())
     assert bool((result_of(lane).cpu() == 24.0).all()) != fault
+
+
+@pytest.mark.parametrize(
+    ("synchronizes", "follows"),
+    [(True, True), (False, True), (True, False), (False, False)],
+    ids=["as it is", "by the owner's wait alone", "by the lane's wait alone", "with both faults"],
+)
+def test_without_both_waits_the_owner_would_read_a_result_too_soon(
+    lane_of: Any, device: Any, monkeypatch: pytest.MonkeyPatch, synchronizes: bool, follows: bool
+) -> None:
+    if not synchronizes:
+        monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda event: None)
+    if not follows:
+        monkeypatch.setattr(torch.cuda.Stream, "wait_event", lambda stream, event: None)
+    result = torch.zeros(SIZE, device=CUDA)
+    read = torch.zeros(SIZE, device=CUDA)
+    torch.cuda.synchronize()
+    lane = lane_of(lambda value, pause: result.fill_(value))
+    hold(device._stream)
+    assert lane.submit(Job("a", 8.0))
+    assert lane.wait(0.1 if synchronizes else 60) != synchronizes
+    if synchronizes:
+        let_go(device._stream)
+    read.copy_(result_of(lane))
+    if not follows:
+        torch.cuda.default_stream().synchronize()
+    let_go(device._stream)
+    torch.cuda.synchronize()
+    assert bool((read.cpu() == 8.0).all()) == (synchronizes or follows)
 
 
 @pytest.mark.parametrize("fault", [False, True], ids=["as it is", "with the fault"])
@@ -228,16 +263,11 @@ def test_the_owner_on_a_stream_of_higher_priority_goes_first_launch_by_launch(la
     assert order == ["owner"] * 6 + ["lane"] * 6
 
 
-def test_a_lane_of_the_second_device_stays_there(lane_of: Any) -> None:
+def test_a_lane_of_the_second_device_stays_there(lane_of: Any, num_sms: int | None) -> None:
     second = torch.device("cuda", 1)
-    lane = lane_of(lambda value, pause: torch.full((SIZE,), value, device="cuda"), of=CudaDevice(second))
+    lane = lane_of(lambda value, pause: torch.full((SIZE,), value, device="cuda"), of=CudaDevice(second, num_sms))
     assert lane.submit(Job("a", 6.0))
     assert lane.wait(LONG)
     (done,) = lane.poll()
     assert done.result.device == second
     assert bool((done.result.cpu() == 6.0).all())
-
-
-def test_multiprocessors_of_its_own_are_refused_where_the_driver_lacks_them() -> None:
-    with pytest.raises(LaneError, match="cannot have 4 multiprocessors of its own"):
-        green_context(4, CUDA)

@@ -133,19 +133,21 @@ def test_multiprocessors_are_for_cuda():
         ahead_encode.build_lane(encode, Model(), CPU, OmniSchedConfig(encode_lane_sms=16), 4)
 
 
-def test_an_encoder_whose_attention_has_one_buffer_for_all_streams_is_refused():
-    model = Model()
+@pytest.mark.parametrize("num_sms", [None, 16])
+def test_an_encoder_whose_attention_has_one_buffer_for_all_streams_is_refused(num_sms):
+    model, config = Model(), OmniSchedConfig(encode_lane_sms=num_sms)
     model.layers[1].attn_backend = AttentionBackendEnum.FLASHINFER
     cuda = torch.device("cuda")
     with pytest.raises(ConfigError, match="FlashInfer"):
-        ahead_encode.build_lane(ahead_encode.Encode(model, cuda), model, cuda, OmniSchedConfig(), 4)
+        ahead_encode.build_lane(ahead_encode.Encode(model, cuda), model, cuda, config, 4)
 
 
-def test_a_model_that_sets_the_forward_context_of_all_threads_is_refused(monkeypatch):
+@pytest.mark.parametrize("num_sms", [None, 16])
+def test_a_model_that_sets_the_forward_context_of_all_threads_is_refused(monkeypatch, num_sms):
     monkeypatch.setattr(ahead_v2, "set_forward_context", set_forward_context, raising=False)  # as its module would
-    model, cuda = Model(), torch.device("cuda")
+    model, cuda, config = Model(), torch.device("cuda"), OmniSchedConfig(encode_lane_sms=num_sms)
     with pytest.raises(ConfigError, match="Model sets vLLM's forward context"):
-        ahead_encode.build_lane(ahead_encode.Encode(model, cuda), model, cuda, OmniSchedConfig(), 4)
+        ahead_encode.build_lane(ahead_encode.Encode(model, cuda), model, cuda, config, 4)
 
 
 def test_models_of_vllm_are_told_apart():

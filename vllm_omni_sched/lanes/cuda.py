@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,18 +80,22 @@ def green_context(num_sms: int, device: torch.device) -> Any:
     """
     why = f"torch {torch.__version__} has no green contexts with streams of their own"
     try:
-        from torch.cuda.green_contexts import SUPPORTED, GreenContext
-
+        module = importlib.import_module("torch.cuda.green_contexts")
+        # From torch 2.14 on, `create` alone says what is not supported.
+        supported = getattr(module, "SUPPORTED", True)
         # Without such streams, work would run on the default one, whose memory the owner's work reuses.
-        if SUPPORTED and hasattr(GreenContext, "Stream"):
-            context = GreenContext.create(num_sms=num_sms, device_id=device.index)
+        if supported and hasattr(module.GreenContext, "Stream"):
+            context = module.GreenContext.create(num_sms=num_sms, device_id=device.index)
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))  # even when Python ends, tensors may go after it
             return context
     except ImportError:
         pass
     except RuntimeError as error:
         why = str(error).splitlines()[0]
-    raise LaneError(f"the encoder lane cannot have {num_sms} multiprocessors of its own: {why}")
+    raise LaneError(
+        f"the encoder lane cannot have {num_sms} multiprocessors of its own: {why}; "
+        "choose another value of option 'expert.encode_lane_sms', or leave it out"
+    )
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -14,8 +14,10 @@ struct device devices[MAX_DEVICES];
 int num_devices;
 struct counts counts;
 size_t memory_bound;
+static int num_sms;
 bool held, ending;
 __thread int here;
+__thread struct context *green_here;
 static pid_t home;
 static __thread cudaError_t last;
 static __thread char refused_kernel[512];
@@ -32,6 +34,7 @@ static void find_devices(void)
     long present = setting("CUDA_DOUBLE_DEVICES", 2);
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     memory_bound = (size_t)setting("CUDA_DOUBLE_MEMORY", 256L << 20);
+    num_sms = (int)setting("CUDA_DOUBLE_SMS", 132); /* of an H100 */
     if (present > MAX_DEVICES)
         present = MAX_DEVICES;
     if (!visible) {
@@ -126,6 +129,7 @@ API cudaError_t cudaSetDevice(int device)
     if (device < 0 || device >= num_devices)
         return leave(INVALID_DEVICE);
     here = device; /* a broken device may be current: its next operation reports the error */
+    green_here = NULL;
     return leave(SUCCESS);
 }
 
@@ -159,7 +163,7 @@ API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device
     found->maxThreadsPerBlock = found->maxThreadsDim[0] = found->maxThreadsDim[1] = found->maxThreadsDim[2] = 1024;
     found->maxGridSize[0] = found->maxGridSize[1] = found->maxGridSize[2] = 65535;
     found->maxThreadsPerMultiProcessor = 2048;
-    found->multiProcessorCount = 8;
+    found->multiProcessorCount = num_sms;
     found->major = 9;
     found->pciBusID = devices[device].number + 1;
     found->asyncEngineCount = 2;
@@ -171,12 +175,15 @@ API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *found, int device
 API cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int device)
 {
     enum { MAJOR = 75, MINOR = 76, MULTIPROCESSORS = 16, THREADS_PER_BLOCK = 1 };
+    cudaError_t error = enter();
     (void)device;
-    *value = attribute == MAJOR             ? 9
-             : attribute == MULTIPROCESSORS ? 8
+    if (error)
+        return error;
+    *value = attribute == MAJOR               ? 9
+             : attribute == MULTIPROCESSORS   ? num_sms
              : attribute == THREADS_PER_BLOCK ? 1024
-                                            : 0;
-    return SUCCESS;
+                                              : 0;
+    return leave(SUCCESS);
 }
 
 API cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device)
@@ -246,7 +253,9 @@ static const struct {
     {PEER_ALREADY_ENABLED, "cudaErrorPeerAccessAlreadyEnabled", "peer access is already enabled"},
     {ALREADY_PINNED, "cudaErrorHostMemoryAlreadyRegistered", "part or all of the memory is already pinned"},
     {NOT_PINNED, "cudaErrorHostMemoryNotRegistered", "the memory is not pinned"},
+    {CONTEXT_DESTROYED, "cudaErrorContextIsDestroyed", "context is destroyed"},
     {DEVICE_ASSERT, "cudaErrorAssert", "device-side assert triggered"},
+    {STREAM_DETACHED, "cudaErrorStreamDetached", "the stream is detached: its green context was destroyed"},
     {NOT_SUPPORTED, "cudaErrorNotSupported", "the CUDA double has no such operation"},
 };
 
@@ -400,7 +409,7 @@ API int cuda_double_hold(struct stream *handle, int whether)
     if (error)
         return error;
     if (!(stream = stream_of(handle)))
-        return leave(INVALID_HANDLE);
+        return leave(why_unusable(handle));
     stream->held = whether;
     pthread_cond_broadcast(&changed);
     return leave(SUCCESS);
@@ -420,5 +429,13 @@ API void cuda_double_set_memory_bound(size_t bytes)
     if (enter())
         return;
     memory_bound = bytes;
+    leave(SUCCESS);
+}
+
+API void cuda_double_set_multiprocessors(int count)
+{
+    if (enter())
+        return;
+    num_sms = count;
     leave(SUCCESS);
 }

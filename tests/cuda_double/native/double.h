@@ -27,14 +27,20 @@ enum { /* errors, by the numbers of CUDA */
     MAP_FAILED = 205,
     PEER_UNSUPPORTED = 217,
     INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
     PEER_ALREADY_ENABLED = 704,
+    CONTEXT_DESTROYED = 709,
     ALREADY_PINNED = 712,
     NOT_PINNED = 713,
     DEVICE_ASSERT = 710,
     NOT_SUPPORTED = 801,
+    INVALID_RESOURCE_TYPE = 914,
+    INVALID_RESOURCE_CONFIGURATION = 915,
+    STREAM_DETACHED = 917,
 };
+enum { NON_BLOCKING = 1 }; /* a flag of streams */
 typedef int cudaError_t;
 
 enum memory_kind { DEVICE, IMPORTED, PINNED, REGISTERED };
@@ -108,9 +114,18 @@ struct op {
     struct dependency *dependencies;
     struct op *next;
 };
+/* A green context: streams of its own, and the number of multiprocessors that they are said to have. */
+struct context {
+    int device;
+    unsigned num_sms;
+    bool alive;
+    struct stream *own; /* its default stream */
+    struct context *next;
+};
 struct stream {
     int device, priority, index;
     unsigned flags;
+    struct context *context; /* NULL: the primary one of the device */
     bool alive, started, held;
     uint64_t issued, done;
     uint64_t random;
@@ -137,6 +152,7 @@ extern struct counts counts;
 extern size_t memory_bound;
 extern bool held, ending;
 extern __thread int here; /* device that is current in this thread */
+extern __thread struct context *green_here; /* green context that is; NULL: the primary one of the device */
 
 /* devices.c */
 cudaError_t said(cudaError_t error);       /* note it as the last error of this thread */
@@ -152,12 +168,18 @@ struct block *block_at(const void *address);
 bool on_device(const void *address);
 char *memory_at(struct range range, int device, bool is_kernel, struct block **used);
 
+/* contexts.c */
+cudaError_t state_of_context(struct context *context);
+
 /* streams.c */
-struct stream *stream_of(struct stream *handle);
+struct stream *stream_of(struct stream *handle); /* NULL if it cannot be used: */
+cudaError_t why_unusable(struct stream *handle);
+struct stream *make_stream(int device, struct context *context, unsigned flags, int priority);
 struct op *new_op(enum verb verb);
 void issue(struct stream *stream, struct op *op);
 void finish(struct stream *stream); /* wait for all that was issued; the world is locked */
 void finish_device(int device);
+void finish_context(struct context *context);
 void finish_all(void);
 void let_go(struct mark *mark);
 bool is_reached(struct mark *mark);

@@ -1,19 +1,19 @@
 /* libcuda.so.1: what torch and PyNvVideoCodec ask of the driver itself. The rest is made by build.py, and refuses.
  *
- * A context is that of a device, by its number: there are primary ones alone. Streams, events and memory are those of
- * the runtime. */
-#include "double.h"
+ * The context of a device is its primary one, or a green one of green.c. Streams, events and memory are those of the
+ * runtime. */
+#include "driver.h"
 
 #include <string.h>
 
 #include "abi.h"
 #include "runtime.h"
 
-enum { CUDA_SUCCESS = 0, MAX_CONTEXTS = 64, PITCH = 512 };
-typedef void *context_t; /* number of the device + 1 */
+enum { MAX_CONTEXTS = 64, PITCH = 512 };
 typedef unsigned long long device_pointer_t;
 
-static __thread int pushed[MAX_CONTEXTS], num_pushed; /* devices that were current before */
+static __thread context_t pushed[MAX_CONTEXTS]; /* that were current before */
+static __thread int num_pushed;
 
 static int current_device(void)
 {
@@ -22,8 +22,20 @@ static int current_device(void)
     return device;
 }
 
-static int make_current(int device) { return RUNTIME(cudaSetDevice, (int), device); }
 static context_t context_of(int device) { return (context_t)(uintptr_t)(device + 1); }
+
+static context_t current(void)
+{
+    context_t green = current_green();
+    return green ? green : context_of(current_device());
+}
+
+static int make_current(context_t context)
+{
+    if (!context)
+        return NOT_SUPPORTED; /* a thread of the double has always a context */
+    return is_primary(context) ? RUNTIME(cudaSetDevice, (int), device_of(context)) : make_green_current(context);
+}
 
 API int cuInit(unsigned flags) { return (void)flags, CUDA_SUCCESS; }
 
@@ -35,6 +47,10 @@ API int cuDriverGetVersion(int *version)
 
 API int cuDeviceGet(int *device, int ordinal)
 {
+    int count = 0;
+    RUNTIME(cudaGetDeviceCount, (int *), &count);
+    if (ordinal < 0 || ordinal >= count)
+        return INVALID_DEVICE;
     *device = ordinal;
     return CUDA_SUCCESS;
 }
@@ -71,9 +87,12 @@ API int cuCtxDestroy_v2(context_t context) { return (void)context, CUDA_SUCCESS;
 
 API int cuCtxGetCurrent(context_t *context)
 {
-    *context = context_of(current_device());
+    *context = current();
     return CUDA_SUCCESS;
 }
+
+API int cuCtxSetCurrent(context_t context) { return make_current(context); }
+API int cuCtxSynchronize(void) { return RUNTIME(cudaDeviceSynchronize, (void)); }
 
 API int cuCtxGetDevice(int *device)
 {
@@ -85,8 +104,11 @@ API int cuCtxPushCurrent_v2(context_t context)
 {
     if (!context || num_pushed == MAX_CONTEXTS)
         return INVALID_CONTEXT;
-    pushed[num_pushed++] = current_device();
-    return make_current((int)(uintptr_t)context - 1);
+    context_t before = current();
+    int error = make_current(context);
+    if (!error)
+        pushed[num_pushed++] = before;
+    return error;
 }
 
 API int cuCtxPopCurrent_v2(context_t *context)
@@ -94,7 +116,7 @@ API int cuCtxPopCurrent_v2(context_t *context)
     if (!num_pushed)
         return INVALID_CONTEXT;
     if (context)
-        *context = context_of(current_device());
+        *context = current();
     return make_current(pushed[--num_pushed]);
 }
 
@@ -251,17 +273,55 @@ API int cuPointerGetAttribute(void *data, int attribute, device_pointer_t addres
     return CUDA_SUCCESS;
 }
 
+static const struct {
+    int error;
+    const char *name, *text;
+} words[] = {
+    {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
+    {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {CONTEXT_DESTROYED, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
+    {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "the CUDA double has no such operation of the driver"},
+    {INVALID_RESOURCE_TYPE, "CUDA_ERROR_INVALID_RESOURCE_TYPE", "invalid resource type"},
+    {INVALID_RESOURCE_CONFIGURATION, "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", "invalid resource configuration"},
+    {STREAM_DETACHED, "CUDA_ERROR_STREAM_DETACHED", "the stream is detached: its green context was destroyed"},
+};
+
 API int cuGetErrorName(int error, const char **text)
 {
-    *text = error == OUT_OF_MEMORY   ? "CUDA_ERROR_OUT_OF_MEMORY"
-            : error == NOT_SUPPORTED ? "CUDA_ERROR_NOT_SUPPORTED"
-            : error                  ? "CUDA_ERROR_UNKNOWN"
-                                     : "CUDA_SUCCESS";
+    *text = "CUDA_ERROR_UNKNOWN";
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (words[i].error == error)
+            *text = words[i].name;
     return CUDA_SUCCESS;
 }
 
 API int cuGetErrorString(int error, const char **text)
 {
-    *text = error == OUT_OF_MEMORY ? "out of memory" : "the CUDA double has no such operation of the driver";
+    *text = "unknown error";
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (words[i].error == error)
+            *text = words[i].text;
     return CUDA_SUCCESS;
+}
+
+/* Return a function in the newest form that this driver has: all of them are older than what asks by name. */
+API int cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags, int *status)
+{
+    enum { FOUND = 0, MISSING = 1 };
+    static void *library;
+    char newer[128];
+    (void)version, (void)flags;
+    if (!library)
+        library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    snprintf(newer, sizeof newer, "%s_v2", name);
+    if (!(*function = dlsym(library, newer)))
+        *function = dlsym(library, name);
+    if (status)
+        *status = *function ? FOUND : MISSING;
+    return *function ? CUDA_SUCCESS : NOT_FOUND;
 }

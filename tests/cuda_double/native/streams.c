@@ -15,7 +15,6 @@
 #include "abi.h"
 
 #define POLL_MICROSECONDS 200 /* for events of other processes, which cannot wake anybody here */
-enum { NON_BLOCKING = 1 };
 enum { TO_DEVICE = 1, TO_HOST = 2 };
 enum { NO_TIMING = 2, BETWEEN_PROCESSES = 4 };
 
@@ -87,14 +86,33 @@ static struct mark *latest(struct event *event)
 
 /* ---- queues ---- */
 
-struct stream *stream_of(struct stream *handle)
+static bool is_default(struct stream *handle) { return (uintptr_t)handle <= 2; }
+
+static struct stream *default_of(int device, struct context *context)
 {
-    if ((uintptr_t)handle <= 2)
-        return &devices[here].legacy;
+    return context ? context->own : &devices[device].legacy;
+}
+
+/* Return a stream that was not destroyed, or NULL. */
+static struct stream *known(struct stream *handle)
+{
+    if (is_default(handle))
+        return default_of(here, green_here);
     for (int i = 0; i < num_streams; i++)
         if (streams[i] == handle)
             return handle->alive ? handle : NULL;
     return NULL;
+}
+
+struct stream *stream_of(struct stream *handle)
+{
+    struct stream *stream = known(handle);
+    return stream && (!stream->context || stream->context->alive) ? stream : NULL;
+}
+
+cudaError_t why_unusable(struct stream *handle)
+{
+    return !known(handle) ? INVALID_HANDLE : is_default(handle) ? CONTEXT_DESTROYED : STREAM_DETACHED;
 }
 
 struct op *new_op(enum verb verb)
@@ -275,16 +293,17 @@ static void depend(struct op *op, struct stream *on)
     op->dependencies[op->num_dependencies++] = (struct dependency){on, on->issued};
 }
 
-/* The default stream waits for all streams of its device that are not made otherwise, and they wait for it. */
+/* The default stream waits for all streams of its context that are not made otherwise, and they wait for it. */
 void issue(struct stream *stream, struct op *op)
 {
-    struct stream *legacy = &devices[stream->device].legacy;
-    if (stream == legacy) {
+    struct stream *first = default_of(stream->device, stream->context);
+    if (stream == first) {
         for (int i = 0; i < num_streams; i++)
-            if (streams[i]->device == stream->device && !(streams[i]->flags & NON_BLOCKING))
+            if (streams[i] != stream && streams[i]->device == stream->device &&
+                streams[i]->context == stream->context && !(streams[i]->flags & NON_BLOCKING))
                 depend(op, streams[i]);
     } else if (!(stream->flags & NON_BLOCKING)) {
-        depend(op, legacy);
+        depend(op, first);
     }
     op->number = ++stream->issued;
     if (stream->tail)
@@ -319,33 +338,48 @@ void finish_device(int device)
             finish(streams[i]);
 }
 
+void finish_context(struct context *context)
+{
+    for (int i = 0; i < num_streams; i++)
+        if (streams[i]->context == context)
+            finish(streams[i]);
+}
+
 void finish_all(void)
 {
     for (int i = 0; i < num_devices; i++)
         finish_device(i);
 }
 
-static cudaError_t wait_for(struct stream *handle, bool whole_device)
+/* Of a green context that is current, its own work is waited for; of a device, also that of its green contexts. */
+API cudaError_t cudaDeviceSynchronize(void)
 {
     void *python = free_python();
     cudaError_t error = enter();
-    struct stream *stream = NULL;
     if (!error) {
-        int device = here;
-        if (whole_device) {
+        if (!green_here)
             finish_device(here);
-        } else if ((stream = stream_of(handle))) {
-            finish(stream);
-            device = stream->device;
-        }
-        error = leave(whole_device || stream ? devices[device].broken : INVALID_HANDLE);
+        else if (!(error = state_of_context(green_here)))
+            finish_context(green_here);
+        error = leave(error ? error : devices[here].broken);
     }
     take_python(python);
     return error;
 }
 
-API cudaError_t cudaDeviceSynchronize(void) { return wait_for(NULL, true); }
-API cudaError_t cudaStreamSynchronize(struct stream *handle) { return wait_for(handle, false); }
+API cudaError_t cudaStreamSynchronize(struct stream *handle)
+{
+    void *python = free_python();
+    cudaError_t error = enter();
+    if (!error) {
+        struct stream *stream = stream_of(handle);
+        if (stream)
+            finish(stream);
+        error = leave(stream ? devices[stream->device].broken : why_unusable(handle));
+    }
+    take_python(python);
+    return error;
+}
 
 API cudaError_t cudaStreamQuery(struct stream *handle)
 {
@@ -354,9 +388,22 @@ API cudaError_t cudaStreamQuery(struct stream *handle)
         return error;
     struct stream *stream = stream_of(handle);
     if (!stream)
-        return leave(INVALID_HANDLE);
+        return leave(why_unusable(handle));
     error = devices[stream->device].broken;
     return leave(error ? error : stream->done < stream->issued ? NOT_READY : SUCCESS);
+}
+
+/* Return NULL if there are too many. */
+struct stream *make_stream(int device, struct context *context, unsigned flags, int priority)
+{
+    if (num_streams == MAX_STREAMS)
+        return NULL;
+    struct stream *stream = calloc(1, sizeof *stream);
+    *stream = (struct stream){
+        .device = device, .context = context, .flags = flags, .index = num_streams, .alive = true};
+    stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+    stream->random = (uint64_t)(setting("CUDA_DOUBLE_SEED", 1) * 1000003 + num_streams + 17) * 0x9E3779B97F4A7C15u | 1;
+    return streams[num_streams++] = stream; /* not freed, so that a handle of a destroyed one is known as such */
 }
 
 API cudaError_t cudaStreamCreateWithPriority(struct stream **made, unsigned flags, int priority)
@@ -364,17 +411,12 @@ API cudaError_t cudaStreamCreateWithPriority(struct stream **made, unsigned flag
     cudaError_t error = enter();
     if (error)
         return error;
-    if ((error = state_of(here)))
+    if ((error = state_of(here)) || (error = state_of_context(green_here)))
         return leave(error);
-    if (num_streams == MAX_STREAMS)
-        return leave(OUT_OF_MEMORY);
-    struct stream *stream = calloc(1, sizeof *stream);
-    *stream = (struct stream){.device = here, .flags = flags, .index = num_streams, .alive = true};
-    stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
-    stream->random = (uint64_t)(setting("CUDA_DOUBLE_SEED", 1) * 1000003 + num_streams + 17) * 0x9E3779B97F4A7C15u | 1;
-    streams[num_streams++] = stream; /* not freed, so that a handle of a destroyed one is known as such */
-    *made = stream;
-    return leave(SUCCESS);
+    struct stream *stream = make_stream(here, green_here, flags, priority);
+    if (stream)
+        *made = stream;
+    return leave(stream ? SUCCESS : OUT_OF_MEMORY);
 }
 
 API cudaError_t cudaStreamCreateWithFlags(struct stream **made, unsigned flags)
@@ -389,8 +431,8 @@ API cudaError_t cudaStreamDestroy(struct stream *handle)
     cudaError_t error = enter();
     if (error)
         return error;
-    struct stream *stream = stream_of(handle);
-    if (!stream || stream == &devices[here].legacy)
+    struct stream *stream = known(handle); /* that of a context that is gone, too */
+    if (!stream || is_default(handle))
         return leave(INVALID_HANDLE);
     stream->alive = false; /* its thread ends when its work has ended */
     pthread_cond_broadcast(&changed);
@@ -404,7 +446,7 @@ API cudaError_t cudaStreamGetPriority(struct stream *handle, int *priority)
         return error;
     struct stream *stream = stream_of(handle);
     if (!stream)
-        return leave(INVALID_HANDLE);
+        return leave(why_unusable(handle));
     *priority = stream->priority;
     return leave(SUCCESS);
 }
@@ -497,7 +539,9 @@ API cudaError_t cudaEventRecordWithFlags(struct event *handle, struct stream *on
         return error;
     struct event *event = event_of(handle);
     struct stream *stream = stream_of(on);
-    if (!event || !stream || event->device != stream->device || event->imported)
+    if (!stream)
+        return leave(why_unusable(on));
+    if (!event || event->device != stream->device || event->imported)
         return leave(INVALID_HANDLE);
     if ((error = state_of(stream->device)))
         return leave(error);
@@ -518,7 +562,9 @@ API cudaError_t cudaStreamWaitEvent(struct stream *on, struct event *handle, uns
         return error;
     struct event *event = event_of(handle);
     struct stream *stream = stream_of(on);
-    if (!event || !stream)
+    if (!stream)
+        return leave(why_unusable(on));
+    if (!event)
         return leave(INVALID_HANDLE);
     if ((error = state_of(stream->device)))
         return leave(error);
@@ -633,7 +679,7 @@ static cudaError_t copy(void *to, const void *from, size_t size, struct stream *
         return error;
     struct stream *stream = stream_of(handle);
     if (!stream)
-        return leave(INVALID_HANDLE);
+        return leave(why_unusable(handle));
     if ((error = state_of(stream->device)))
         return leave(error);
     struct op *op = new_op(COPY);
@@ -688,7 +734,7 @@ static cudaError_t fill(void *to, int value, size_t size, struct stream *handle)
         return error;
     struct stream *stream = stream_of(handle);
     if (!stream)
-        return leave(INVALID_HANDLE);
+        return leave(why_unusable(handle));
     if ((error = state_of(stream->device)))
         return leave(error);
     struct op *op = new_op(FILL);
@@ -713,7 +759,7 @@ API cudaError_t cudaLaunchHostFunc(struct stream *handle, void (*call)(void *), 
         return error;
     struct stream *stream = stream_of(handle);
     if (!stream)
-        return leave(INVALID_HANDLE);
+        return leave(why_unusable(handle));
     struct op *op = new_op(CALL);
     op->call = call;
     op->argument = argument;
@@ -730,7 +776,7 @@ API int cuda_double_launch(struct stream *handle, kernel_t kernel, long ticket, 
         return error;
     struct stream *stream = stream_of(handle);
     if (!stream || num_ranges > MAX_RANGES)
-        return leave(INVALID_HANDLE);
+        return leave(stream ? INVALID_VALUE : why_unusable(handle));
     if ((error = state_of(stream->device)))
         return leave(error);
     struct op *op = new_op(KERNEL);
