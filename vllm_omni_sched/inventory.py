@@ -213,7 +213,7 @@ INVENTORY: tuple[Override, ...] = (
     ),
     Override(
         f"{_S}._preempt_request, _free_request, shutdown",
-        "after super(): forget the session, close its spill file, stop publishing",
+        "after super(): forget the session, close its spill file, count waiting requests, stop publishing",
         _OURS,
         "tests/differential/test_same_decisions.py",
         "the other entries are gone",

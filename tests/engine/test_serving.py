@@ -19,10 +19,11 @@ from tests.engine.harness.spec import OURS
 from vllm_omni_sched import __version__
 from vllm_omni_sched.cli import app
 from vllm_omni_sched.compat import vllm_version
+from vllm_omni_sched.monitor.counts import CLASSES
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 PATIENCE_SECONDS = 60
-OPTIONS = {"waiting_order": "sla", "client_ttft_ms_min": 100, "strip_frontier": "off"}
+OPTIONS = {"waiting_order": "sla", "client_ttft_ms_min": 100, "slo_metrics": True, "strip_frontier": "off"}
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +127,7 @@ def test_top_shows_what_the_server_does(servers: Server):
     shown = until(frame)
     assert sum(shown["requests"]["admitted"].values()) >= 1
     assert shown["requests"]["waiting"] == 0
+    assert shown["requests"]["waiting_by_class"] == dict.fromkeys(CLASSES, 0)
     assert 0 <= shown["requests"]["kv_cache_usage"] < 1
     assert shown["encoder_cache"]["hit_rate"] is None  # there was no picture
 
@@ -154,7 +156,8 @@ def test_one_line_at_the_start_says_what_is_active(servers: Server, history: Pat
     assert f"on vLLM {vllm_version()}. " in line
     given = line.split("Options given: ")[1].split(". Features on: ")[0]
     assert given == (
-        f"expert.strip_frontier=off, waiting_order=sla, client_ttft_ms_min=100.0, expert.history_path={history}"
+        f"expert.strip_frontier=off, waiting_order=sla, client_ttft_ms_min=100.0, slo_metrics=true, "
+        f"expert.history_path={history}"
     )
     on, off = line.split("Features on: ")[1].split("; off: ")
     assert {"windows", "encoder_cache", "session_delta"} <= set(on.split(", "))

@@ -124,6 +124,8 @@ class SchedulerTraffic:
 
     def _requests(self, load: float) -> None:
         metrics, rng = self.metrics, self._rng
+        for named, mean in (("realtime", 0.2), ("interactive", 2.0), ("batch", 6.0)):
+            metrics.waiting_requests[named] = self._draw(mean * max(0.0, load - 0.7))
         for _ in range(self._draw(0.5 * load)):
             self.route.routed(rng.choices((RouteReason.HELD, RouteReason.UNKNOWN, RouteReason.NO_ITEMS), (5, 2, 1))[0])
             named = rng.choices(("realtime", "interactive", "batch"), (2, 5, 1))[0]

@@ -65,6 +65,9 @@ def _now(frame: Frame) -> Table:
     table = section("now", "name", "value")
     table.add_row("running", _number(requests.running))
     table.add_row("waiting", waiting)
+    if any(requests.waiting_by_class.values()):
+        by_class = {name: count for name, count in requests.waiting_by_class.items() if count}
+        table.add_row("waiting by class", _listed(by_class))
     table.add_row("streaming sessions", _number(requests.sessions))
     table.add_row("KV cache in use", _percent(requests.kv_cache_usage))
     table.add_row("lanes", f"{_number(lanes.pending)} items wait, share {_percent(lanes.share)}")

@@ -276,7 +276,9 @@ class OmniSchedConfig(BaseModel):
         "`realtime_itl_ms`, 0 for any.",
     )
     slo_metrics: bool = Field(
-        False, description="Measure TTFT, inter-token latency and goodput by class; costs some microseconds per step."
+        False,
+        description="Measure TTFT, inter-token latency, goodput and waiting requests by class; costs some microseconds "
+        "per step.",
     )
     batch_control: Literal[ControlMode.OFF, ControlMode.PID, ControlMode.AIMD] = Expert(
         ControlMode.OFF, description="Controller of the number of running requests, from the step time."

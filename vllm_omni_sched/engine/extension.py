@@ -184,6 +184,12 @@ class SchedulerExtension:
                 "and serves the request; further requests of this kind are not logged."
             )
 
+    def preempted(self, request: Request) -> None:
+        """Record that vLLM has taken a request's blocks and put it back into the queue."""
+        self.sessions.lost_blocks(request.request_id)
+        if self.policies is not None:
+            self.policies.preempted(request.request_id)
+
     def leave(self, request: Request) -> None:
         """Drop the state of a request that vLLM has freed."""
         features = request.mm_features

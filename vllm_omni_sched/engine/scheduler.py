@@ -101,7 +101,7 @@ class OmniSchedulerMixin(WaitingOrderMixin, _Base):
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super()._preempt_request(request, *args, **kwargs)
-        self.omni.sessions.lost_blocks(request.request_id)
+        self.omni.preempted(request)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         result = super()._free_request(request, *args, **kwargs)

@@ -31,6 +31,7 @@ from vllm_omni_sched.items.feature_list import Strip
 from vllm_omni_sched.logs import logger_name
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.slo import SloMeter
+from vllm_omni_sched.monitor.waiting_counts import WaitingCounts
 from vllm_omni_sched.resource.engine.encoder_budget import LOOK_AHEAD
 
 logger = init_logger(logger_name(__name__))
@@ -85,6 +86,9 @@ class SteeredSteps:
             self.planner.bind(scheduler, self.core, self.view, self.lent)
             self.view.waits = self.planner.decisions.ledger.waits
         self.slo = SloMeter(metrics) if config.slo_metrics else None
+        self.waiting = WaitingCounts(metrics) if config.slo_metrics else None
+        if self.waiting is None:
+            metrics.waiting_requests.clear()  # absent: a gauge that is 0 would say that no request waits
         self._encoder_budget = scheduler.max_num_encoder_input_tokens
         self._plans = self.core.limits.any or self.core.rounds is not None or self.lent is not None
         self._encoding: deque[tuple[SchedulerOutput, float]] = deque()  # steps that encode, and when they began
@@ -134,6 +138,9 @@ class SteeredSteps:
             self._encoding.append((output, now))
             if self.core.lending is not None:
                 self.core.lending.step_began(self._embeds(output))
+        if self.waiting is not None:
+            for request_id in _started(output):
+                self.waiting.start(request_id)
         if self.history is not None:
             self._note_step(output, now)
         if self.planner is not None:
@@ -277,7 +284,7 @@ class SteeredSteps:
                 self.view.tokens_out(now)
         if self._silent:
             self._note_first_tokens(outputs, now)
-        if self.slo is None:
+        if self.slo is None or self.waiting is None:
             return
         self.metrics.step_requests.observe(len(output.num_scheduled_tokens))
         for of_client in outputs.values():
@@ -286,6 +293,7 @@ class SteeredSteps:
                     self.slo.token(one.request_id, now)
                 if one.finish_reason is not None:
                     self.slo.end(one.request_id, counts=True)
+                    self.waiting.wait_again(one.request_id)  # a session between two inputs: all others have left
 
     def _note_first_tokens(self, outputs: dict[int, Any], now: float) -> None:
         """Record the requests that have their first token with this step."""
@@ -339,6 +347,13 @@ class SteeredSteps:
             return
         if self.slo is not None:
             self.slo.begin(request.request_id, sla, now)
+        if self.waiting is not None:
+            self.waiting.enter(request.request_id, sla.name)
+
+    def preempted(self, request_id: str) -> None:
+        """Record that a request has lost its place in the batch and waits again."""
+        if self.waiting is not None:
+            self.waiting.wait_again(request_id)
 
     def leave(self, request: Request) -> None:
         """Drop the state of a request that has ended."""
@@ -348,6 +363,8 @@ class SteeredSteps:
         how = status.name.lower().removeprefix("finished_")
         self.core.leave(request_id, request.num_output_tokens if counts else 0, monotonic_seconds(), how)
         self.view.leave(request_id)
+        if self.waiting is not None:
+            self.waiting.leave(request_id)
         if self.lent is not None and not len(self.core.book):
             assert self.core.lending is not None
             self.lent.resize(self.core.lending.lent_blocks)
@@ -358,6 +375,13 @@ class SteeredSteps:
         """Write what is not written yet of the history."""
         if self.history is not None:
             self.history.close()
+
+
+def _started(output: SchedulerOutput) -> Iterator[str]:
+    """Yield the requests that a step takes from the waiting queues: new ones, and those that go on."""
+    for new in output.scheduled_new_reqs:  # on model runner V2, preempted ones are among these
+        yield new.req_id
+    yield from getattr(output.scheduled_cached_reqs, "resumed_req_ids", ())
 
 
 def _history_of(scheduler: Any, config: OmniSchedConfig) -> HistoryFile | None:

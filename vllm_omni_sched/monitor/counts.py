@@ -120,4 +120,5 @@ class SchedulerMetrics:
     itl_seconds: dict[str, Histogram] = field(default_factory=_waits_by_class)
     slo_met: dict[str, int] = field(default_factory=_by_class)
     slo_missed: dict[str, int] = field(default_factory=_by_class)
+    waiting_requests: dict[str, int] = field(default_factory=_by_class)
     schedule_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS_BUCKETS))

@@ -14,7 +14,7 @@ from vllm_omni_sched.monitor.metrics import EACH, METRICS, PREFIX, Kind, Metric
 
 
 def render(metrics: SchedulerMetrics) -> bytes:
-    """Return all families of `METRICS` in the Prometheus text format, UTF-8."""
+    """Return the families of `METRICS` that have samples in the Prometheus text format, UTF-8."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_SchedulerCollector(metrics))
     return generate_latest(registry)
@@ -61,7 +61,9 @@ class _SchedulerCollector(Collector):
 
     def collect(self) -> Iterator[Family]:
         for spec in METRICS:
-            yield _family(spec, self._metrics)
+            family = _family(spec, self._metrics)
+            if family.samples:
+                yield family
 
 
 def _family(spec: Metric, metrics: SchedulerMetrics) -> Any:

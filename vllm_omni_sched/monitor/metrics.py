@@ -20,7 +20,8 @@ class Metric:
     """One metric family.
 
     `fields` maps each value of `label` ("" without one) to a `SchedulerMetrics` attribute. With `EACH` as the only
-    value, the attribute is a dict by label value, with all values present from the start.
+    value, the attribute is a dict by label value, with all values present from the start; if it is empty, the metric
+    is not published.
     """
 
     name: str
@@ -309,6 +310,14 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "Requests that missed their TTFT or an ITL target.",
         {EACH: "slo_missed"},
+        label="class",
+    ),
+    Metric(
+        "waiting_requests",
+        "gauge",
+        "Requests in vLLM's waiting queues now, by class; their sum is `vllm:num_requests_waiting`, so preempted "
+        "requests, held ones and sessions between two inputs count, too; absent without option `slo_metrics`.",
+        {EACH: "waiting_requests"},
         label="class",
     ),
 )

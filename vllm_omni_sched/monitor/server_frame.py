@@ -12,11 +12,15 @@ from vllm_omni_sched.resource.engine.lane import WhereReason
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests in the engines now, and those taken from the waiting queue, by the reason for their position."""
+    """Requests in the engines now, and those taken from the waiting queue, by the reason for their position.
+
+    ``waiting_by_class``: empty where none are counted by class, which the option `slo_metrics` turns on.
+    """
 
     running: float | None
     waiting: float | None
     waiting_by_reason: dict[str, float]
+    waiting_by_class: dict[str, float]
     sessions: float
     kv_cache_usage: float | None
     admitted: dict[str, float]
@@ -140,6 +144,7 @@ def _requests(page: ServerPage) -> Requests:
         page.value("vllm:num_requests_running"),
         page.value("vllm:num_requests_waiting"),
         {name: n for name, n in page.by("vllm:num_requests_waiting_by_reason", "reason").items() if n},
+        page.by(f"{PREFIX}waiting_requests", "class"),
         page.value(f"{PREFIX}sessions") or 0.0,
         page.mean("vllm:kv_cache_usage_perc"),
         _counted(page, "admitted_total", "reason"),

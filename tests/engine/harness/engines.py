@@ -133,7 +133,7 @@ VARIANTS = (
     Variant("bad-input-async", "async", BAD_INPUT),
     Variant("bad-input-no-prefix", "prefix-caching-off", BAD_INPUT, long=True),
     Variant("tight", "tight", long=True),
-    Variant("tight-async", "tight-async"),
+    Variant("tight-async", "tight-async", omni_sched={"slo_metrics": True}),  # which changes no decision
     Variant("scarce", "scarce", long=True),
     Variant("scarce-async", "scarce-async"),
     Variant("scarce-no-prefix", "scarce-no-prefix", long=True),

@@ -17,12 +17,17 @@ class Observer:
     update_bytes      pickled size of such an entry, at each power of two of a session's updates
     tiers             encodings that requests took, by where they were (our scheduler only)
     feature_lists     types of `request.mm_features`, counted over requests with items
+    waiting           numbers of waiting requests, before and after the tokens of each step: `differences` between the
+                      sum of ours by class and vLLM's own, the `most` at a time, and ours by class `at_the_end`; None
+                      where none are counted by class
     """
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
         self.reset()
         self._wrap("schedule", self._after_schedule)
+        self._wrap("schedule", self._compare_waiting)
+        self._wrap("update_from_output", self._compare_waiting)
         self._wrap("_preempt_request", lambda _, request, *__: self.preempted.update([request.request_id]))
         self._wrap("_free_request", lambda _, request, *__: self.left.update([request.request_id]))
 
@@ -35,6 +40,8 @@ class Observer:
         self.feature_lists: Counter[str] = Counter()
         self._updates: Counter[str] = Counter()
         self._tiers_before = _tiers(self.scheduler)
+        self._waiting_differences: list[tuple[int, int]] = []
+        self._waiting_most = 0
 
     def report(self) -> dict[str, Any]:
         scheduler = self.scheduler
@@ -48,6 +55,7 @@ class Observer:
             "update_bytes": self.update_bytes,
             "feature_lists": dict(self.feature_lists),
             "still_there": sorted(scheduler.requests),
+            "waiting": self._waiting(),
             "tiers": {tier: count - self._tiers_before[tier] for tier, count in _tiers(scheduler).items()},
         }
 
@@ -60,6 +68,23 @@ class Observer:
             return result
 
         setattr(self.scheduler, name, watched)
+
+    def _waiting_by_class(self) -> dict[str, int]:
+        """Return the waiting requests by class, as our scheduler counts them; empty if it does not."""
+        return dict(self.scheduler.omni.metrics.waiting_requests) if hasattr(self.scheduler, "omni") else {}
+
+    def _compare_waiting(self, *_: Any) -> None:
+        if by_class := self._waiting_by_class():
+            ours, (_, vllms) = sum(by_class.values()), self.scheduler.get_request_counts()
+            self._waiting_most = max(self._waiting_most, ours)
+            if ours != vllms:
+                self._waiting_differences.append((ours, vllms))
+
+    def _waiting(self) -> dict[str, Any] | None:
+        by_class = self._waiting_by_class()
+        if not by_class:
+            return None
+        return {"differences": self._waiting_differences, "most": self._waiting_most, "at_the_end": by_class}
 
     def _after_schedule(self, output: Any, *_: Any) -> None:
         if not output.num_scheduled_tokens:

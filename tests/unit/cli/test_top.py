@@ -18,6 +18,7 @@ from vllm_omni_sched.cli import app
 from vllm_omni_sched.cli import top as module
 from vllm_omni_sched.cli.top import SHOWN_DECISIONS, page_url
 from vllm_omni_sched.core.engine.history_lines import HistoryLine, line_of
+from vllm_omni_sched.monitor.counts import CLASSES
 from vllm_omni_sched.monitor.exposition import render
 
 pytestmark = pytest.mark.once  # nothing here reaches vLLM
@@ -100,6 +101,7 @@ def test_once_prints_one_frame_with_what_happened_since_the_start(
     for row in (
         "running 5",
         "waiting 4 (4 capacity)",
+        "waiting by class 1 interactive, 3 batch",
         "KV cache in use 30%",
         "lanes 5 items wait, share 25%",
         "placements 2 would_stall_decode → lane, 1 no_decode → in_step",
@@ -109,8 +111,20 @@ def test_once_prints_one_frame_with_what_happened_since_the_start(
         "interactive 90% 9 1 20 ms 490 ms –",
     ):
         assert f"\n{row}" in said
-    assert "batch" not in said  # of which there was no request
+    assert "batch" not in said.replace("waiting by class 1 interactive, 3 batch", "")  # of which none has ended
     assert "stage" not in said
+
+
+@pytest.mark.parametrize("counted", [{}, dict.fromkeys(CLASSES, 0)], ids=["not counted", "none waits"])
+def test_a_class_of_which_none_waits_is_not_shown(counted: dict[str, int]) -> None:
+    counts = metrics()
+    counts.waiting_requests = counted
+    with Pages(VLLM + render(counts).decode()) as server:
+        _, out, _ = run(server.url, "--once")
+        (frame,) = map(json.loads, run(server.url, "--once", "--json")[1].splitlines())
+    assert "\nwaiting " in out
+    assert "waiting by class" not in out
+    assert frame["requests"]["waiting_by_class"] == counted
 
 
 def test_json_has_the_values_of_the_frame() -> None:
@@ -121,6 +135,7 @@ def test_json_has_the_values_of_the_frame() -> None:
     assert frame["at"] > 1e9
     assert (frame["seconds"], frame["steps"]) == (None, 100)
     assert frame["placements"] == {"would_stall_decode": 2, "no_decode": 1}
+    assert frame["requests"]["waiting_by_class"] == {"realtime": 0, "interactive": 1, "batch": 3}
     assert frame["slo"]["interactive"]["fraction"] == 0.9
     assert frame["encoder_cache"]["hit_rate"] == 0.75
 

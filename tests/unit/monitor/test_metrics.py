@@ -29,7 +29,8 @@ def test_every_attribute_is_published_exactly_once():
 def test_every_attribute_is_counted_by_the_engine():
     """A metric that nobody counts would read 0 for ever and mislead whoever looks at it."""
     package = Path(vllm_omni_sched.__file__).parent
-    counting = (*package.glob("engine/**/*.py"), *package.glob("core/engine/*.py"), package / "monitor" / "slo.py")
+    meters = [package / "monitor" / f"{name}.py" for name in ("slo", "waiting_counts")]
+    counting = (*package.glob("engine/**/*.py"), *package.glob("core/engine/*.py"), *meters)
     engine = "".join(path.read_text() for path in counting)
     attributes = [field.name for field in dataclasses.fields(SchedulerMetrics)]
     assert [
@@ -67,6 +68,13 @@ def test_a_page_holds_every_metric_with_its_value():
 
     read = samples(render(metrics).decode())
     assert {key: read[key] for key in expected} == expected
+
+
+def test_a_metric_that_is_not_counted_is_not_on_the_page():
+    metrics = SchedulerMetrics()
+    metrics.waiting_requests.clear()
+    assert "waiting_requests" in render(SchedulerMetrics()).decode()
+    assert "waiting_requests" not in render(metrics).decode()
 
 
 def test_histogram_bounds_are_inclusive_and_cumulative():

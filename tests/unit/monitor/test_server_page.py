@@ -48,6 +48,7 @@ def metrics(times: int = 1) -> SchedulerMetrics:
         for seconds in (0.02, 0.02, 0.02, 0.3):
             counts.ttft_seconds["interactive"].observe(seconds)
             counts.ahead_wait_seconds.observe(seconds)
+    counts.waiting_requests = {"realtime": 0, "interactive": 1, "batch": 3}
     counts.ahead_pending = 5
     counts.lane_share = 0.25
     return counts
@@ -62,6 +63,25 @@ def test_samples_are_summed_over_engines_and_fractions_are_averaged():
     assert (frame.requests.running, frame.requests.waiting) == (5, 4)
     assert frame.requests.waiting_by_reason == {"capacity": 4}
     assert frame.requests.kv_cache_usage == pytest.approx(0.3)
+
+
+def test_waiting_requests_of_a_class_are_summed_over_engines_and_stages():
+    assert frame_of(page()).requests.waiting_by_class == {"realtime": 0, "interactive": 1, "batch": 3}
+    text = """
+# TYPE vllm:omni_sched_waiting_requests gauge
+vllm:omni_sched_waiting_requests{engine="0",model_name="m",class="interactive"} 0.0
+vllm:omni_sched_waiting_requests{engine="0",model_name="m",class="batch"} 3.0
+vllm:omni_sched_waiting_requests{engine="1",model_name="m",class="interactive"} 1.0
+vllm:omni_sched_waiting_requests{engine="1",model_name="m",class="batch"} 4.0
+vllm:omni_sched_waiting_requests{engine="0",model_name="m",stage="1",class="batch"} 5.0
+"""
+    assert frame_of(read_page(text, 0.0)).requests.waiting_by_class == {"interactive": 1, "batch": 12}
+
+
+def test_a_server_that_does_not_count_by_class_has_no_such_numbers():
+    counts = metrics()
+    counts.waiting_requests.clear()
+    assert frame_of(page(counts)).requests.waiting_by_class == {}
 
 
 def test_the_metrics_of_others_are_left_out():
