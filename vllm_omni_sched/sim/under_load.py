@@ -46,7 +46,7 @@ def under_load(
         server: the server without encode-ahead. ``with_lane``: the other one.
 
     Returns:
-        For ``"server"`` and ``"with_lane"``, if such loads were measured; from 1/4 to 4.
+        For ``"server"`` and ``"with_lane"``, if such loads were measured, and encodes in the lane; from 1/4 to 4.
 
     Raises:
         ConfigError: the simulator does not know an option, or no request ends.
@@ -55,7 +55,7 @@ def under_load(
     found = {}
     for name, of, starts in (("server", server, seen.starts), ("with_lane", with_lane, seen.lane_starts)):
         loads = [load for start in starts for load in start.mixed if load]
-        if loads:
+        if loads and (name == "server" or costs["encode_in_lane"]):
             with tempfile.TemporaryDirectory() as folder:
                 found[name] = _factor(Path(folder), costs, kv_tokens, loads, embeds, name, of)
     return found

@@ -86,6 +86,8 @@ def test_only_servers_that_were_measured_have_a_factor(tmp_path):
     seen.lane_starts = []
     assert set(under_load(COSTS, KV_TOKENS, seen, SERVER, WITH_LANE)) == {"server"}
     assert under_load(COSTS, KV_TOKENS, Observations(), SERVER, WITH_LANE) == {}
+    no_lane = COSTS | {"encode_in_lane": None}  # all items were encoded in steps
+    assert set(under_load(no_lane, KV_TOKENS, observed(tmp_path, {}), SERVER, WITH_LANE)) == {"server"}
 
 
 def test_an_option_that_the_simulator_does_not_know_is_named(tmp_path):
