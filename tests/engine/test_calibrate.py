@@ -59,3 +59,7 @@ def test_a_tiny_model_is_calibrated(llava: Path, tmp_path: Path) -> None:
     assert set(found["starts"]) == {"server"}
     assert len(found["starts"]["server"]["steps"]) == len(found["starts"]["server"]["first_tokens"]) == 2
     assert "steps of single starts of the server" in " ".join(said.split())
+    # and with requests of all kinds at once
+    assert set(found["under_load"]) == {"server"}
+    assert 0.3 < found["under_load"]["server"] < 3.9  # not an end of the range
+    assert "under requests of all kinds at once" in " ".join(said.split())

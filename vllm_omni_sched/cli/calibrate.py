@@ -65,6 +65,7 @@ def calibrate(
     from vllm_omni_sched.engine.calibration.measure import Plan, measure
     from vllm_omni_sched.sim.costs.calibration import write_calibration
     from vllm_omni_sched.sim.costs.fit import fit
+    from vllm_omni_sched.sim.under_load import under_load
 
     plan = Plan(rounds=rounds, longest=longest, image_size=size, lane=lane, server=server, starts=starts)
     try:
@@ -76,6 +77,15 @@ def calibrate(
 
             measured = measure({"model": model, **arguments}, plan, progress)
         costs = fit(measured.observed)
+        why = ""
+        try:
+            loaded = under_load(
+                costs, measured.kv_tokens, measured.observed, measured.server, measured.server_with_lane
+            )
+        except ConfigError as error:  # the costs are good without it
+            loaded, why = {}, str(error)
+        if loaded:
+            costs["under_load"] = loaded
         source = {"model": Path(model).name, "engine_args": arguments, "rounds": rounds, **measured.facts, **_here()}
         write_calibration(out, source, costs, measured.kv_tokens)
     except ConfigError as error:
@@ -84,6 +94,8 @@ def calibrate(
         _leave(PROBLEM, f"the engine failed: {error}")
     console = page_console()
     console.print(screen(costs))
+    if why:
+        console.print(f"\nnot compared with requests of all kinds at once: {why}", soft_wrap=True)
     console.print(f"\n{out}", soft_wrap=True)
 
 
@@ -123,6 +135,9 @@ def screen(costs: dict[str, Any]) -> Table:
                     f"{kind.replace('_', ' ')} of single starts of {what}, of the fitted",
                     " – ".join(f"{factor:.2f}" for factor in (min(factors), max(factors))),
                 )
+    for name, factor in costs.get("under_load", {}).items():
+        what = "the server" if name == "server" else "the server with encode-ahead"
+        shown.add_row(f"{what} under requests of all kinds at once, of the fitted", f"{factor:.2f} times as long")
     fits = costs["residuals"]["predicted_by_measured"]
     shown.add_row("steps as fitted, of those measured", f"{fits['min']:.2f} – {fits['median']:.2f} – {fits['max']:.2f}")
     return shown

@@ -7,10 +7,18 @@ from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.engine.calibration.served import HttpClient, Streamed, steps_with_prompts, words_of
+from vllm_omni_sched.engine.calibration.served import (
+    HttpClient,
+    ServedLoads,
+    Streamed,
+    steps_with_prompts,
+    words_of,
+)
+from vllm_omni_sched.sim.costs.fit import ServerStart
 
 
 class Response:
@@ -116,3 +124,27 @@ def test_a_prompt_beside_which_not_all_decode_is_left_out() -> None:
     others = [decoding({}), decoding({}, outputs=20)]
     prompt = Streamed(others[0].outputs[30], prompt_tokens=100, outputs=[others[0].outputs[33]])
     assert steps_with_prompts(others, [prompt]) == []
+
+
+@pytest.mark.asyncio
+async def test_a_load_of_all_kinds_has_the_requests_of_all_clients_from_its_own_beginning() -> None:
+    lines = [
+        event({"content": "a"}),
+        event({"content": "b"}),
+        event(None, {"prompt_tokens": 7, "completion_tokens": 2}),
+    ]
+    asks, session = client(Response(200, lines))
+    observed = ServerStart()
+    loads = ServedLoads(asks, lambda: 0.0, lambda: "data:image/png;base64,", np.random.default_rng(1), observed)
+    for of in (observed, ServerStart()):
+        loads.observed = of
+        await loads.mixed(2)
+    ((*seen,),) = observed.mixed
+    assert len(seen) == 12
+    assert min(one.at for one in seen) == 0.0
+    assert {(one.prompt_tokens, one.output_tokens) for one in seen} == {(7, 2)}
+    assert all(one.seconds > 0 for one in seen)
+    sent = [body["messages"][0]["content"] for _, body in session.sent[:12]]
+    assert sorted(one.items for one in seen) == sorted(len(content) - 1 for content in sent)
+    assert {len(content) for content in sent} == {1, 2}  # some have an image, others none
+    assert len({content[-1]["text"] for content in sent}) == 12  # no prefix cache helps

@@ -1,7 +1,8 @@
 """Runs the whole calibration of one engine."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from vllm_omni_sched.engine.calibration.loads import Loads
 from vllm_omni_sched.engine.calibration.prompts import Prompts
 from vllm_omni_sched.engine.calibration.served import ApiServer, HttpClient, ServedLoads, image_url, serving
 from vllm_omni_sched.sim.costs.fit import Observations, ServerStart
+from vllm_omni_sched.sim.under_load import Served
 
 _DECODES = (1, 2, 4, 8, 16, 32)
 _CONTEXTS = ((1, 1024), (4, 512), (4, 1024))
@@ -54,13 +56,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measured:
-    """Results of a calibration: observations, KV cache size in tokens, and facts about the engine for the file's
-    source.
+    """Results of a calibration: observations, KV cache size in tokens, facts about the engine for the file's source,
+    and the two servers for a simulation.
     """
 
     observed: Observations
     kv_tokens: int
     facts: dict[str, Any]
+    server: Served
+    server_with_lane: Served
 
 
 def measure(arguments: dict[str, Any], plan: Plan, progress: Progress) -> Measured:
@@ -80,6 +84,7 @@ def measure(arguments: dict[str, Any], plan: Plan, progress: Progress) -> Measur
         kv_tokens = _kv_tokens(client.config)
         max_num_seqs = client.config.scheduler_config.max_num_seqs
         facts = {"max_num_batched_tokens": client.config.scheduler_config.max_num_batched_tokens}
+        stage = _stage(client.config)
         if prompts.max_images:
             facts["image_size"] = prompts.image_size
     if plan.lane and prompts.max_images:
@@ -97,8 +102,9 @@ def measure(arguments: dict[str, Any], plan: Plan, progress: Progress) -> Measur
             observed.starts.append(_start(arguments, size, most, plan, number, progress))
             if beside:
                 progress(f"starting the server with encode-ahead{about}", 0, 1)
-                observed.lane_starts.append(_start(_with_lane(arguments), None, most, plan, number, progress))
-    return Measured(observed, kv_tokens, facts)
+                observed.lane_starts.append(_start(_with_lane(arguments), size, most, plan, number, progress))
+    of = [Served(stage, _policy(one)) for one in (arguments, _with_lane(arguments))]
+    return Measured(observed, kv_tokens, facts, *of)
 
 
 def _start(
@@ -165,6 +171,26 @@ async def _served(
             progress(name, done, len(turns))
             await load()
         progress("done", len(turns), len(turns))
+
+
+def _stage(config: Any) -> dict[str, Any]:
+    """Return the options of an engine stage that simulates this engine."""
+    lane: dict[str, Any] = {}
+    if config.device_config.device_type == "cpu":
+        cores = os.cpu_count() or 1
+        lane = {"lane_items": 2, "lane_on": "beside"} if cores > 1 else {"lane_on": "shared"}
+    return {
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "max_model_len": config.model_config.max_model_len,
+        "enable_prefix_caching": False,
+        **lane,
+    }
+
+
+def _policy(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of our scheduler in engine arguments; none without it."""
+    return dict((arguments.get("additional_config") or {}).get("omni_sched", {}))
 
 
 def _without_model(arguments: dict[str, Any]) -> dict[str, Any]:

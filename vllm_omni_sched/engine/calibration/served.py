@@ -5,6 +5,7 @@ import base64
 import io
 import itertools
 import json
+import math
 import socket
 import statistics
 import subprocess
@@ -19,7 +20,14 @@ from typing import IO, Any
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.costs.fit import ServedAnswers, ServedFirst, ServerStart, StepPoint, prefill_pairs
+from vllm_omni_sched.sim.costs.fit import (
+    ServedAnswers,
+    ServedFirst,
+    ServedRequest,
+    ServerStart,
+    StepPoint,
+    prefill_pairs,
+)
 
 _START_SECONDS = 1800.0
 _GRACE_SECONDS = 30.0
@@ -32,6 +40,10 @@ _WINDOW = 16  # steps that are compared with their median
 _BESIDE, _HELD = 2, 192  # requests that decode beside prompts, and their tokens
 _BETWEEN_SECONDS = 0.05  # before each of these prompts, at least
 _WORDS = (4, 16, 64, 128)
+_CLIENTS, _TURNS = 4, 6  # of a mixed load; requests of each client
+_ANSWERS = (8, 64)  # tokens of its answers
+_WITH_IMAGE = 1 / 3  # of its requests
+_PAUSE = 1.0  # of a client behind an answer, on average, relative to what that took
 
 
 @dataclass
@@ -152,11 +164,7 @@ class ServedLoads:
         """Measure the time to the first token of one request, alone, of about so many words."""
         words = max(round(words * self._random.uniform(0.8, 1.2)), 1)
         await asyncio.sleep(_IDLE_SECONDS)
-        content: list[dict[str, Any]] = [{"type": "text", "text": _words(words)}]
-        for _ in range(images):
-            assert self._image is not None, "the model takes no images"
-            content.insert(0, {"type": "image_url", "image_url": {"url": self._image()}})
-        answer = await self._client.ask(self._client.body(content, 1))
+        answer = await self._client.ask(self._client.body(self._content(_words(words), images), 1))
         seconds = answer.outputs[0] - answer.sent
         self.observed.firsts.append(ServedFirst(answer.prompt_tokens, "image" if images else "", images, seconds))
 
@@ -171,6 +179,48 @@ class ServedLoads:
             asked.append(await self._client.ask(self._client.body(text, 1)))
         decoding = await asyncio.gather(*others)
         self.observed.steps += steps_with_prompts(decoding, asked)
+
+    async def mixed(self, clients: int) -> None:
+        """Measure whole answers of clients, each of which sends one request of any kind after the other."""
+        kinds = [[self._any_kind() for _ in range(_TURNS)] for _ in range(clients)]
+        pauses = self._random.exponential(_PAUSE, (clients, _TURNS)).tolist()
+        seen: list[tuple[Streamed, int]] = []
+
+        async def client(own: Sequence[tuple[bytes, int]], waits: Sequence[float]) -> None:
+            for (body, images), wait in zip(own, waits, strict=True):
+                answer = await self._client.ask(body)
+                seen.append((answer, images))
+                await asyncio.sleep(wait * (answer.outputs[-1] - answer.sent))
+
+        await asyncio.gather(*map(client, kinds, pauses))
+        began = min(answer.sent for answer, _ in seen)
+        self.observed.mixed.append(
+            [
+                ServedRequest(
+                    answer.sent - began,
+                    answer.prompt_tokens,
+                    "image" if images else "",
+                    images,
+                    answer.output_tokens,
+                    answer.outputs[-1] - answer.sent,
+                )
+                for answer, images in seen
+            ]
+        )
+
+    def _any_kind(self) -> tuple[bytes, int]:
+        """Return the body of a request whose kind and sizes are drawn, and the number of its images."""
+        words = round(math.exp(self._random.uniform(*map(math.log, (_WORDS[0], _WORDS[-1])))))
+        text = " ".join(map(str, self._random.integers(10, 99, words)))  # a prefix cache does not help it
+        images = int(self._image is not None and self._random.random() < _WITH_IMAGE)
+        return self._client.body(self._content(text, images), int(self._random.integers(*_ANSWERS))), images
+
+    def _content(self, text: str, images: int) -> list[dict[str, Any]]:
+        content: list[dict[str, Any]] = [{"type": "text", "text": text}]
+        for _ in range(images):
+            assert self._image is not None, "the model takes no images"
+            content.insert(0, {"type": "image_url", "image_url": {"url": self._image()}})
+        return content
 
     def all(self, most_requests: int) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
         """Return the loads with their names."""
@@ -188,6 +238,7 @@ class ServedLoads:
             found.append(("server, prompts beside decoding", partial(self.beside, _WORDS)))
         if self._image is not None:
             found.append(("server, an image", partial(self.first, _WORDS[0], 1)))
+        found.append(("server, requests of all kinds", partial(self.mixed, min(_CLIENTS, most_requests))))
         return found
 
 

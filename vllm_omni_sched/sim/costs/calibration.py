@@ -70,8 +70,9 @@ class Calibration(_Part):
     """Content of a calibration file. ``encode_in_lane``: None if no lane was measured. ``lane_slowdown``: how many
     times as long a step takes while the lane works with the whole device. ``front_stall``: by modality, the delay that
     an item in the front end adds to a token of another request. ``starts``: what single starts of the server took, and
-    of the server with encode-ahead; a server that is started again may differ as much. ``residuals``: quality of the
-    fit; not read.
+    of the server with encode-ahead; a server that is started again may differ as much. ``under_load``: how many times
+    as long as the costs everything takes while clients send requests of all kinds at once, to each of the two servers;
+    what an engine costs is the product. ``residuals``: quality of the fit; not read.
     """
 
     format: Literal["vllm-omni-sched calibration"] = "vllm-omni-sched calibration"
@@ -86,7 +87,24 @@ class Calibration(_Part):
     answer_seconds: Seconds
     kv_tokens: Annotated[int, Field(ge=1)]
     starts: dict[Literal["server", "with_lane"], StartTimes] = {}
+    under_load: dict[Literal["server", "with_lane"], Annotated[float, Field(gt=0, allow_inf_nan=False)]] = {}
     residuals: dict[str, Any] = {}
+
+    def times(self, factor: float) -> "Calibration":
+        """Return a copy with all costs times a factor."""
+        names = ("step", "encode", "encode_in_lane", "frontend", "answer_seconds")
+        return self.model_copy(update={name: _times(getattr(self, name), factor) for name in names})
+
+
+def _times(costs: Any, factor: float) -> Any:
+    if isinstance(costs, _Part):
+        names = (name for name in type(costs).model_fields if name != "steadiness")
+        return costs.model_copy(update={name: _times(getattr(costs, name), factor) for name in names})
+    if isinstance(costs, dict):
+        return {name: _times(one, factor) for name, one in costs.items()}
+    if isinstance(costs, list):
+        return [_times(one, factor) for one in costs]
+    return None if costs is None else factor * costs
 
 
 _PARTS: dict[str, type[BaseModel]] = {

@@ -69,18 +69,34 @@ class ServedAnswers(NamedTuple):
     cpu_seconds: float
 
 
+class ServedRequest(NamedTuple):
+    """A request beside others: when it was sent, since the load began, and the time until its last token.
+
+    ``prompt_tokens``: with those of the items.
+    """
+
+    at: float
+    prompt_tokens: int
+    modality: str
+    items: int
+    output_tokens: int
+    seconds: float
+
+
 @dataclass
 class ServerStart:
     """Holds what clients saw of one start of a server.
 
     ``steps``: with a prompt, as the other requests see it; prompts that are computed alone are in ``firsts``.
-    ``steadiness``: each gap of the decode loads, relative to the median of those around it.
+    ``steadiness``: each gap of the decode loads, relative to the median of those around it. ``mixed``: the requests of
+    each load of all kinds at once.
     """
 
     steps: list[StepPoint] = field(default_factory=list)
     firsts: list[ServedFirst] = field(default_factory=list)
     steadiness: list[float] = field(default_factory=list)
     answers: list[ServedAnswers] = field(default_factory=list)
+    mixed: list[list[ServedRequest]] = field(default_factory=list)
 
 
 @dataclass
@@ -91,8 +107,7 @@ class Observations:
     from the end of a step until the client has its tokens. ``lane_slowdowns``: of steps while a lane encodes, relative
     to the same steps without. ``front_stalls``: seconds by which a client's token was late because the front end
     processed an item, by modality. ``starts``: of the same engine behind its API server, what clients saw over HTTP,
-    for each start of the server; empty if no server was measured. ``lane_starts``: the same with encode-ahead, of loads
-    without items.
+    for each start of the server; empty if no server was measured. ``lane_starts``: the same with encode-ahead.
     """
 
     steps: list[StepPoint] = field(default_factory=list)

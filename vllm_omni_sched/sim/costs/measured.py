@@ -20,6 +20,7 @@ class MeasuredCosts:
     3. While the lane works with the whole device, steps take ``lane_slowdown`` times as long; with a share of it, the
     slowdown is in proportion.
     4. In the lane, items cost what was measured there, at the whole device.
+    5. All of them count as often as ``under_load`` of a server says, if a server was measured.
 
     ``where``: the file, for messages.
     """
@@ -28,16 +29,18 @@ class MeasuredCosts:
         self.calibration, self.where = calibration, where
         self.source = Source(SourceKind.MEASURED, _described(calibration.source, where) + _starts(calibration))
         self.kv_tokens = calibration.kv_tokens
-        step = calibration.step
+        self._costs = calibration.times(calibration.under_load.get("server", 1.0))
+        step = self._costs.step
         self._base, self._decode, self._context = step.base_seconds, step.per_decode, step.per_context_token
         self._prefill, self._pair, self._prompts = step.per_prefill_token, step.per_prefill_pair, step.prefill_seconds
         self._slower = max(calibration.lane_slowdown, 1.0) - 1.0
 
     def with_lane(self) -> "MeasuredCosts":
         """Return the costs of the same engine with encode-ahead, whose steps differ even while it encodes nothing."""
-        step = self.calibration.step
+        step, loaded = self.calibration.step, self.calibration.under_load
         steps = step.model_copy(update={"base_seconds": step.base_seconds + step.with_lane, "with_lane": 0.0})
-        return MeasuredCosts(self.calibration.model_copy(update={"step": steps}), self.where)
+        update = {"step": steps, "under_load": {"server": loaded["with_lane"]} if "with_lane" in loaded else loaded}
+        return MeasuredCosts(self.calibration.model_copy(update=update), self.where)
 
     @classmethod
     def read(cls, path: Path) -> "MeasuredCosts":
@@ -76,7 +79,7 @@ class MeasuredCosts:
         Raises:
             ConfigError: the modality was not measured.
         """
-        return self._sum("encode", self.calibration.encode, modality, embeds, items) / share
+        return self._sum("encode", self._costs.encode, modality, embeds, items) / share
 
     def lane_seconds(
         self, modality: str, embeds: int, items: int = 1, share: float = 1.0, beside: bool = False
@@ -86,7 +89,7 @@ class MeasuredCosts:
         Raises:
             ConfigError: no lane was measured, or not with that modality.
         """
-        lane = self.calibration.encode_in_lane
+        lane = self._costs.encode_in_lane
         if lane is None:
             raise ConfigError(
                 f"{self.where}: 'encode_in_lane' is null, no lane was measured; calibrate an engine with encode_ahead, "
@@ -104,7 +107,7 @@ class MeasuredCosts:
         Raises:
             ConfigError: the modality of an item was not measured.
         """
-        front = self.calibration.frontend
+        front = self._costs.frontend
         seconds = front.per_request + front.per_text_token * request.text_tokens
         for item in request.items:
             each = front.per_item.get(item.modality)
@@ -115,11 +118,11 @@ class MeasuredCosts:
 
     def beside_seconds(self) -> Sequence[float]:
         """Return the extra seconds of a step while one other engine of the host runs, two others, and so on."""
-        return self.calibration.step.beside
+        return self._costs.step.beside
 
     def outputs_seconds(self, outputs: int) -> float:
         """Return the seconds of the front end for so many outputs of a step, before clients have them."""
-        front = self.calibration.frontend
+        front = self._costs.frontend
         return front.per_step + front.per_output * outputs
 
     @property
@@ -135,7 +138,7 @@ class MeasuredCosts:
 
     @property
     def answer_seconds(self) -> float:
-        return self.calibration.answer_seconds
+        return self._costs.answer_seconds
 
     def _sum(self, key: str, costs: dict[str, EncodeCosts], modality: str, embeds: int, items: int) -> float:
         cost = costs.get(modality)

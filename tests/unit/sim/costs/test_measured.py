@@ -2,13 +2,15 @@
 
 import copy
 import json
+from functools import partial
+from random import Random
 
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import SourceKind
 from vllm_omni_sched.sim.costs.choice import engine_costs
-from vllm_omni_sched.sim.costs.measured import MeasuredCosts
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts, UnsteadyCosts
 from vllm_omni_sched.sim.work import Item, Request
 
 FILE = {
@@ -173,3 +175,38 @@ def test_costs_know_whether_they_were_measured_behind_a_server(written):
     assert not MeasuredCosts.read(written()).served
     assert MeasuredCosts.read(written(with_starts)).served
     assert MeasuredCosts.read(written(with_outputs)).served
+
+
+def test_everything_takes_longer_under_the_load_of_a_server(written):
+    def with_lane(body, **added):
+        body["step"]["with_lane"] = 0.001
+        body.update(added)
+
+    plain = MeasuredCosts.read(written(with_lane))
+    loaded = MeasuredCosts.read(written(partial(with_lane, under_load={"server": 1.5, "with_lane": 2.0})))
+    request = Request(0, 0.0, 100, 5, (Item("image", 50, 1),))
+    for before, after, factor in ((plain, loaded, 1.5), (plain.with_lane(), loaded.with_lane(), 2.0)):
+        for asked in (
+            lambda costs: costs.step_seconds(2, 3000, 40, 500.0),
+            lambda costs: costs.decode_line(2, 3000)[0],
+            lambda costs: costs.encode_seconds("image", 100, 3),
+            lambda costs: costs.lane_seconds("image", 100, 3),
+            lambda costs: costs.frontend_seconds(request),
+            lambda costs: costs.answer_seconds,
+        ):
+            assert asked(after) == pytest.approx(factor * asked(before))
+        assert after.in_lane(1.0) == before.in_lane(1.0)
+        unsteady = UnsteadyCosts(after, Random(1))
+        assert unsteady.encode_seconds("image", 100, 3) == after.encode_seconds("image", 100, 3)
+        assert unsteady.factor(0.5) == 1.0
+
+
+def test_a_factor_of_the_one_server_counts_for_both_if_the_other_was_not_measured(written):
+    costs = MeasuredCosts.read(written(lambda body: body.update(under_load={"server": 1.5})))
+    assert costs.with_lane().answer_seconds == costs.answer_seconds == pytest.approx(1.5 * 0.0005)
+
+
+@pytest.mark.parametrize("factor", [0, -1.0, "2", None])
+def test_a_factor_that_is_none_is_named(written, factor):
+    with pytest.raises(ConfigError, match=r"under_load\.server"):
+        MeasuredCosts.read(written(lambda body: body.update(under_load={"server": factor})))
