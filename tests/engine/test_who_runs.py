@@ -195,3 +195,19 @@ def test_without_a_deciding_option_nothing_of_it_is_there():
     assert scheduler.omni.policies is None
     assert type(scheduler.waiting).__module__ == "vllm.v1.core.sched.request_queue"
     assert SamplingParams().extra_args is None
+
+
+def test_each_answer_of_a_session_counts_for_goodput(clock: Clock):
+    scheduler = scheduler_with({"slo_metrics": True})
+    metrics, slo = scheduler.omni.metrics, scheduler.omni.policies.slo
+    for wait in (0.04, 0.04, 3.0):
+        scheduler.add_request(make_session_update("session", 8, max_tokens=2))
+        for _ in range(2):
+            clock.now += wait
+            run_step(scheduler)
+        clock.now += 60.0  # until the client speaks again
+    assert (metrics.slo_met["realtime"], metrics.slo_missed["realtime"]) == (2, 1)
+    assert metrics.ttft_seconds["realtime"].total == pytest.approx(0.04 + 0.04 + 3.0)
+    assert sum(metrics.itl_seconds["realtime"].counts) == 3
+    scheduler.add_request(make_session_update("session", last=True))
+    assert (sum(metrics.slo_met.values()) + sum(metrics.slo_missed.values()), len(slo)) == (3, 0)

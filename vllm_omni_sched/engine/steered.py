@@ -292,8 +292,17 @@ class SteeredSteps:
                 if one.new_token_ids:
                     self.slo.token(one.request_id, now)
                 if one.finish_reason is not None:
-                    self.slo.end(one.request_id, counts=True)
-                    self.waiting.wait_again(one.request_id)  # a session between two inputs: all others have left
+                    self._answered(one.request_id)
+
+    def _answered(self, request_id: str) -> None:
+        """Record that a request, or an answer of a session, has ended on its own."""
+        assert self.slo is not None and self.waiting is not None
+        request = self._scheduler.requests.get(request_id)
+        if request is None or request.is_finished():
+            self.slo.end(request_id, counts=True)
+        else:  # a session that goes on
+            self.slo.answered(request_id)
+            self.waiting.wait_again(request_id)
 
     def _note_first_tokens(self, outputs: dict[int, Any], now: float) -> None:
         """Record the requests that have their first token with this step."""
@@ -333,7 +342,7 @@ class SteeredSteps:
         now = monotonic_seconds()
         if request.request_id in self._scheduler.requests:
             if self.slo is not None:
-                self.slo.rest(request.request_id, now)
+                self.slo.input(request.request_id, now)
             return
         extra: dict[str, Any] = getattr(request.sampling_params, "extra_args", None) or {}
         usual = usual_class(self._promises.classes, session=request.resumable)

@@ -301,14 +301,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "slo_met_total",
         "counter",
-        "Requests that met their TTFT and ITL targets for all of their tokens: goodput.",
+        "Requests, and answers of sessions, that met their TTFT and ITL targets for all of their tokens: goodput.",
         {EACH: "slo_met"},
         label="class",
     ),
     Metric(
         "slo_missed_total",
         "counter",
-        "Requests that missed their TTFT or an ITL target.",
+        "Requests, and answers of sessions, that missed their TTFT or an ITL target.",
         {EACH: "slo_missed"},
         label="class",
     ),

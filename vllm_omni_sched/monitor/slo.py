@@ -1,6 +1,7 @@
 """Measure whether requests meet their latency targets, as seen by the scheduler."""
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from vllm_omni_sched.graph.order import SlaClass
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
@@ -12,6 +13,8 @@ class _Watch:
     since: float
     last: float | None = None  # when its last token came
     met: bool = True
+    idle: bool = False  # a session between two inputs
+    inputs: deque[float] = field(default_factory=deque)  # when those came that have no answer yet, without the first
 
 
 class SloMeter:
@@ -21,7 +24,8 @@ class SloMeter:
     2. A gap between tokens counts once, however many tokens end it.
     3. A request meets its SLO when its TTFT and each of its gaps do. It counts when it ends on its own; one that
        is aborted by its client does not count.
-    4. A session that waits for input has no gap: call `rest` for it.
+    4. Each answer of a session counts as a request does. Its TTFT runs from its input, even if that came while the
+       answer before it was made. A session that waits for input has no gap.
     """
 
     def __init__(self, metrics: SchedulerMetrics) -> None:
@@ -51,18 +55,33 @@ class SloMeter:
             watch.met = watch.met and seconds <= sla.itl_seconds
         watch.last = now
 
-    def rest(self, request_id: str, now: float) -> None:
-        """Record that a session waits for input; its next token counts as a first one."""
+    def input(self, request_id: str, now: float) -> None:
+        """Record that a session got a further input."""
         watch = self._watched.get(request_id)
-        if watch is not None:
-            watch.since, watch.last = now, None
+        if watch is None:
+            return
+        if watch.idle:
+            watch.since, watch.idle = now, False
+        else:
+            watch.inputs.append(now)
+
+    def answered(self, request_id: str) -> None:
+        """Record the end of an answer of a session that goes on."""
+        watch = self._watched.get(request_id)
+        if watch is None or watch.idle:
+            return
+        self._count(watch)
+        watch.last, watch.met = None, True
+        watch.idle = not watch.inputs
+        if watch.inputs:
+            watch.since = watch.inputs.popleft()
 
     def end(self, request_id: str, *, counts: bool) -> None:
         """Record the end of a request; ``counts``: it was not aborted."""
         watch = self._watched.pop(request_id, None)
         if watch is not None and counts:
-            metrics = self._metrics
-            if watch.met:
-                metrics.slo_met[watch.sla.name] += 1
-            else:
-                metrics.slo_missed[watch.sla.name] += 1
+            self._count(watch)
+
+    def _count(self, watch: _Watch) -> None:
+        verdicts = self._metrics.slo_met if watch.met else self._metrics.slo_missed
+        verdicts[watch.sla.name] += 1

@@ -48,16 +48,40 @@ def test_times_go_to_the_class_of_the_request():
     assert sum(metrics.ttft_seconds["realtime"].counts) == 0
 
 
-def test_a_session_that_waits_for_input_makes_no_gap():
+def test_each_answer_of_a_session_counts_and_waiting_for_input_is_no_gap():
+    metrics = SchedulerMetrics()
+    meter = SloMeter(metrics)
+    meter.begin("s", REALTIME, 0.0)
+    for began, wait in ((0.0, 0.1), (60.0, 0.2), (100.0, 5.0), (200.0, 0.1)):
+        if began:
+            meter.input("s", began)
+        meter.token("s", began + wait)
+        meter.token("s", began + wait + 0.02)
+        meter.answered("s")
+        meter.answered("s")  # it is idle: nothing has ended
+    assert (metrics.slo_met["realtime"], metrics.slo_missed["realtime"]) == (3, 1)
+    assert metrics.ttft_seconds["realtime"].total == pytest.approx(0.1 + 0.2 + 5.0 + 0.1)
+    assert metrics.itl_seconds["realtime"].total == pytest.approx(4 * 0.02)
+    meter.end("s", counts=False)  # its client has gone
+    assert (metrics.slo_met["realtime"], metrics.slo_missed["realtime"], len(meter)) == (3, 1, 0)
+
+
+def test_inputs_that_come_during_an_answer_wait_from_when_they_came():
     metrics = SchedulerMetrics()
     meter = SloMeter(metrics)
     meter.begin("s", REALTIME, 0.0)
     meter.token("s", 0.1)
-    meter.rest("s", 60.0)
-    meter.token("s", 60.2)
+    meter.input("s", 0.11)
+    meter.token("s", 0.12)  # of the first answer
+    meter.input("s", 0.13)
+    meter.answered("s")
+    meter.token("s", 0.15)
+    meter.answered("s")
+    meter.token("s", 0.2)
     meter.end("s", counts=True)
-    assert metrics.slo_met["realtime"] == 1
-    assert sum(metrics.ttft_seconds["realtime"].counts) == 2
+    assert metrics.ttft_seconds["realtime"].total == pytest.approx(0.1 + 0.04 + 0.07)
+    assert metrics.itl_seconds["realtime"].total == pytest.approx(0.02)
+    assert (metrics.slo_met["realtime"], metrics.slo_missed["realtime"], len(meter)) == (3, 0, 0)
 
 
 def test_costs_are_learnt_per_modality():
