@@ -273,6 +273,7 @@ class Engine(View):
         for one in list(self.waits):
             if len(self.active) >= most or not self.budget:
                 break
+            assert self.lending.admits, "a step that may admit nobody has a place for a request"
             if one.grammar > self.steps or not self.ahead.next_chunk(one, 0, self, self.now).may_run:
                 continue
             one.grammar = 0

@@ -63,9 +63,9 @@ class KvLending:
     9. Streaming sessions are refused: they keep their blocks while they wait for input, for as long as a client likes,
        and no lane encodes their items.
 
-    ``lent_blocks``: the present loan. ``admits``: whether new requests may be admitted. ``room``: blocks that they may
-    take from the last plan on, None while nothing is lent. ``reasons``: counts of plans other than to lend nothing to
-    nobody.
+    ``lent_blocks``: the present loan. ``admits``: whether the next step may admit new requests. ``room``: blocks that
+    they may take from the last plan on, None while nothing is lent. ``reasons``: counts of plans other than to lend
+    nothing to nobody.
 
     Raises:
         ConfigError: the largest item that the engine accepts would never fit, or the longest request beside it.
@@ -168,13 +168,16 @@ class KvLending:
         self.admits, self.room, self._refused = True, None, False
 
     def may_admit(self, prompt: Prompt, blocks: int) -> bool:
-        """Return whether a waiting request that needs so many blocks for its prompt may be admitted now."""
+        """Return whether a waiting request that needs so many blocks for its prompt may be admitted now.
+
+        The engine asks about none while ``admits`` is false, as `EngineCore.begin_step` leaves no place for one.
+        """
         others = self._waiter_blocks
         if others and others + blocks > self._never_lent and self._may_wait_for_lane(prompt):
             return False
         if self.room is None:
             return True
-        fits = self.admits and blocks + self._growth_blocks <= self.room
+        fits = blocks + self._growth_blocks <= self.room
         self._refused = self._refused or not fits
         return fits
 
