@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -58,7 +58,9 @@ class KvLending:
        the lane need afterwards may be lent to the first encode, alone and while no other is under way. Requests whose
        items may not all be in their first chunk are admitted only as far as the largest loan has room beside their
        whole prompts, or one at a time; and no piece of a prompt runs before an item that does not fit into what is set
-       aside. While all running requests wait for encodes, these go before requests that wait for blocks.
+       aside. While all running requests wait for encodes, these go before requests that wait for blocks. So does the
+       encode of the first waiting request in an engine without a lane where nothing runs, beside which rule 2 asks for
+       no room.
     8. When the last request leaves the engine, everything returns at once.
     9. Streaming sessions are refused: they keep their blocks while they wait for input, for as long as a client likes,
        and no lane encodes their items.
@@ -204,6 +206,8 @@ class KvLending:
             demands, seconds = self._lane_demands(self._ahead)
         used = self._blocks(lane + step)
         growth = self._growth(seconds)
+        if self._ahead is None and not kv.running:
+            growth = 0  # nothing decodes before the step that encodes, and the next one has a plan of its own
         needed = kv.prompt_blocks + kv.running * growth
         waiters = self._lane_waiters(view)
         self._waiter_blocks = waiters.prompt_blocks
@@ -215,6 +219,8 @@ class KvLending:
             blocked = blocked or kv.first_blocks + growth > kv.free_blocks - needed
         if kv.running and waiters.stalled == kv.running:
             blocked = False  # nothing ends before an encode has
+        elif not kv.running and self._waits_for_loan(kv.first, demands, view):
+            blocked = False  # only a loan may have kept it out
         snapshot = LendingSnapshot(
             self._facts.total_blocks,
             kv.free_blocks,
@@ -288,6 +294,12 @@ class KvLending:
                 stalled += stop == one.computed
                 later_blocks += blocks + -stop // size
         return _LaneWaiters(requests, stalled, later_blocks, prompt_blocks)
+
+    def _waits_for_loan(self, first: Prompt | None, demands: Sequence[EncodeDemand], view: EngineView) -> bool:
+        """Return whether a step must encode an item of the first waiting request, and needs a loan for it."""
+        if self._ahead is not None or first is None or not demands or not demands[0].loan_blocks:
+            return False
+        return any(self._missing(first, view))
 
     def _missing(self, prompt: Prompt, view: EngineView) -> Iterator[PromptItem]:
         items = prompt.items_within(prompt.computed, self._chunk)
