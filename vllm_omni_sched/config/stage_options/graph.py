@@ -7,6 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from vllm_omni_sched.config.nearest import did_you_mean
 from vllm_omni_sched.config.stage_options.base import Options
+from vllm_omni_sched.config.validators import keys_as_text
 
 MODALITIES = ("text", "image", "audio", "video")  # of a request
 
@@ -238,7 +239,7 @@ class PartitionOptions(Options):
     @field_validator("devices", "profiles", mode="before")
     @classmethod
     def _ids(cls, value: Any) -> Any:
-        return {str(key): options for key, options in value.items()} if isinstance(value, Mapping) else value
+        return keys_as_text(value)
 
     @field_validator("payload_bytes", "links")
     @classmethod
