@@ -9,7 +9,7 @@ import os
 import queue
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from vllm_omni_sched.logs import get_logger
@@ -28,13 +28,9 @@ def lines_of(file: Path) -> Iterator[bytes]:
     Raises:
         OSError: neither can be read.
     """
-    previous = file.with_name(file.name + PREVIOUS)
-    files = [previous] if previous.exists() else []
-    if file.exists() or not files:
-        files.append(file)
-    for each in files:
+    for each in _files(file):
         with each.open("rb") as lines:
-            yield from (line for line in lines if line.strip())
+            yield from _not_empty(lines)
 
 
 def last_lines_of(file: Path, most_bytes: int) -> list[bytes]:
@@ -44,18 +40,30 @@ def last_lines_of(file: Path, most_bytes: int) -> list[bytes]:
         OSError: neither can be read.
     """
     found: list[bytes] = []
-    previous = file.with_name(file.name + PREVIOUS)
-    for each in [one for one in (file, previous) if one.exists()] or [file]:
+    for each in reversed(_files(file)):
         with each.open("rb") as lines:
             start = max(0, lines.seek(0, os.SEEK_END) - most_bytes)
             lines.seek(start)
             text = lines.read(most_bytes)
         most_bytes -= len(text)
         whole = text.partition(b"\n")[2] if start else text
-        found[:0] = [line for line in whole.split(b"\n") if line.strip()]
+        found[:0] = _not_empty(whole.split(b"\n"))
         if start or most_bytes <= 0:
             break
     return found
+
+
+def _files(file: Path) -> list[Path]:
+    """Return those of the two files that exist, the older one first; if neither does, the newer one."""
+    return [one for one in (_previous(file), file) if one.exists()] or [file]
+
+
+def _previous(file: Path) -> Path:
+    return file.with_name(file.name + PREVIOUS)
+
+
+def _not_empty(lines: Iterable[bytes]) -> Iterator[bytes]:
+    return (line for line in lines if line.strip())
 
 
 class BoundedLog:
@@ -160,8 +168,7 @@ class BoundedLog:
 
     def _rotate(self) -> None:
         assert self._file is not None
-        previous = self._path.with_name(self._path.name + PREVIOUS)
-        os.replace(self._path, previous)
+        os.replace(self._path, _previous(self._path))
         self._release()
         self._file = self._open()
 

@@ -7,13 +7,13 @@ import math
 import random
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich.table import Table
 
 from benchmarks.anomaly.faults import FAULTS
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from tests.support.monitored import LOADS
@@ -42,7 +42,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--healthy-hours", type=float, default=2.0, help="in which every alarm is false")
     parser.add_argument("--fault-hours", type=float, default=2.0, help="with the fault; before it, 1 to 1.5 without")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, seed=None)
     return parser.parse_args(arguments)
 
 

@@ -24,7 +24,7 @@ from benchmarks.backtest.predict import hash_of, predict, seal, write_scenario
 from benchmarks.backtest.replay import replay
 from benchmarks.backtest.speed import reference_seconds, slower
 from benchmarks.backtest.traces import TRACES, Planned, plan, write
-from benchmarks.harness.arguments import some_of
+from benchmarks.harness.arguments import add_common, some_of
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.processes import OtherProcesses
 from benchmarks.harness.provenance import ROOT, write_result
@@ -92,16 +92,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--variants", type=some_of(VARIANTS, "variant"), default=list(VARIANTS))
     parser.add_argument("--seconds", type=float, default=24.0, help="of arrivals in a trace, behind the warm-up")
     parser.add_argument("--repetitions", type=int, default=3, help="of each measurement, each on a server of its own")
-    parser.add_argument("--rounds", type=int, default=3, help="of the calibration")
     parser.add_argument("--starts", type=int, default=3, help="of each server in the calibration")
     parser.add_argument("--calibration", type=Path, help="use this file, and measure none")
     parser.add_argument("--predict-only", action="store_true", help="write predictions (with --keep), measure nothing")
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="keep all files here; predictions and replays in it are used"
     )
-    parser.add_argument("--name", default="", help="ends the name of the result file")
-    parser.add_argument("--seed", type=int, default=0, help="of the traces; the calibration has other data")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(
+        parser,
+        rounds=3,
+        rounds_help="of the calibration",
+        seed_help="of the traces; the calibration has other data",
+        name=True,
+    )
     return parser.parse_args(arguments)
 
 

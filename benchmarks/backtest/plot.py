@@ -35,7 +35,7 @@ def draw(path: Path, records: Sequence[dict[str, Any]]) -> Path:
             axis.plot(x, y, MARKS[name], color=colour, fillstyle=fill, markersize=8)
         met = sum(record["within"] for record in own)
         title = f"{part}: {met} of {len(own)} within {bar:.0%}"
-        axis.set_title(title, loc="left", fontsize=10, color=style.INK)
+        style.panel_title(axis, title)
     for name, mark in MARKS.items():
         axes[0].plot([], [], mark, color=style.MUTED, label=name)
     for variant, colour in COLOURS.items():

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from rich.table import Table
 from benchmarks.compression import KINDS, LINKS, OURS, RAW, VARIANTS
 from benchmarks.compression.link import LENGTH, Link
 from benchmarks.compression.peer import checksum
-from benchmarks.harness.arguments import at_least_one
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import Child, interrupt_on_terminate
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
@@ -73,11 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compression", description=__doc__)
-    parser.add_argument("--rounds", type=at_least_one, default=9)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), metavar="KIND")
     parser.add_argument("--links", nargs="+", choices=list(LINKS), default=list(LINKS), metavar="LINK")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=9)
     return parser.parse_args(arguments)
 
 

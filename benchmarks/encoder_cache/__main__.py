@@ -6,13 +6,13 @@ import argparse
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from benchmarks.encoder_cache import VARIANTS
 from benchmarks.encoder_cache.trace import MIXES, Request, requests
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary
@@ -79,8 +79,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--conversations", type=int, default=1500)
     parser.add_argument("--rate", type=float, default=1.0, help="new conversations a second")
     parser.add_argument("--traces", type=int, default=5, help="of different seeds")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser)
     return parser.parse_args(arguments)
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 
 from benchmarks.failover import faults, preload
-from benchmarks.harness.arguments import some_of
+from benchmarks.harness.arguments import add_common, some_of
 from benchmarks.harness.child import ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
@@ -40,11 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.failover", description=__doc__)
     parser.add_argument("--tasks", type=some_of(TASKS, "task"), default=list(TASKS), help=f"of {','.join(TASKS)}")
-    parser.add_argument("--rounds", type=int, default=40, help="of faults")
     parser.add_argument("--restarts", type=int, default=5, help="of a replica, with and without reading ahead")
     parser.add_argument("--quick", action="store_true", help="write nothing")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=40, rounds_help="of faults")
     return parser.parse_args(arguments)
 
 

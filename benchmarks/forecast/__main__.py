@@ -14,6 +14,7 @@ from rich.table import Table
 from benchmarks.forecast.online import follow
 from benchmarks.forecast.patterns import PATTERNS, counts
 from benchmarks.forecast.recorded import DAY_BINS, SOURCE, WINDOW_SECONDS, derive, read_arrivals
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions
@@ -90,7 +91,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--derive", type=Path, metavar="DATA", help="write these arrivals again, from ServeGen's `data`"
     )
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, seed=None)
     return parser.parse_args(arguments)
 
 

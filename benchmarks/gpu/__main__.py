@@ -18,6 +18,7 @@ from benchmarks.gpu.page import picture
 from benchmarks.gpu.parts import Ended, Machine, Outcome, parts
 from benchmarks.gpu.runner import run
 from benchmarks.gpu.verdicts import Advice, Finding, findings
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.screen import console
 
@@ -55,7 +56,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("--minutes", type=minutes, default=10.0, help="for all parts together")
     parser.add_argument("--parts", type=names, default=NAMES, help=f"of {','.join(NAMES)}; default: all, in this order")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, seed=None)
     return parser.parse_args(arguments)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.handover import THEIRS, VARIANTS
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
@@ -49,12 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.handover", description=__doc__)
     parser.add_argument("--requests", type=int, default=64, help="in flight at once")
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--modes", type=lambda word: word.split(","), default=list(MODES))
     parser.add_argument("--first-bytes", type=int, default=1 << 20, help="of the first message of a request on an edge")
     parser.add_argument("--later-bytes", type=int, default=8 << 10, help="of each later one, in async-chunk mode")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=7)
     return parser.parse_args(arguments)
 
 

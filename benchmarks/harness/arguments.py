@@ -3,7 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
+
+
+def add_common(
+    parser: argparse.ArgumentParser,
+    *,
+    rounds: int | None = None,
+    rounds_help: str | None = None,
+    seed: int | None = 0,
+    seed_help: str | None = None,
+    python: bool = False,
+    name: bool = False,
+) -> None:
+    """Add ``--out``, and those arguments that mean the same in several benchmarks and are asked for.
+
+    Args:
+        rounds: default of ``--rounds``; None: there is none.
+        seed: default of ``--seed``; None: there is none.
+        python: whether there is ``--python``.
+        name: whether there is ``--name``.
+    """
+    if rounds is not None:
+        parser.add_argument("--rounds", type=at_least_one, default=rounds, help=rounds_help)
+    if python:
+        parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
+    if name:
+        parser.add_argument("--name", default="", help="ends the name of the result file")
+    if seed is not None:
+        parser.add_argument("--seed", type=int, default=seed, help=seed_help)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of the result file")
 
 
 def at_least_one(text: str) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm_omni_sched.sim.output.style import GRID, INK, MUTED, new_figure, save, spread_labels
+from vllm_omni_sched.sim.output.style import GRID, INK, MUTED, new_figure, panel_title, save, spread_labels
 
-__all__ = ["GRID", "INK", "MUTED", "OURS", "STOCK", "headline", "new_figure", "save", "spread_labels"]
+__all__ = ["GRID", "INK", "MUTED", "OURS", "STOCK", "headline", "new_figure", "panel_title", "save", "spread_labels"]
 
 OURS, STOCK = "#0b7a75", "#b3402a"
 

@@ -14,6 +14,7 @@ import numpy as np
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.provenance import provenance, write_result
 from benchmarks.harness.screen import console
 from benchmarks.learning.compare import FIXED, controls, greedy, mean_attainment, overall, plain, summary
@@ -56,9 +57,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-test", action="store_true", help="with --train: end there")
     parser.add_argument("--weights", type=Path, default=WEIGHTS)
     parser.add_argument("--seeds", type=int, default=len(TEST_SEEDS), help="of the test")
-    parser.add_argument("--seed", type=int, default=1, help="of what explores, and of the bootstrap")
     parser.add_argument("--jobs", type=int, default=2, help="settings that are tested at once")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, seed=1, seed_help="of what explores, and of the bootstrap")
     return parser.parse_args(arguments)
 
 

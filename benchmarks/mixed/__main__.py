@@ -7,11 +7,10 @@ import contextlib
 import json
 import os
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness.arguments import at_least_one, some_of
+from benchmarks.harness.arguments import add_common, at_least_one, some_of
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
@@ -88,7 +87,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--loads", type=lambda text: [float(word) for word in text.split(",")], default=[0.25, 0.5, 1.0]
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals in a round")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--frames", type=int, default=0, help="one request of so many pictures in each round")
     parser.add_argument("--pictures", type=int, default=0, help="draw images from so many; default: all are different")
     parser.add_argument("--session", action="store_true", help="a realtime session runs beside all of it")
@@ -98,11 +96,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--large", action="store_true", help="a model of 14 billion parameters, for a GPU of 80 GB")
     parser.add_argument("--engine", default="{}", help="arguments of the engine, as JSON", type=checked_json)
     parser.add_argument("--side", type=at_least_one, default=336, help="of a picture, in pixels")
-    parser.add_argument("--name", default="", help="ends the name of the result file")
     parser.add_argument("--model", help="default: a LLaVA, tiny with a slow tower, or large")
-    parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=5, python=True, name=True)
     return parser.parse_args(arguments)
 
 

@@ -24,7 +24,7 @@ def draw(path: Path, records: Sequence[dict[str, Any]]) -> Path | None:
         return None
     figure, axes = style.new_figure(13.5, 4.2, ncols=len(PANELS))
     for axis, (measure, (title, logarithmic)) in zip(axes, PANELS.items(), strict=True):
-        axis.set_title(title, loc="left", fontsize=10.5, color=style.INK, pad=8)
+        style.panel_title(axis, title)
         axis.set_xscale("log", base=2)
         if logarithmic:
             axis.set_yscale("log")

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import Child, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
@@ -88,9 +88,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--warm-up", type=int, default=2, help="rounds that are thrown away")
     parser.add_argument("--model", help="any model; default: the tiny LLaVA")
-    parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, python=True)
     return parser.parse_args(arguments)
 
 

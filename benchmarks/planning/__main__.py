@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.planning import BAR_SECONDS
@@ -99,8 +100,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--attainment", type=float, default=0.9)
     parser.add_argument("--seconds", type=float, default=3600.0, help="of the made-up trace")
     parser.add_argument("--rate", type=float, default=RATE, help="requests a second of the made-up trace")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser)
     return parser.parse_args(arguments)
 
 

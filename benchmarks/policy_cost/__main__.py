@@ -6,11 +6,11 @@ import argparse
 import random
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, fitted_exponent
@@ -38,8 +38,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=10_000, help="sizes above it are left out, but for the least")
     parser.add_argument("--samples", type=int, default=2000, help="decisions of each size")
     parser.add_argument("--most-seconds", type=float, default=0.5, help="for those of one size; fewer samples then")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser)
     return parser.parse_args(arguments)
 
 

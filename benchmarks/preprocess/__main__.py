@@ -22,6 +22,7 @@ import psutil
 from PIL import Image
 from rich.table import Table
 
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
@@ -85,10 +86,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=2048, help="of a picture, in pixels; the height is 3/4 of it")
     parser.add_argument("--processes", type=int, default=2, help="of our pool")
     parser.add_argument("--inline", action="store_true", help="send pictures in the requests, not as files")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=5, python=True)
     return parser.parse_args(arguments)
 
 

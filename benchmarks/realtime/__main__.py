@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import Child, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
@@ -71,9 +71,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--profile-seconds", type=int, default=15)
     parser.add_argument("--model", help="a VoxtralRealtime; default: the tiny one")
     parser.add_argument("--engine", type=json.loads, default={}, help="more engine arguments, as a JSON object")
-    parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, python=True)
     options = parser.parse_args(arguments)
     if len(options.frames) == 1:
         options.frames *= len(options.sessions)

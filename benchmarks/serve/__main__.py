@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from benchmarks.harness.arguments import some_of
+from benchmarks.harness.arguments import add_common, some_of
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
@@ -117,13 +117,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--load", type=float, default=1.0, help="multiplies the rates of the workloads")
     parser.add_argument("--seconds", type=float, default=20.0, help="of arrivals in a round")
-    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--polling", action="store_true", help="let vLLM's worker poll, as it does by default")
-    parser.add_argument("--name", default="", help="ends the name of the result file")
     parser.add_argument("--model", help="default: the tiny LLaVA with a slow tower")
     parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured, as its client")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=4, name=True)
     return parser.parse_args(arguments)
 
 

@@ -28,7 +28,7 @@ def draw(path: Path, records: Sequence[dict[str, Any]], client: str = "vllm benc
     figure, axes = style.new_figure(14.5, 2.6 + 0.8 * len(workloads), ncols=len(PANELS))
     for axis, (measure, (title, logarithmic)) in zip(axes, PANELS.items(), strict=True):
         found = {(r["workload"], r["variant"]): r["median"] for r in records if r["measure"] == measure}
-        axis.set_title(title, loc="left", fontsize=10, color=style.INK, pad=8)
+        style.panel_title(axis, title)
         if logarithmic:
             axis.set_xscale("log")
             axis.xaxis.set_major_formatter("{x:,.0f}")

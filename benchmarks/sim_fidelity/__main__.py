@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.harness.arguments import some_of
+from benchmarks.harness.arguments import add_common, some_of
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
@@ -69,15 +69,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--loads", type=lambda text: [float(word) for word in text.split(",")], default=[0.125, 0.25, 0.5]
     )
     parser.add_argument("--seconds", type=float, default=12.0, help="of arrivals in a round")
-    parser.add_argument("--rounds", type=int, default=6, help="of each load; and half as many of the calibration")
     parser.add_argument("--variants", type=some_of(VARIANTS, "variant"), default=["stock", "ours"])
     parser.add_argument("--calibration", type=Path, help="use this file, and measure none")
     parser.add_argument("--measured", type=Path, help="use these rounds, and measure none")
     parser.add_argument("--keep", type=Path, help="keep the measured rounds here, for --measured")
     parser.add_argument("--pipeline-measured", type=Path, help="use these waves of the pipeline, and measure none")
     parser.add_argument("--pipeline-keep", type=Path, help="keep the measured waves here, for --pipeline-measured")
-    parser.add_argument("--seed", type=int, default=100, help="of the first round; the calibration has other data")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(
+        parser,
+        rounds=6,
+        rounds_help="of each load; and half as many of the calibration",
+        seed=100,
+        seed_help="of the first round; the calibration has other data",
+    )
     return parser.parse_args(arguments)
 
 

@@ -38,7 +38,7 @@ def draw(path: Path, rounds: Rounds, costs: MeasuredCosts, records: Sequence[dic
 
 
 def cdf(axis: Any, title: str, measured: list[float], simulated: list[float], parts: list[float]) -> None:
-    axis.set_title(title, loc="left", fontsize=10, color=style.INK)
+    style.panel_title(axis, title)
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter("{x:,g}")
     axis.xaxis.set_minor_formatter("")

@@ -9,13 +9,12 @@ import os
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from benchmarks.harness.arguments import at_least_one
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.policy_cost.bench import Decision
@@ -80,9 +79,7 @@ _TIMED = (("stock", 100, 10.0), ("ours", 100, 10.0), ("ours", 10_000, 0.5), ("ga
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sim_scale", description=__doc__)
     parser.add_argument("--part", type=float, default=1.0, help="of the simulated seconds")
-    parser.add_argument("--rounds", type=at_least_one, default=3, help="of all cases; of each the run in the middle")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=3, rounds_help="of all cases; of each the run in the middle")
     return parser.parse_args(arguments)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.harness.arguments import some_of
+from benchmarks.harness.arguments import add_common, some_of
 from benchmarks.harness.child import ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
@@ -79,10 +79,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--pin", action=argparse.BooleanOptionalAction, default=True, help="a core for each replica, in `balance`"
     )
     parser.add_argument("--keep", action="store_true", help="keep the results of other tasks that are in the file")
-    parser.add_argument("--rounds", type=int, default=7, help="of each task; at most 5 deaths")
     parser.add_argument("--quick", action="store_true", help="one round, and nothing is written: does it run?")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=7, rounds_help="of each task; at most 5 deaths")
     return parser.parse_args(arguments)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
@@ -99,7 +99,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--versions", type=words, help="vLLM versions; default: those of the README's picture")
     parser.add_argument("--kinds", type=words, default=list(KINDS), help=f"of {', '.join(KINDS)}")
     parser.add_argument("--scenarios", type=words, default=list(SCENARIOS), help=f"of {', '.join(SCENARIOS)}")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--cell-seconds", type=float, default=2.0, help="CPU time after which an expensive cell has enough"
     )
@@ -112,9 +111,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--profile", action="store_true", help="after each row show where the time of a sample goes")
     parser.add_argument("--source", type=version_and_folder, action="append", default=[], metavar="VERSION=FOLDER")
-    parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=5, python=True)
     options = parser.parse_args(arguments)
     if unknown := set(options.scenarios) - SCENARIOS.keys():
         parser.error(f"unknown scenario {min(unknown)!r}; there are {', '.join(SCENARIOS)}")

@@ -40,7 +40,7 @@ def draw(path: Path, cells: Sequence[Cell]) -> Path | None:
 
 
 def _panel(axis: Any, cells: Sequence[Cell], title: str) -> None:
-    axis.set_title(title, loc="left", fontsize=10.5, color=style.INK, pad=8)
+    style.panel_title(axis, title)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     lines = {variant: _points(cells, variant) for variant in dict.fromkeys(cell.variant for cell in cells)}

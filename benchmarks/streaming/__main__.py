@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.backtest import MODEL, QUIET_CORES
-from benchmarks.harness.arguments import at_least_one, at_least_two, some_of
+from benchmarks.harness.arguments import add_common, at_least_one, at_least_two, some_of
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
@@ -121,17 +120,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--streams", type=lambda text: [at_least_one(word) for word in text.split(",")], default=[1, 4, 8]
     )
     parser.add_argument("--tokens", type=at_least_two, default=256, help="of each stream; 2 or more")
-    parser.add_argument("--rounds", type=at_least_one, default=5)
     parser.add_argument("--variants", type=some_of(VARIANTS, "variant", ";"), default=list(DEFAULT), help="between ;")
     parser.add_argument(
         "--layers", type=at_least_one, default=MODEL["llm_layers"], help="of the LLM: a step takes longer with more"
     )
     parser.add_argument("--draw", type=Path, metavar="RESULT", help="only draw the picture of a result file again")
-    parser.add_argument("--name", default="", help="ends the name of the result file")
     parser.add_argument("--model", help="default: a tiny LLaVA with so many layers")
-    parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=5, python=True, name=True)
     options = parser.parse_args(arguments)
     if STOCK not in options.variants:
         parser.error(f"--variants needs {STOCK!r}: ratios are to it")

@@ -33,9 +33,9 @@ def draw(path: Path, records: Sequence[dict[str, Any]]) -> Path | None:
     arrivals.set_ylim(len(variants) - 0.5, -0.5)
     arrivals.set_xlabel("ms since its first token")
     title = "tokens of a stream as the client has them" + (f", one of {fewest}" if fewest > 1 else "")
-    arrivals.set_title(title, loc="left", fontsize=10.5, color=style.INK, pad=8)
+    style.panel_title(arrivals, title)
     for axis, (measure, title) in zip(axes, PANELS.items(), strict=True):
-        axis.set_title(title, loc="left", fontsize=10.5, color=style.INK, pad=8)
+        style.panel_title(axis, title)
         width = 0.8 / len(variants)
         for number, (variant, colour) in enumerate(zip(variants, colours, strict=True)):
             places = [at + (number - (len(variants) - 1) / 2) * width for at in range(len(counts))]

@@ -11,13 +11,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from benchmarks.harness.arguments import at_least_one
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
@@ -55,7 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tiers", description=__doc__)
-    parser.add_argument("--rounds", type=at_least_one, default=9)
     parser.add_argument("--arena-mib", type=int, default=64, help="what the arena holds")
     parser.add_argument("--message-mib", type=float, default=1.0)
     parser.add_argument("--burst", type=float, default=4.0, help="times what the arena holds")
@@ -63,8 +61,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--starts-after-ms", type=float, default=500.0, help="when it wants the first")
     parser.add_argument("--ahead", type=int, default=16, help="messages that prefetching is told of ahead")
     parser.add_argument("--disk", default=tempfile.gettempdir(), help="folder on the disk")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=9)
     return parser.parse_args(arguments)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.video_engines.model import Shape, index_of, seconds_until_done
@@ -46,7 +46,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--engine-fps", type=float, default=700.0, help="frames of 1920x1080 that one engine decodes in a second"
     )
     parser.add_argument("--videos", type=int, default=16, help="at once, beside one one_engine")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, seed=None)
     return parser.parse_args(arguments)
 
 

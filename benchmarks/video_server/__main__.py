@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 from rich.table import Table
 
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
@@ -57,11 +58,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.video_server", description=__doc__)
     parser.add_argument("--requests", type=int, default=16, help="at once")
     parser.add_argument("--frames", type=int, default=32, help="of each video")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--polling", action="store_true", help="leave vLLM's worker polling between messages")
-    parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=5, python=True)
     return parser.parse_args(arguments)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
@@ -57,14 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.warm_up", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--beside", action="store_true", help="a text request decodes meanwhile: items go to the lane")
     parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS))
     parser.add_argument("--options", default="{}", help="more of our options, as JSON", type=checked_json)
     parser.add_argument("--model", help="default: the tiny LLaVA with a slow tower")
-    parser.add_argument("--python", default=sys.executable, help="interpreter whose vLLM is measured")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=5, python=True)
     return parser.parse_args(arguments)
 
 

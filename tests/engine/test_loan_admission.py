@@ -170,16 +170,46 @@ def test_an_engine_whose_longest_request_does_not_fit_beside_the_largest_loan_is
         lender(monkeypatch, max_model_len=90 * BLOCK + 1)
 
 
+def noted(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the id of each request which the scheduler asks about from now on."""
+    asked: list[str] = []
+    may_admit = lending(scheduler).may_admit
+    monkeypatch.setattr(
+        lending(scheduler),
+        "may_admit",
+        lambda prompt, blocks: (asked.append(prompt.request_id), may_admit(prompt, blocks))[1],
+    )
+    return asked
+
+
+def test_while_blocks_are_saved_for_an_encode_no_request_is_asked_about(
+    scheduler: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    """vLLM would admit the short one to the blocks that running requests need until the encode has ended."""
+    for text in (request("large", 88 * BLOCK, max_tokens=30), request("small", 7 * BLOCK, max_tokens=1000)):
+        scheduler.add_request(text)
+    assert step(scheduler, clock) == ["large", "small"]
+    scheduler.add_request(picture("first"))
+    for _ in range(2):  # the first plan after the picture was seen begins its patience
+        assert step(scheduler, clock) == []
+    clock.now += 2.0
+    scheduler.add_request(request("short", 8))
+    asked = noted(scheduler, monkeypatch)
+    for _ in range(10):
+        assert step(scheduler, clock) == []
+        assert not lending(scheduler).admits
+        assert free(scheduler) > 0
+    assert asked == []
+    assert [id_ for _ in range(100) for id_ in step(scheduler, clock)] == ["short"], "the large one has ended"
+    assert set(asked) == {"short"}
+
+
 def test_one_request_is_asked_about_however_many_wait(scheduler: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch):
     with_a_loan(scheduler, clock)
     long = tokens_of(scheduler, spare=8)
     for one in range(200):
         scheduler.add_request(request(f"long {one}", long))
-    asked = []
-    may_admit = lending(scheduler).may_admit
-    monkeypatch.setattr(
-        lending(scheduler), "may_admit", lambda prompt, blocks: (asked.append(prompt), may_admit(prompt, blocks))[1]
-    )
+    asked = noted(scheduler, monkeypatch)
     for _ in range(5):
         assert step(scheduler, clock) == []
     assert len(asked) == 5

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.sim_engine import PlainCosts, Run
@@ -273,6 +273,7 @@ class Engine(View):
         for one in list(self.waits):
             if len(self.active) >= most or not self.budget:
                 break
+            assert self.lending.admits, "a step that may admit nobody has a place for a request"
             if one.grammar > self.steps or not self.ahead.next_chunk(one, 0, self, self.now).may_run:
                 continue
             one.grammar = 0
@@ -412,6 +413,7 @@ ARRIVALS = st.tuples(
     st.sampled_from([64, 4000]),
     st.sampled_from([1, 2]),
 )
+@example([(0, 1, 1, 188), (0, 138, 1, 212)], {}, 4000, 1)  # the second was refused beside the loan for both
 def test_a_simulated_engine_preempts_nobody_who_would_not_be_without_the_loan(
     arrivals: list[tuple[int, int, int, int]], options: dict[str, Any], chunk: int, places: int
 ) -> None:

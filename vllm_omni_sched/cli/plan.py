@@ -104,6 +104,7 @@ def plan(
     status: 0 on success, 2 if an argument is invalid or no plan meets the SLO, 130 if it was interrupted.
     """
     # imported late: these modules need numpy
+    from vllm_omni_sched.sim.output.files import write_text
     from vllm_omni_sched.sim.plan.compare import find_plans
     from vllm_omni_sched.sim.plan.findings import limit
     from vllm_omni_sched.sim.plan.load import Load
@@ -142,7 +143,7 @@ def plan(
     typer.echo(plan_view.command_of(choices, every.best))
     try:
         if out is not None:
-            _write(out, json.dumps(body, indent=1) + "\n")
+            write_text(out, json.dumps(body, indent=1) + "\n")
         if png is not None:
             plan_view.draw(choices, targets, every, png)
     except OSError as error:
@@ -390,10 +391,3 @@ def _of_weights(shape: ModelShape, wanted: WeightFormat, served: str, name: str)
             "--model"
         )
     return (f"{served} must be a checkpoint with {wanted.value} weights: those of --model are {own.value}.",)
-
-
-def _write(path: Path, text: str) -> None:
-    from vllm_omni_sched.sim.output.files import replacing
-
-    with replacing(path) as file:
-        file.write(text)

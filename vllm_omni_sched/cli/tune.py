@@ -99,6 +99,7 @@ def tune(
 
     Ctrl-C ends the search and keeps the best so far. Exit status: 0 on success, 2 if an argument is invalid.
     """
+    from vllm_omni_sched.sim.output.files import write_text
     from vllm_omni_sched.sim.tune.search import Tried, changed_options, pruned
 
     for name, value in (("--ttft", ttft), ("--itl", itl), ("--scale", scale)):
@@ -122,9 +123,9 @@ def tune(
     page_console().print(tune_view.screen(job.what, verdict, options, found, compared))
     try:
         if out is not None:
-            _write(out, tune_view.as_yaml(options, job.what, verdict))
+            write_text(out, tune_view.as_yaml(options, job.what, verdict))
         if result is not None:
-            _write(result, json.dumps(_record(job, verdict, options, found, compared, seed), indent=1) + "\n")
+            write_text(result, json.dumps(_record(job, verdict, options, found, compared, seed), indent=1) + "\n")
     except OSError as error:
         _leave(USAGE, f"{error.filename or out or result}: {error.strerror or error}")
 
@@ -256,10 +257,3 @@ def _record(
         "tried": [{"options": job.whole(one.options), "attainment": one.attainment} for one in found.tried],
         "held_out": tune_view.as_record(compared),
     }
-
-
-def _write(path: Path, text: str) -> None:
-    from vllm_omni_sched.sim.output.files import replacing
-
-    with replacing(path) as file:
-        file.write(text)

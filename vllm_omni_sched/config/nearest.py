@@ -18,6 +18,11 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*alike, *begun]))[:_MOST]
 
 
+def is_misspelt(name: str, known: Iterable[str]) -> bool:
+    """Return whether a name, which others may use as well, is nearly one of the known ones."""
+    return bool(get_close_matches(name, list(known), n=1, cutoff=_NEARLY_SAME))
+
+
 def did_you_mean(name: str, known: Iterable[str], written: Callable[[str], str] = str) -> str:
     """Return a question with the names that may be meant, empty if none is near.
 

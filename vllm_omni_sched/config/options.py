@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from vllm_omni_sched.config.profiles import PROFILES, Profile, options_of
+from vllm_omni_sched.config.validators import absolute, whole_as_float
 
 CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 """Pattern of a list of processors, such as ``1,4-7``."""
@@ -492,9 +493,7 @@ class OmniSchedConfig(BaseModel):
     @field_validator("history_path")
     @classmethod
     def _absolute(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith("/"):
-            raise ValueError("must be absolute, such as '/var/log/omni/history.jsonl'")
-        return value
+        return absolute(value, "/var/log/omni/history.jsonl")
 
     @field_validator("encode_lane_cpus")
     @classmethod
@@ -523,4 +522,4 @@ class OmniSchedConfig(BaseModel):
     )
     @classmethod
     def _seconds(cls, value: Any) -> Any:
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        return whole_as_float(value)

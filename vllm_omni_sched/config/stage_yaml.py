@@ -4,7 +4,6 @@ They are the key ``omni_sched`` of vLLM-Omni's deploy YAML (which ignores unknow
 path of a YAML file of its own, relative to the deploy YAML. Or the environment variable `VARIABLE` names that file.
 """
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import KEY, ResolvedOption, explain, is_nearly_ours, read_yaml
+from vllm_omni_sched.config.nearest import did_you_mean
 from vllm_omni_sched.config.stage_options import RuntimeOptions, StageSchedConfig
 from vllm_omni_sched.config.stage_options.batching import ALIASES, StageBatchOptions
 from vllm_omni_sched.config.units import UnitError
@@ -173,8 +173,8 @@ def _ids(stage_names: Mapping[int, str]) -> dict[str, int]:
 def _stage_id(ids: Mapping[str, int], key: str, problem: str) -> int:
     if key in ids:
         return ids[key]
-    near = difflib.get_close_matches(key, ids, n=1, cutoff=0.4)
-    raise ConfigError(f"{problem}; " + (f"did you mean {near[0]!r}?" if near else f"known stages: {', '.join(ids)}"))
+    hint = did_you_mean(key, ids) or f"known stages: {', '.join(ids)}"
+    raise ConfigError(f"{problem}; {hint}")
 
 
 def _in_deploy(path: Path, inherited_by: tuple[Path, ...] = ()) -> tuple[Any, str] | None:

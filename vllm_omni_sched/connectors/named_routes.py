@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import read_options
+from vllm_omni_sched.config.nearest import did_you_mean, is_misspelt
 from vllm_omni_sched.config.stage_options import ConnectorOptions, StageSchedConfig
 from vllm_omni_sched.config.stage_options import PoolOptions as PoolSizes
 from vllm_omni_sched.config.units import Size
@@ -219,14 +219,11 @@ class _Combination:
         own: dict[str, Any] = {}
         known = {*model.model_fields, *WatchOptions.model_fields}
         for key, value in extra.items():
-            near = get_close_matches(key, known, n=1, cutoff=0.8)
             if key in model.model_fields:
                 own[key] = value
-            elif near and key not in known:
-                raise ConfigError(
-                    f"unknown option 'runtime.connectors.{name}.extra.{key}'; did you mean "
-                    f"'runtime.connectors.{name}.extra.{near[0]}'?"
-                )
+            elif key not in known and is_misspelt(key, known):
+                prefix = f"runtime.connectors.{name}.extra."
+                raise ConfigError(f"unknown option '{prefix}{key}'; {did_you_mean(key, sorted(known), prefix.__add__)}")
             elif self.common.setdefault(key, value) != value:
                 raise ConfigError(
                     f"options 'runtime.connectors.{self._given_by[key]}.extra.{key}' and "

@@ -6,13 +6,13 @@ A request sets them in ``vllm_xargs`` of an OpenAI request (``SamplingParams.ext
     {"omni_class": "interactive", "omni_ttft_ms": 800, "omni_itl_ms": 60}
 """
 
-import difflib
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from vllm_omni_sched.config.errors import RequestError
+from vllm_omni_sched.config.nearest import did_you_mean, is_misspelt
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME, SlaClass
 
@@ -34,7 +34,6 @@ KNOWN = (CLASS, TTFT, ITL, USER)
 _TARGETS = {TTFT: "ttft_seconds", ITL: "itl_seconds"}
 _MOST = sys.float_info.max
 _SHOWN = 64  # most characters of a client's value that are repeated to it
-_NEAR = 0.8  # similarity above which an unknown key counts as a misspelling of ours
 
 
 class Promises:
@@ -105,9 +104,9 @@ class Promises:
         if CLASS in extra:
             name = extra[CLASS]
             if not isinstance(name, str) or name not in self.classes:
-                near = difflib.get_close_matches(str(name)[:_SHOWN], self._named, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise RequestError(f"{CLASS} is {_shown(name)}, which is not an SLA class: {self._choice()}{hint}")
+                hint = did_you_mean(str(name)[:_SHOWN], self._named)
+                choice = f"{self._choice()}; {hint}" if hint else self._choice()
+                raise RequestError(f"{CLASS} is {_shown(name)}, which is not an SLA class: {choice}")
             sla = self.classes[name]
         for key, field in _TARGETS.items():
             if key in extra:
@@ -122,10 +121,11 @@ class Promises:
         return f"it must be one of {', '.join(self._named)}" if self._named else "leave it out"
 
     def _refuse_unknown(self, key: str) -> None:
-        near = difflib.get_close_matches(key, KNOWN, n=1, cutoff=_NEAR)
-        if near or not self._shared:
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise RequestError(f"unknown key {_shown(key)}: {hint}known keys are {', '.join(KNOWN)}")
+        if self._shared and not is_misspelt(key, KNOWN):
+            return
+        hint = did_you_mean(key, KNOWN)
+        known = f"known keys are {', '.join(KNOWN)}"
+        raise RequestError(f"unknown key {_shown(key)}: {f'{hint} {known}' if hint else known}")
 
 
 def promises_of(config: OmniSchedConfig) -> Promises:

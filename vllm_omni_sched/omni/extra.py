@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.nearest import did_you_mean, is_misspelt
 from vllm_omni_sched.connectors.watch import WatchOptions
 
 ENGINES = frozenset({"stage_id", "role", "from_stage", "to_stage", "replica_id", "outgoing"})
@@ -30,9 +30,8 @@ def options_from_extra(model: type[Options], extra: dict[str, Any], connector: s
     """
     own, known = model.model_fields, {*model.model_fields, *WatchOptions.model_fields}
     for key in () if beside else extra.keys() - known - ENGINES:
-        near = get_close_matches(key, known, n=1, cutoff=0.8)
-        if near:
-            raise ConfigError(f"{connector}: unknown option {key!r} in `extra`; did you mean {near[0]!r}?")
+        if is_misspelt(key, known):
+            raise ConfigError(f"{connector}: unknown option {key!r} in `extra`; {did_you_mean(key, sorted(known))}")
     try:
         return model.model_validate({key: value for key, value in extra.items() if key in own})
     except ValidationError as error:

@@ -70,7 +70,7 @@ def read_index(fd: int, limits: Limits | None = None) -> Indexed:
     try:
         container = av.open("fd:", options={"fd": str(fd), **_OPTIONS}, metadata_errors="replace")
     except (av.FFmpegError, ValueError) as error:
-        raise VideoInputError(f"video: the file is not a readable video ({_reason(error)})") from None
+        raise VideoInputError(f"video: the file is not a readable video ({reason_of(error)})") from None
     with container, mmap.mmap(fd, size, prot=mmap.PROT_READ) as file:
         if not container.streams.video:
             raise VideoInputError("video: the file has no video stream; send audio as audio")
@@ -97,7 +97,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         for packet in _demuxed(container, stream, notes):
             found.add(packet)
     except av.FFmpegError as error:  # the packets read up to here are kept
-        notes.append(f"the file ends early ({_reason(error)})")
+        notes.append(f"the file ends early ({reason_of(error)})")
     except BaseException:
         found.abandon()
         raise
@@ -289,5 +289,6 @@ def _rate(rate: Fraction | None) -> float:
     return float(rate) if rate else 0.0
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return what FFmpeg says about an error, without the file that it names."""
     return getattr(error, "strerror", None) or str(error)

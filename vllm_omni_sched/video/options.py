@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from vllm_omni_sched.config.errors import VideoLimitError
 from vllm_omni_sched.config.options import Toggle
+from vllm_omni_sched.config.validators import whole_as_float
 
 if TYPE_CHECKING:
     from vllm_omni_sched.video.facts import VideoIndex
@@ -101,7 +102,7 @@ class VideoOptions(BaseModel):
     @field_validator("deadline_seconds", "max_duration_seconds", mode="before")
     @classmethod
     def _seconds(cls, value: Any) -> Any:
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        return whole_as_float(value)
 
 
 @dataclass(frozen=True)

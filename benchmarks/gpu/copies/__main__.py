@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from benchmarks.gpu.copies import EMBEDS, FRAMES
 from benchmarks.gpu.device import name_of_gpu, write_gpu_result
-from benchmarks.harness.arguments import at_least_one
+from benchmarks.harness.arguments import add_common, at_least_one
 from benchmarks.harness.screen import console
 
 
@@ -32,10 +31,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.copies", description=__doc__)
     parser.add_argument("--embeds", type=numbers, default=list(EMBEDS), help="sizes of encodings")
     parser.add_argument("--frames", type=numbers, default=list(FRAMES), help="frames of 1280 x 720")
-    parser.add_argument("--rounds", type=at_least_one, default=20)
     parser.add_argument("--no-encode", action="store_true", help="leave the vision tower out")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=20)
     return parser.parse_args(arguments)
 
 

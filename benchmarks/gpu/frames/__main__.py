@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from benchmarks.gpu.device import name_of_gpu, write_gpu_result
 from benchmarks.gpu.nvdec import CODECS
-from benchmarks.harness.arguments import at_least_one, some_of
+from benchmarks.harness.arguments import add_common, at_least_one, some_of
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.screen import console
 from vllm_omni_sched.config.errors import OmniSchedError
@@ -46,9 +45,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.frames", description=__doc__)
     parser.add_argument("--codecs", type=some_of(CODECS, "codec"), default=["h264"], help="separated by commas")
     parser.add_argument("--seconds", type=at_least_one, default=10, help="of a clip, 720p30")
-    parser.add_argument("--rounds", type=at_least_one, default=10)
     parser.add_argument("--device-mib", type=at_least_one, default=1024, help="memory of the GPU for frames")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=10, seed=None)
     return parser.parse_args(arguments)
 
 

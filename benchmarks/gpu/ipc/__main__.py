@@ -8,13 +8,12 @@ import random
 import secrets
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.device import name_of_gpu, write_gpu_result
 from benchmarks.gpu.ipc import FEWER, MESSAGES, SIZES, THEIRS, VARIANTS
 from benchmarks.gpu.ipc.report import Found, a_round, complaints, record, table
-from benchmarks.harness.arguments import at_least_one, some_of
+from benchmarks.harness.arguments import add_common, some_of
 from benchmarks.harness.child import Child, interrupt_on_terminate
 from benchmarks.harness.screen import console
 
@@ -45,10 +44,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     sizes, variants = some_of(SIZES, "size"), some_of(VARIANTS, "variant", ";")
     parser.add_argument("--sizes", type=sizes, default=list(SIZES), help='of a tensor: "64 KB,1 MB"; default: all')
     parser.add_argument("--variants", type=variants, default=list(VARIANTS), help="separated by ';'; default: all")
-    parser.add_argument("--rounds", type=at_least_one, default=3)
-    parser.add_argument("--seed", type=int, default=0, help="of the order in a round")
     parser.add_argument("--directory", default="/dev/shm", help="of the arena; a large tensor needs room in it")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=3, seed_help="of the order in a round")
     return parser.parse_args(arguments)
 
 

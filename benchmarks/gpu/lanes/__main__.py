@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.device import name_of_gpu, write_gpu_result
 from benchmarks.gpu.lanes.plot import picture
 from benchmarks.gpu.lanes.report import Sample, lines, record, table
 from benchmarks.gpu.lanes.variants import variants
-from benchmarks.harness.arguments import at_least_one
+from benchmarks.harness.arguments import add_common, at_least_one
 from benchmarks.harness.screen import console
 from vllm_omni_sched.config.errors import LaneError
 
@@ -55,9 +54,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sms", type=counts, default=counts("16,32,48,64"), help="sizes of the lane's part of the GPU")
     parser.add_argument("--shares", type=shares, default=shares("1,0.5,0.25"), help="shares of the lane, in (0, 1]")
     parser.add_argument("--seconds", type=float, default=4.0, help="of one turn")
-    parser.add_argument("--rounds", type=at_least_one, default=5)
-    parser.add_argument("--seed", type=int, default=0, help="of the order in a round")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=5, seed_help="of the order in a round")
     return parser.parse_args(arguments)
 
 

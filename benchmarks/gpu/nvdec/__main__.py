@@ -15,7 +15,7 @@ from benchmarks.gpu.nvdec.clips import Clip, embedded, made
 from benchmarks.gpu.nvdec.crew import Crew, Refused, Task, tasks
 from benchmarks.gpu.nvdec.driver import capabilities, libraries
 from benchmarks.gpu.nvdec.report import CPU, NVDEC, Cell, Found, complaints, record, table
-from benchmarks.harness.arguments import at_least_one, some_of
+from benchmarks.harness.arguments import add_common, at_least_one, some_of
 from benchmarks.harness.child import interrupt_on_terminate
 from benchmarks.harness.screen import console
 
@@ -59,10 +59,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     codecs = some_of(CODECS, "codec")
     parser.add_argument("--codecs", type=codecs, default=list(CODECS), help="separated by commas; default: all")
     parser.add_argument("--seconds", type=at_least_one, default=20, help="of a clip, 720p30")
-    parser.add_argument("--rounds", type=at_least_one, default=5)
     parser.add_argument("--videos", type=at_least_one, default=2, help="of each decoder, for videos per second")
     parser.add_argument("--engines", type=gpu_list, help="GPU of each, as 0,0,1,1; default: as the driver says")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    add_common(parser, rounds=5, seed=None)
     return parser.parse_args(arguments)
 
 

@@ -110,7 +110,7 @@ def test_usage_names_arguments_without_braces(command):
         (("--scale", "0"), "--scale must be positive, got 0"),
         (("--calibration", "costs.json"), "--calibration needs --gpus with the one kind that was measured"),
         (("--model", "qwen2.5-vl-72b", "--max-gpus", "1"), "does not fit"),
-        (("--slo", "ttft=0.001"), "no plan with up to 4 devices meets the SLO"),
+        (("--slo", "ttft=0.001"), "no plan of stock vLLM with up to 4 devices meets the SLO in training"),
         (("--patience", "soon"), "--patience 'soon': write it as 10, or 5-30"),
         (("--patience", "9-3"), "--patience '9-3': write it as 10, or 5-30"),
         (("--kv-link", "infiniband"), "unknown --kv-link 'infiniband'"),

@@ -15,6 +15,7 @@ from vllm_omni_sched.config.stage_options.base import Options
 from vllm_omni_sched.config.stage_options.batching import BatchingOptions
 from vllm_omni_sched.config.stage_options.graph import GraphOptions
 from vllm_omni_sched.config.units import Size
+from vllm_omni_sched.config.validators import absolute
 
 
 class BalancePolicy(str, Enum):
@@ -255,17 +256,6 @@ class PoolOptions(Options):
         """Return the options that concern the pools of connectors, as far as they are given."""
         names = ("text_pool_size", "image_pool_size", "audio_pool_size", "pool_growth_factor")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
-
-
-def absolute(value: str | None, example: str) -> str | None:
-    """Return a path that is absolute, or None.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if value is not None and not value.startswith("/"):
-        raise ValueError(f"must be absolute, such as {example!r}")
-    return value
 
 
 class AnomalyOptions(Options):

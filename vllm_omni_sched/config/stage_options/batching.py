@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from vllm_omni_sched.config.stage_options.base import Options
 from vllm_omni_sched.config.units import Milliseconds
+from vllm_omni_sched.config.validators import keys_as_text
 
 ALIASES = {"latency_target": "target_latency_ms", "adjustment_interval": "adjust_interval_ms"}
 """Names of the design article."""
@@ -100,7 +101,7 @@ class BatchingOptions(BatchLimits):
     @field_validator("stages", mode="before")
     @classmethod
     def _ids(cls, value: Any) -> Any:
-        return {str(key): options for key, options in value.items()} if isinstance(value, Mapping) else value
+        return keys_as_text(value)
 
     @model_validator(mode="after")
     def _each_stage(self) -> "BatchingOptions":

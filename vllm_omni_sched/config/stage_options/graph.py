@@ -1,12 +1,13 @@
 """Options of the graph: merging, order, affinity and placement of work."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from vllm_omni_sched.config.nearest import did_you_mean
 from vllm_omni_sched.config.stage_options.base import Options
+from vllm_omni_sched.config.validators import keys_as_text
 
 MODALITIES = ("text", "image", "audio", "video")  # of a request
 
@@ -84,9 +85,9 @@ class PriorityOptions(Options):
     def _known_modalities(cls, value: dict[str, str]) -> dict[str, str]:
         for key in value:
             if key not in MODALITIES:
-                near = difflib.get_close_matches(key, MODALITIES, n=1, cutoff=0.4)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"option '{key}' must be one of the modalities {list(MODALITIES)}{hint}")
+                hint = did_you_mean(key, MODALITIES)
+                problem = f"option '{key}' must be one of the modalities {list(MODALITIES)}"
+                raise ValueError(f"{problem}; {hint}" if hint else problem)
         return value
 
     @model_validator(mode="after")
@@ -238,7 +239,7 @@ class PartitionOptions(Options):
     @field_validator("devices", "profiles", mode="before")
     @classmethod
     def _ids(cls, value: Any) -> Any:
-        return {str(key): options for key, options in value.items()} if isinstance(value, Mapping) else value
+        return keys_as_text(value)
 
     @field_validator("payload_bytes", "links")
     @classmethod

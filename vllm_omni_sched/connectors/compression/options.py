@@ -1,6 +1,5 @@
 """Options of compression, with their defaults, bounds and meaning."""
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.nearest import did_you_mean
 from vllm_omni_sched.connectors.bounds import Count, MemoryBytes
 
 EDGE = re.compile(r"[^\s>]+->[^\s>]+")
@@ -149,10 +149,9 @@ def _explain(error: Any) -> str:
     key = ".".join(map(str, where))
     model = EdgeOptions if len(where) > 2 else CompressionOptions
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(where[-1]), list(model.model_fields), n=1, cutoff=0.4)
         if where == ("lossy",):
             return "option 'lossy' belongs to an edge: write {'edges': {'0->1': {'lossy': ...}}}"
-        hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(model.model_fields)}"
+        hint = did_you_mean(str(where[-1]), model.model_fields) or f"known options: {', '.join(model.model_fields)}"
         return f"unknown option {key!r}; {hint}"
     if choices := CHOICES.get(str(where[-1])):
         return f"option {key!r} must be one of {choices}, got {error['input']!r}"

@@ -132,9 +132,7 @@ class EncodeAhead:
             if self.ledger.want(request_id, item.content, item.embeds) is EncodeState.QUEUED:
                 wanted.append(item)
                 self._wanted.setdefault(item.content, (item.modality, item.embeds, now))
-        # a piece is shorter than the tokens before the item, because a drafter reads the embeddings behind the piece
-        limit = self._limits[request_id] = min(item.start for item in missing) - self._read_ahead
-        may_run = limit - start >= LEAST_PIECE
+        self._limits[request_id], may_run = self._piece(missing, start)
         if self.piece_embeds is not None and not prompt.runs:
             may_run = may_run and max(item.embeds for item in missing) <= self.piece_embeds
         if self._history is not None and not may_run:
@@ -149,6 +147,14 @@ class EncodeAhead:
             if self.takes(item) and not has_encoding(item.content) and state(item.content) is not EncodeState.READY:
                 found.append(item)
         return found
+
+    def _piece(self, missing: Sequence[PromptItem], start: int) -> tuple[int, bool]:
+        """Return where the piece of a prompt ends that needs no missing item, and whether it is worth a step.
+
+        It is shorter than the tokens before the first missing item where a drafter reads embeddings behind the piece.
+        """
+        end = min(item.start for item in missing) - self._read_ahead
+        return end, end - start >= LEAST_PIECE
 
     def takes(self, item: PromptItem) -> bool:
         """Return whether the lane may encode this item; any other is left to the step."""
@@ -194,8 +200,8 @@ class EncodeAhead:
         missing = self._missing(prompt, prompt.computed, view) if self.ledger.waits(prompt.request_id) else ()
         if not missing:
             return None
-        limit = min(item.start for item in missing) - self._read_ahead
-        return limit if limit - prompt.computed >= LEAST_PIECE else prompt.computed
+        end, worth_a_step = self._piece(missing, prompt.computed)
+        return end if worth_a_step else prompt.computed
 
     def is_ready(self, content: str) -> bool:
         """Return whether the lane holds this encoding."""

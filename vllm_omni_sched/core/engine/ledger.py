@@ -57,7 +57,7 @@ class AheadLedger:
        With ``max_active_embeds``, whatever else, those that are encoded at a time have no more embeddings. That are
        all contents that are being encoded, except for the smallest one where there are ``max_encoding``, which waits.
        Contents that were asked for since the last orders go first, in that order; then the ones queued longest.
-       With ``borrowers``, these contents alone are submitted, in their order.
+       With ``submit_only``, these contents alone are submitted, in their order.
     3. When a request ends, contents that only it needed are dropped.
     4. An encoding leaves this ledger when it is loaded into the encoder cache.
     5. Answers may be late: the answer to an attempt that was given up is ignored.
@@ -71,7 +71,7 @@ class AheadLedger:
         self.max_embeds = max_embeds
         self.max_encoding = max_encoding
         self.max_active_embeds: int | None = None
-        self.borrowers: Sequence[str] | None = None
+        self.submit_only: Sequence[str] | None = None
         self.num_embeds = 0  # being encoded, or ready
         self._encoding: dict[str, int] = {}  # embeddings of what is being encoded
         self._encodes: dict[str, _Encode] = {}
@@ -227,10 +227,10 @@ class AheadLedger:
 
     def _next(self) -> Iterator[str]:
         """Yield the contents to submit, in the order of rule 2; each must leave the queue before the next is taken."""
-        for mm_hash in self._wanted if self.borrowers is None else self.borrowers:
+        for mm_hash in self._wanted if self.submit_only is None else self.submit_only:
             if mm_hash in self._queue:
                 yield mm_hash
-        while self._queue and self.borrowers is None:
+        while self._queue and self.submit_only is None:
             yield next(iter(self._queue))
 
     def validate(self) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -24,16 +24,18 @@ _SAFETY = 2.0  # encodes may take so many times as long as forecast before runni
 _LEAST_STEPS = 4  # a loan lasts for at least so many steps: planned, sent, computed, reported
 
 
-class _Waiters(NamedTuple):
-    """Running requests whose next items are still to be encoded.
+class _LaneWaiters(NamedTuple):
+    """The running requests that wait for the lane.
 
-    ``number``: of those that wait for the lane. ``still``: of all that can compute nothing until then.
-    ``later_blocks``: for the prompts of those that wait for the lane, from the items on that they wait for.
+    ``requests``: their number. ``stalled``: the number of those that can compute nothing before an encode has ended.
+    ``later_blocks``: what their prompts need behind the tokens that they may compute before that. ``prompt_blocks``: of
+    the whole prompts of all running requests with items, as each of these may wait for the lane later.
     """
 
-    number: int
-    still: int
-    later_blocks: int
+    requests: int = 0
+    stalled: int = 0
+    later_blocks: int = 0
+    prompt_blocks: int = 0
 
 
 class KvLending:
@@ -56,14 +58,16 @@ class KvLending:
        the lane need afterwards may be lent to the first encode, alone and while no other is under way. Requests whose
        items may not all be in their first chunk are admitted only as far as the largest loan has room beside their
        whole prompts, or one at a time; and no piece of a prompt runs before an item that does not fit into what is set
-       aside. While all running requests wait for encodes, these go before requests that wait for blocks.
+       aside. While all running requests wait for encodes, these go before requests that wait for blocks. So does the
+       encode of the first waiting request in an engine without a lane where nothing runs, beside which rule 2 asks for
+       no room.
     8. When the last request leaves the engine, everything returns at once.
     9. Streaming sessions are refused: they keep their blocks while they wait for input, for as long as a client likes,
        and no lane encodes their items.
 
-    ``lent_blocks``: the present loan. ``admits``: whether new requests may be admitted. ``room``: blocks that they may
-    take from the last plan on, None while nothing is lent. ``reasons``: counts of plans other than to lend nothing to
-    nobody.
+    ``lent_blocks``: the present loan. ``admits``: whether the next step may admit new requests. ``room``: blocks that
+    they may take from the last plan on, None while nothing is lent. ``reasons``: counts of plans other than to lend
+    nothing to nobody.
 
     Raises:
         ConfigError: the largest item that the engine accepts would never fit, or the longest request beside it.
@@ -85,12 +89,12 @@ class KvLending:
         self.lent_blocks = 0
         self.admits = True
         self.room: int | None = None
-        self._each = 0  # blocks that an admitted request needs beside those of its prompt
+        self._growth_blocks = 0  # by the last plan: what each admitted request needs beside the blocks of its prompt
         self.reasons = dict.fromkeys(LendingReason, 0)
-        self._refused = False  # a request, since the last plan
-        self._for_lane: list[tuple[str, int]] = []  # what waits for the lane, and embeddings at a time up to it
-        self._prompts = 0  # blocks of running prompts that may wait for the lane again
-        self._in_steps: deque[int] = deque()  # embeddings of the steps under way that encode
+        self._refused = False  # whether a request was refused since the last plan
+        self._lane_queue: list[tuple[str, int]] = []  # contents, and the embeddings at a time once each has begun
+        self._waiter_blocks = 0  # of the whole prompts of running requests that may wait for the lane
+        self._embeds_in_steps: deque[int] = deque()  # of each step under way that encodes
         self._step_embeds = lending.reserve_embeds  # that the next step may encode
         self._largest_batch = facts.encoder_budget_embeds
         largest = min(facts.encoder_budget_embeds, facts.encoder_cache_embeds)
@@ -108,7 +112,7 @@ class KvLending:
             )
         if ahead is not None:
             ahead.step_embeds = ahead.piece_embeds = lending.reserve_embeds
-            ahead.ledger.borrowers = ()
+            ahead.ledger.submit_only = ()
 
     @property
     def _never_lent(self) -> int:
@@ -137,52 +141,56 @@ class KvLending:
 
     def step_began(self, embeds: int) -> None:
         """Record that a step begins which encodes so many embeddings, more than none."""
-        self._in_steps.append(embeds)
+        self._embeds_in_steps.append(embeds)
         if embeds > self._facts.reserve_embeds:
             self.policy.began()
 
     def step_out(self) -> None:
         """Record that the tokens of the oldest such step are out."""
-        if self._in_steps:
-            self._in_steps.popleft()
+        if self._embeds_in_steps:
+            self._embeds_in_steps.popleft()
 
     def emptied(self) -> None:
         """Take everything back, as no request is left that an encode is for."""
         self.lent_blocks = 0
         self.policy.forget()
-        self._open()
+        self._admit_all()
         if self._ahead is not None:
-            self._ahead.ledger.borrowers = ()
+            self._ahead.ledger.submit_only = ()
 
     def forget(self) -> None:
         """Forget the steps under way and the loan, after the engine has lost them."""
-        self._in_steps.clear()
+        self._embeds_in_steps.clear()
         self.emptied()
 
     # -- admission -----------------------------------------------------------
 
-    def _open(self) -> None:
-        """Let any number of requests be admitted, as nothing is lent."""
+    def _admit_all(self) -> None:
+        """Let the engine admit as many requests as it likes, as nothing is lent."""
         self.admits, self.room, self._refused = True, None, False
 
     def may_admit(self, prompt: Prompt, blocks: int) -> bool:
-        """Return whether a waiting request that needs so many blocks for its prompt may be admitted now."""
-        if self._waits_again(prompt) and self._prompts and self._prompts + blocks > self._never_lent:
+        """Return whether a waiting request that needs so many blocks for its prompt may be admitted now.
+
+        The engine asks about none while ``admits`` is false, as `EngineCore.begin_step` leaves no place for one.
+        """
+        others = self._waiter_blocks
+        if others and others + blocks > self._never_lent and self._may_wait_for_lane(prompt):
             return False
         if self.room is None:
             return True
-        fits = self.admits and blocks + self._each <= self.room
+        fits = blocks + self._growth_blocks <= self.room
         self._refused = self._refused or not fits
         return fits
 
     def admitted(self, prompt: Prompt, blocks: int) -> None:
         """Record that a request was admitted that needs so many blocks for its prompt."""
-        if self._waits_again(prompt):
-            self._prompts += blocks
+        if self._may_wait_for_lane(prompt):
+            self._waiter_blocks += blocks
         if self.room is not None:
-            self.room -= blocks + self._each
+            self.room -= blocks + self._growth_blocks
 
-    def _waits_again(self, prompt: Prompt) -> bool:
+    def _may_wait_for_lane(self, prompt: Prompt) -> bool:
         """Return whether a request may wait for the lane once it runs: its items may not all be in its first chunk."""
         return self._ahead is not None and prompt.has_items and prompt.left > self._chunk
 
@@ -191,23 +199,28 @@ class KvLending:
     def plan(self, view: LendingView, now: float) -> int:
         """Plan the loan from now on, and return how many blocks it has; the driver reserves or frees the difference."""
         kv = view.kv_blocks()
-        lane, step = self._lane_embeds, max(self._in_steps, default=0)
+        lane, step = self._lane_embeds, max(self._embeds_in_steps, default=0)
         if self._ahead is None:
             demands, seconds = self._step_demands(view)
         else:
             demands, seconds = self._lane_demands(self._ahead)
         used = self._blocks(lane + step)
         growth = self._growth(seconds)
+        if self._ahead is None and not kv.running:
+            growth = 0  # nothing decodes before the step that encodes, and the next one has a plan of its own
         needed = kv.prompt_blocks + kv.running * growth
-        waiters = self._look_at_prompts(view)
+        waiters = self._lane_waiters(view)
+        self._waiter_blocks = waiters.prompt_blocks
         if self._ahead is not None and demands and not lane:
-            spared = waiters.later_blocks + waiters.number * growth
+            spared = waiters.later_blocks + waiters.requests * growth
             demands = (demands[0]._replace(request_blocks=-spared), *demands[1:])
         blocked = kv.blocked or self._refused
         if self.lent_blocks and kv.first is not None:
             blocked = blocked or kv.first_blocks + growth > kv.free_blocks - needed
-        if kv.running and waiters.still == kv.running:
+        if kv.running and waiters.stalled == kv.running:
             blocked = False  # nothing ends before an encode has
+        elif not kv.running and self._waits_for_loan(kv.first, demands, view):
+            blocked = False  # only a loan may have kept it out
         snapshot = LendingSnapshot(
             self._facts.total_blocks,
             kv.free_blocks,
@@ -222,9 +235,9 @@ class KvLending:
             self.reasons[plan.reason] += 1
         left = kv.free_blocks + self.lent_blocks - plan.blocks - needed
         self.lent_blocks = plan.blocks
-        self._open()
+        self._admit_all()
         if plan.blocks or not plan.admits:
-            self.admits, self.room, self._each = plan.admits, left, growth
+            self.admits, self.room, self._growth_blocks = plan.admits, left, growth
         if self._ahead is None:
             self._step_embeds = self._lent_embeds(plan.blocks if plan.begins or not demands else 0)
         else:
@@ -232,13 +245,16 @@ class KvLending:
         return plan.blocks
 
     def _divide(self, ahead: EncodeAhead, plan: LendingPlan, lane: int, step: int) -> None:
-        """Divide the memory between the lane, which has so many embeddings, and steps, as those under way do."""
+        """Divide the memory between the lane and the next step.
+
+        ``lane``: embeddings that the lane encodes at a time now. ``step``: those of the largest step under way.
+        """
         ledger, begins = ahead.ledger, plan.begins
         most = self._lent_embeds(plan.blocks)
-        ledger.borrowers = [content for content, _ in self._for_lane[:begins]]
+        ledger.submit_only = [content for content, _ in self._lane_queue[:begins]]
         ledger.max_active_embeds = most - step
         if begins:  # what the lane gets as soon as the steps under way have ended
-            lane = max(lane, self._for_lane[begins - 1][1])
+            lane = max(lane, self._lane_queue[begins - 1][1])
         ahead.step_embeds = self._step_embeds = max(0, min(most - lane, self._facts.reserve_embeds))
 
     def _growth(self, seconds: float) -> int:
@@ -253,31 +269,37 @@ class KvLending:
         sizes: list[int] = []
         # of those under way it is not known how much is left
         seconds = sum(map(ahead.encode_seconds, ledger.encoding()))
-        self._for_lane = []
+        self._lane_queue = []
         for content, size in islice(ledger.queued(), LOOK_AHEAD):
             sizes.append(size)
             seconds += ahead.encode_seconds(content)
             together = ledger.active_embeds(*sizes)
-            self._for_lane.append((content, together))
+            self._lane_queue.append((content, together))
             found.append(EncodeDemand(self._blocks(together)))
         return tuple(found), seconds
 
-    def _look_at_prompts(self, view: EngineView) -> _Waiters:
-        """Return what the running requests are that wait for encodes, and add up the prompts of rule 7."""
+    def _lane_waiters(self, view: EngineView) -> _LaneWaiters:
+        """Return how many running requests wait for the lane, and what their prompts need."""
         ahead, size = self._ahead, self._facts.block_tokens
-        self._prompts = number = still = later = 0
         if ahead is None:
-            return _Waiters(0, 0, 0)
+            return _LaneWaiters()
+        requests = stalled = later_blocks = prompt_blocks = 0
         for one in view.prompts():
             if not one.has_items:
                 continue
-            whole = -(-(one.computed + one.left) // size)
-            self._prompts += whole
+            blocks = -(-(one.computed + one.left) // size)
+            prompt_blocks += blocks
             if (stop := ahead.stops_at(one, view)) is not None:
-                number += 1
-                still += stop == one.computed
-                later += whole + -stop // size
-        return _Waiters(number, still, later)
+                requests += 1
+                stalled += stop == one.computed
+                later_blocks += blocks + -stop // size
+        return _LaneWaiters(requests, stalled, later_blocks, prompt_blocks)
+
+    def _waits_for_loan(self, first: Prompt | None, demands: Sequence[EncodeDemand], view: EngineView) -> bool:
+        """Return whether a step must encode an item of the first waiting request, and needs a loan for it."""
+        if self._ahead is not None or first is None or not demands or not demands[0].loan_blocks:
+            return False
+        return any(self._missing(first, view))
 
     def _missing(self, prompt: Prompt, view: EngineView) -> Iterator[PromptItem]:
         items = prompt.items_within(prompt.computed, self._chunk)

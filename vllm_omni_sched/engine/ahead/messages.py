@@ -142,3 +142,10 @@ class AheadReport(ECConnectorWorkerMetadata):
             self.given_back_bytes + other.given_back_bytes,
             max(self.bytes_per_embed, other.bytes_per_embed),
         )
+
+
+def merged(one: Any, other: Any) -> Any:
+    """Return two reports or statistics of one kind as one; None counts as no report."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one.aggregate(other)

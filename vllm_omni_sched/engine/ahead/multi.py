@@ -17,7 +17,7 @@ from vllm.v1.request import Request
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.engine.ahead.connector import EncodeAheadConnector
-from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport
+from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, merged
 from vllm_omni_sched.engine.fitted import operators_connector
 
 
@@ -38,13 +38,7 @@ class MultiReport(ECConnectorWorkerMetadata):
     def aggregate(self, other: ECConnectorWorkerMetadata) -> "MultiReport":
         """Merge this report with a later one, or with that of another worker."""
         assert isinstance(other, MultiReport)
-        return MultiReport(_merged(self.lane, other.lane), _merged(self.operators, other.operators))
-
-
-def _merged(one: Any, other: Any) -> Any:
-    if one is None or other is None:
-        return other if one is None else one
-    return one.aggregate(other)
+        return MultiReport(merged(self.lane, other.lane), merged(self.operators, other.operators))
 
 
 class EncodeAheadMultiConnector(EncodeAheadConnector):

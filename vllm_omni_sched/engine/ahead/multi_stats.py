@@ -5,6 +5,7 @@ from typing import Any
 
 from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorPromMetrics, ECConnectorStats
 
+from vllm_omni_sched.engine.ahead.messages import merged
 from vllm_omni_sched.engine.ahead.stats import AheadProm, AheadStats
 
 _LANE, _OPERATORS, _CLASS = "encode_ahead", "operators", "operators_class"
@@ -59,8 +60,8 @@ class MultiStats(ECConnectorStats):
     def aggregate(self, other: ECConnectorStats) -> "MultiStats":
         assert isinstance(other, MultiStats)
         return MultiStats._with(
-            _sum(self.lane, other.lane),
-            _sum(self.operators, other.operators),
+            merged(self.lane, other.lane),
+            merged(self.operators, other.operators),
             self.data[_CLASS] or other.data[_CLASS],
         )
 
@@ -72,12 +73,6 @@ class MultiStats(ECConnectorStats):
             if one is not None
             for name, value in one.reduce().items()
         }
-
-
-def _sum(one: Any, other: Any) -> Any:
-    if one is None or other is None:
-        return other if one is None else one
-    return one.aggregate(other)
 
 
 class MultiProm(ECConnectorPromMetrics):

@@ -50,7 +50,7 @@ def draw(name: str, findings: Sequence[Finding], searched: bool, path: Path) -> 
         for at, row in enumerate(rows):
             _dot(axes, at - 0.14, values_of(found[ONLY + row], measured), _ALONE, filled=True)
             _dot(axes, at + 0.14, values_of(found[ALL_BUT + row], measured), _LEFT_OUT, filled=False)
-        axes.set_title(label, fontsize=10, color=style.INK, loc="left")
+        style.panel_title(axes, label)
         axes.set_xlim(0, 1.06 * axes.dataLim.x1)  # half a dot of space
         axes.tick_params(axis="y", length=0, labelcolor=style.INK)
     parts[0].set_yticks(range(len(rows)), rows)

@@ -50,7 +50,7 @@ def by_case(
     colours = style.colours_of(systems)
     for axes, (case, bars) in zip(panels.flat, cases.items(), strict=False):
         _draw(axes, bars, [colours[name] for name, _, _ in bars])
-        axes.set_title(case, fontsize=10, color=style.INK, loc="left")
+        style.panel_title(axes, case)
     for axes in list(panels.flat)[len(cases) :]:
         axes.set_visible(False)
     style.headline(figure, head[0], head[1])

@@ -24,6 +24,16 @@ def replacing(path: Path) -> Iterator[IO[str]]:
         yield file
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file that replaces ``path`` as a whole.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    with replacing(path) as file:
+        file.write(text)
+
+
 @contextmanager
 def temporary(path: Path) -> Iterator[Path]:
     """Yield the name of an empty file beside ``path`` that replaces it at the end, unless the block raises.

@@ -170,7 +170,7 @@ def _sweep(study: Study, findings: Sequence[Finding], key: str, wanted: dict[str
             _plain(axes.yaxis)
         else:
             axes.set_ylim(0, 1.05 if name == "within_slo" else None)
-        axes.set_title(label, fontsize=10, color=style.INK, loc="left")
+        style.panel_title(axes, label)
         axes.set_xlabel(key)
         style.label_ends(axes, ends)
     style.headline(figure, f"What changes with {key}", study.base.name)

@@ -76,6 +76,11 @@ def layout(figure: Any, right: float = 0.84, left: float = 0.09, above: float = 
     figure.subplots_adjust(left=left, right=right, top=1 - above / height, bottom=0.55 / height)
 
 
+def panel_title(axes: Any, title: str) -> None:
+    """Write the title of one of several plots in a picture, at its left."""
+    axes.set_title(title, fontsize=10, color=INK, loc="left")
+
+
 def spread_labels(heights: Sequence[float], gap: float) -> list[float]:
     """Return heights of labels at least ``gap`` apart, as near to ``heights`` as their order allows."""
     order = sorted(range(len(heights)), key=lambda at: heights[at])

@@ -91,7 +91,8 @@ class Planner:
         """Return the cheapest plan of vLLM with its flags tuned.
 
         Raises:
-            ConfigError: no plan within the limit of devices meets the SLO.
+            ConfigError: no plan that was tried within the limit of devices meets the SLO in training; the message tells
+                how near the best one came.
         """
         found = self.together = self._search(None, {}, None)
         if self._choices.link is not None:
@@ -103,11 +104,29 @@ class Planner:
                 system, replicas = apart
                 found = Plan(system, replicas, self._value(system, replicas))
         if found is None:
-            raise ConfigError(
-                f"no plan with up to {self._choices.most_devices} devices meets the SLO: raise --max-gpus, name larger "
-                "devices, or loosen the SLO"
-            )
+            raise ConfigError(f"{self._why_none()}: raise --max-gpus, name larger devices, or loosen the SLO")
         return found
+
+    def _why_none(self) -> str:
+        """Return what the search for stock has tried, and the best that it found, where that misses the SLO."""
+        within = f"with up to {self._choices.most_devices} devices"
+        tried = {
+            (System(layout, flags, None, prefill), replicas): value
+            for (layout, flags, options, prefill, replicas), value in self._known.items()
+            if options is None and (layout, False, prefill is not None) not in self._left_out
+        }
+        if not tried:
+            layout = min(self._bounds, key=lambda one: self._bounds[one] * one.parallel.devices)
+            least = self._bounds[layout] * layout.parallel.devices
+            return f"no plan {within} was tried, as the operations alone need {least} x {layout.device} or more"
+        (system, replicas), value = max(tried.items(), key=lambda one: one[1])
+        layouts = len({system.layout for system, _ in tried})
+        return (
+            f"no plan of stock vLLM {within} meets the SLO in training: of {len(tried)} plans on {layouts} "
+            f"layout{'s' if layouts > 1 else ''} that were tried, the best, {replicas * system.devices} x "
+            f"{system.layout.device}, reaches {math.floor(value * 1e3) / 10:.1f}%, and {self._slo.attainment:.0%} are "
+            "needed; plans with options of this package were not tried"
+        )
 
     def leave_out(self, system: System) -> None:
         """Leave a layout out of further searches, for stock or for ours, with prefill replicas or without them."""

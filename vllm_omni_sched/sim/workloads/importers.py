@@ -107,23 +107,55 @@ def format_of(path: Path) -> TraceFormat | None:
     except (OSError, UnicodeDecodeError):
         return None
     columns = {name.strip() for name in line.split(",")}
-    for found, wanted in _COLUMNS.items():
-        if columns >= wanted:
+    for found in _CSV:
+        if columns >= set(_FIELDS[found].names):
             return found
     keys = set(_KEY.findall(line))
     return next((found for found, wanted in _KEYS.items() if keys >= wanted), None)
 
 
+class _Fields(NamedTuple):
+    """Names what a format calls the time of a request, and the tokens of its prompt and of its output.
+
+    ``unit``: of the time, for messages.
+    """
+
+    time: str
+    prompt: str
+    output: str
+    unit: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names, which are the columns of a CSV file."""
+        return self.time, self.prompt, self.output
+
+    def tokens(self, row: Mapping[str, Any], where: str) -> tuple[int, int]:
+        """Return the tokens of the prompt and of the output in a row, each in any spelling of a whole number.
+
+        Raises:
+            ConfigError: one of them is none; the message names it.
+        """
+        return _whole(row[self.prompt], self.prompt, where), _whole(row[self.output], self.output, where)
+
+
+_FIELDS: Mapping[TraceFormat, _Fields] = {
+    TraceFormat.MOONCAKE: _Fields("timestamp", "input_length", "output_length", "milliseconds since the start"),
+    TraceFormat.AZURE: _Fields("TIMESTAMP", "ContextTokens", "GeneratedTokens", "times like 2023-11-16 18:15:46.68"),
+    TraceFormat.BURSTGPT: _Fields("Timestamp", "Request tokens", "Response tokens", "seconds since the start"),
+    TraceFormat.VLLM_BENCH: _Fields("start_times", "input_lens", "output_lens", "seconds of a clock"),
+    TraceFormat.AIPERF: _Fields(
+        "request_start_ns", "input_sequence_length", "output_sequence_length", "nanoseconds of a clock"
+    ),
+}
+_IMAGES = "NumImages"  # a column of Azure's multimodal trace alone
 _HEAD_CHARACTERS = 1 << 20
 _KEY = re.compile(r'"(\w+)"\s*:')
-_COLUMNS = {
-    TraceFormat.AZURE: {"TIMESTAMP", "ContextTokens", "GeneratedTokens"},
-    TraceFormat.BURSTGPT: {"Timestamp", "Request tokens", "Response tokens"},
-}
+_CSV = (TraceFormat.AZURE, TraceFormat.BURSTGPT)
 _KEYS = {
-    TraceFormat.MOONCAKE: {"timestamp", "input_length", "output_length"},
-    TraceFormat.AIPERF: {"request_start_ns", "metrics", "metadata"},
-    TraceFormat.VLLM_BENCH: {"start_times", "input_lens", "output_lens"},
+    TraceFormat.MOONCAKE: set(_FIELDS[TraceFormat.MOONCAKE].names),
+    TraceFormat.AIPERF: {_FIELDS[TraceFormat.AIPERF].time, "metrics", "metadata"},  # a failed request has no tokens
+    TraceFormat.VLLM_BENCH: set(_FIELDS[TraceFormat.VLLM_BENCH].names),
 }
 
 
@@ -145,34 +177,35 @@ class _Mooncake(msgspec.Struct):
 
 
 def _mooncake(text: str, path: str) -> Iterator[_Row]:
+    fields = _FIELDS[TraceFormat.MOONCAKE]
     for where, row in _json_lines(text, path, _Mooncake):
-        tokens = _whole(row.input_length, "input_length", where)
+        tokens = _whole(row.input_length, fields.prompt, where)
         most = -(-tokens // _MOONCAKE_BLOCK)
         if len(row.hash_ids) > most:
             raise ConfigError(
                 f"{where}: hash_ids has {len(row.hash_ids)} blocks of {_MOONCAKE_BLOCK} tokens, more than the "
-                f"input_length of {tokens} has"
+                f"{fields.prompt} of {tokens} has"
             )
-        output = _whole(row.output_length, "output_length", where)
+        output = _whole(row.output_length, fields.output, where)
         yield _Row(where, row.timestamp / 1e3, tokens, output, blocks=row.hash_ids)
 
 
 def _azure(text: str, path: str) -> Iterator[_Row]:
-    for where, row in _csv(text, path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens")):
-        at = _time(row["TIMESTAMP"], where)
-        images = _whole(row.get("NumImages", "0"), "NumImages", where)
-        tokens, output = (_whole(row[name], name, where) for name in ("ContextTokens", "GeneratedTokens"))
-        yield _Row(where, at, tokens, output, images)
+    fields = _FIELDS[TraceFormat.AZURE]
+    for where, row in _csv(text, path, fields.names):
+        at = _time(row[fields.time], fields.time, where)
+        images = _whole(row.get(_IMAGES, "0"), _IMAGES, where)
+        yield _Row(where, at, *fields.tokens(row, where), images)
 
 
 def _burstgpt(text: str, path: str) -> Iterator[_Row]:
-    for where, row in _csv(text, path, ("Timestamp", "Request tokens", "Response tokens")):
+    fields = _FIELDS[TraceFormat.BURSTGPT]
+    for where, row in _csv(text, path, fields.names):
         try:
-            at = float(row["Timestamp"])
+            at = float(row[fields.time])
         except ValueError:
-            raise ConfigError(f"{where}: Timestamp must be a number of seconds, got {row['Timestamp']!r}") from None
-        tokens, output = (_whole(row[name], name, where) for name in ("Request tokens", "Response tokens"))
-        yield _Row(where, at, tokens, output)
+            raise ConfigError(f"{where}: {fields.time} must be a number of seconds, got {row[fields.time]!r}") from None
+        yield _Row(where, at, *fields.tokens(row, where))
 
 
 class _VllmBench(msgspec.Struct):
@@ -187,12 +220,13 @@ def _vllm_bench(text: str, path: str) -> Iterator[_Row]:
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}: run vllm bench serve with --save-result --save-detailed") from None
     lengths = {len(found.start_times), len(found.input_lens), len(found.output_lens)}
+    fields = _FIELDS[TraceFormat.VLLM_BENCH]
     if len(lengths) > 1:
-        raise ConfigError(f"{path}: start_times, input_lens and output_lens must have the same length")
+        raise ConfigError(f"{path}: {fields.time}, {fields.prompt} and {fields.output} must have the same length")
     columns = zip(found.start_times, found.input_lens, found.output_lens, strict=True)
     for number, (at, tokens, output) in enumerate(columns):
         where = f"{path}, request {number}"
-        yield _Row(where, at, _whole(tokens, "input_lens", where), _whole(output, "output_lens", where))
+        yield _Row(where, at, _whole(tokens, fields.prompt, where), _whole(output, fields.output, where))
 
 
 class _Value(msgspec.Struct):
@@ -214,31 +248,17 @@ class _Aiperf(msgspec.Struct):
 
 
 def _aiperf(text: str, path: str) -> Iterator[_Row]:
+    fields = _FIELDS[TraceFormat.AIPERF]
     for where, row in _json_lines(text, path, _Aiperf):
         tokens, output = row.metrics.input_sequence_length, row.metrics.output_sequence_length
         at = row.metadata.request_start_ns / 1e9
         if tokens is None or output is None:
             yield _Row(where, at, 0, 0)
             continue
-        of_prompt = _whole(tokens.value, "input_sequence_length", where)
-        yield _Row(where, at, of_prompt, _whole(output.value, "output_sequence_length", where))
+        of_prompt = _whole(tokens.value, fields.prompt, where)
+        yield _Row(where, at, of_prompt, _whole(output.value, fields.output, where))
 
 
-class _Fields(NamedTuple):
-    """Names what a format calls the time of a request and the tokens of its prompt, and the unit of the time."""
-
-    time: str
-    prompt: str
-    unit: str
-
-
-_FIELDS: Mapping[TraceFormat, _Fields] = {
-    TraceFormat.MOONCAKE: _Fields("timestamp", "input_length", "milliseconds since the start"),
-    TraceFormat.AZURE: _Fields("TIMESTAMP", "ContextTokens", "times like 2023-11-16 18:15:46.68"),
-    TraceFormat.BURSTGPT: _Fields("Timestamp", "Request tokens", "seconds since the start"),
-    TraceFormat.VLLM_BENCH: _Fields("start_times", "input_lens", "seconds of a clock"),
-    TraceFormat.AIPERF: _Fields("request_start_ns", "input_sequence_length", "nanoseconds of a clock"),
-}
 _LATEST_SECONDS = 1e11
 """Times beyond this, three thousand years, are mistakes; seconds since 1970 are far below."""
 _MOST_TOKENS = 10**9
@@ -289,7 +309,7 @@ def _whole(value: Any, name: str, where: str) -> int:
     return int(number)
 
 
-def _time(text: str, where: str) -> float:
+def _time(text: str, name: str, where: str) -> float:
     """Return the seconds of a time such as 2023-11-16 18:15:46.6805900, whose digits beyond microseconds are cut."""
     whole, _, rest = text.strip().partition(".")
     digits = len(rest) - len(rest.lstrip("0123456789"))
@@ -297,5 +317,5 @@ def _time(text: str, where: str) -> float:
     try:
         moment = datetime.fromisoformat(whole + (f".{fraction[:6].ljust(6, '0')}" if fraction else "") + zone)
     except ValueError:
-        raise ConfigError(f"{where}: TIMESTAMP must be like 2023-11-16 18:15:46.68, got {text!r}") from None
+        raise ConfigError(f"{where}: {name} must be like 2023-11-16 18:15:46.68, got {text!r}") from None
     return moment.timestamp() if moment.tzinfo else moment.replace(tzinfo=timezone.utc).timestamp()

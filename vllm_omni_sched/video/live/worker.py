@@ -18,7 +18,7 @@ import av
 from vllm_omni_sched.config.errors import VideoInputError, VideoLimitError
 from vllm_omni_sched.video import sandbox
 from vllm_omni_sched.video.decoders.convert import Converter
-from vllm_omni_sched.video.demux import FORMATS
+from vllm_omni_sched.video.demux import FORMATS, reason_of
 from vllm_omni_sched.video.live.messages import (
     Arrived,
     Ended,
@@ -75,7 +75,7 @@ class Stream:
             container = av.open("fd:", options=options, metadata_errors="replace")
         except (av.FFmpegError, ValueError) as error:
             raise VideoInputError(
-                f"this is not a readable video stream ({_reason(error)}); an MP4 must be fragmented"
+                f"this is not a readable video stream ({reason_of(error)}); an MP4 must be fragmented"
             ) from None
         with container:
             if not container.streams.video:
@@ -207,10 +207,6 @@ def _outcome(stream: Stream) -> Ended | Failed:
         raise
     except Exception as error:  # noqa: BLE001 - any error is reported to the owner
         return Failed(Failure.INTERNAL, f"{type(error).__name__}: {error}")
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
 
 
 if __name__ == "__main__":

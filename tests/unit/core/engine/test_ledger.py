@@ -206,16 +206,16 @@ def test_between_two_steps_contents_that_were_asked_for_last_come_first() -> Non
     assert [content for content, _ in ledger.queued()] == ["c", "b"], "also when none was asked for since"
 
 
-def test_with_borrowers_these_alone_are_submitted_in_their_order() -> None:
+def test_with_submit_only_these_alone_are_submitted_in_their_order() -> None:
     ledger = AheadLedger(100, max_encoding=4)
     for content in ("a", "b", "c", "d"):
         ledger.want(f"needs {content}", content, 4)
-    ledger.borrowers = ["c", "gone", "a", "d"]
+    ledger.submit_only = ["c", "gone", "a", "d"]
     ledger.max_active_embeds = 8
     assert [content for content, _ in ledger.take_orders().submit] == ["c", "a"]
-    ledger.borrowers = []
+    ledger.submit_only = []
     ledger.max_active_embeds = 100
     assert not ledger.take_orders()
-    ledger.borrowers = None
+    ledger.submit_only = None
     assert [content for content, _ in ledger.take_orders().submit] == ["b", "d"]
     ledger.validate()

@@ -141,3 +141,28 @@ def test_without_the_option_nothing_is_lent():
     found = run(request(0, 0.0, embeds=300), kv_lending=0.0)
     assert found.core.lending is None
     assert len(found.ended) == 1
+
+
+def measured(embed: float) -> Run:
+    """Return an engine that knows how long its steps and its encodes take."""
+    made = Run(PlainCosts(base=0.01, embed=embed), LIMITS, kv_lending=0.4)
+    for step in range(-9, 1):
+        made.core.steps.step(0.01 * step, 1, 0)
+    made.core.costs.encoded("image", 100, 100 * embed)
+    return made
+
+
+@pytest.mark.parametrize(("text", "embeds"), [(190, 399), (589, 0)])
+def test_requests_begin_beside_the_loan_for_their_items_where_nothing_runs(text: int, embeds: int) -> None:
+    """Until both items are encoded, a decoding request would need more blocks than there are."""
+    made = measured(embed=0.01)
+    made.serve([request(0, 0.0, embeds, text=text, output=1), request(1, 0.0, 200, text=1, output=1)])
+    assert len(made.ended) == 2
+
+
+def test_a_request_that_was_refused_beside_a_loan_gets_its_own_where_nothing_runs() -> None:
+    """The one that decodes and the one with the loan end in the same step: nobody waits for blocks any more."""
+    made = measured(embed=0.001)
+    decoding, lent = request(0, 0.0, output=2), request(1, 0.005, 300, text=1, output=1)
+    made.serve([decoding, lent, request(2, 0.005, 212, text=188)])
+    assert len(made.ended) == 3

@@ -1,6 +1,7 @@
 """The search finds the cheapest plan, gives stock its flags first, and repeats itself."""
 
 import random
+import re
 
 import pytest
 
@@ -96,10 +97,29 @@ def test_our_options_win_where_they_save_a_replica(stubbed):
     assert ours.system.options["interactive_ttft_ms"] == 2000.0
 
 
-def test_no_plan_is_an_error(stubbed):
-    stubbed(lambda system, part: 0.1)
-    with pytest.raises(ConfigError, match="no plan with up to 16 devices meets the SLO: raise --max-gpus"):
-        Planner(all_choices("a100-80gb"), a_load(), SLO).stock()
+def test_without_a_plan_the_error_tells_the_best_that_was_tried(stubbed):
+    stubbed(lambda system, part: 0.94999 if system.flags.max_num_seqs == 512 else 0.9)
+    planner = Planner(all_choices("a100-80gb"), a_load(), SLO, seeds=1)
+    with pytest.raises(ConfigError) as error:
+        planner.stock()
+    assert str(error.value) == (
+        f"no plan of stock vLLM with up to 16 devices meets the SLO in training: of {planner.tally.trials} plans on 3 "
+        "layouts that were tried, the best, 16 x a100-80gb, reaches 94.9%, and 95% are needed; plans with options of "
+        "this package were not tried: raise --max-gpus, name larger devices, or loosen the SLO"
+    )
+
+
+def test_where_operations_alone_need_more_devices_the_error_tells_how_many(stubbed):
+    stubbed(lambda system, part: pytest.fail("nothing can be tried"))
+    load = a_load(rate=200.0)
+    with pytest.raises(ConfigError) as error:
+        Planner(all_choices("a100-80gb", most=1), load, SLO).stock()
+    found = re.fullmatch(
+        r"no plan with up to 1 devices was tried, as the operations alone need (\d+) x a100-80gb or more: raise .*",
+        str(error.value),
+    )
+    assert found is not None
+    assert int(found[1]) > 1
 
 
 def test_a_real_search_repeats_itself_and_is_confirmed():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import ConfigError, RendezvousError
+from vllm_omni_sched.config.nearest import did_you_mean
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import edge_connectors
 from vllm_omni_sched.connectors.mooncake.store import reach_master
@@ -99,8 +99,7 @@ def _check_known(config: StageSchedConfig) -> None:
     known = OmniConnectorFactory.list_registered_connectors()
     for key, connector in config.runtime.connectors.items():
         if connector.name not in known:
-            near = difflib.get_close_matches(connector.name, known, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+            hint = did_you_mean(connector.name, known) or f"known: {', '.join(sorted(known))}"
             raise ConfigError(
                 f"option 'runtime.connectors.{key}.name': there is no connector {connector.name!r}; {hint}"
             )
