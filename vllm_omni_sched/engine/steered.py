@@ -296,7 +296,8 @@ class SteeredSteps:
 
     def _answered(self, request_id: str) -> None:
         """Record that a request, or an answer of a session, has ended on its own."""
-        assert self.slo is not None and self.waiting is not None
+        assert self.slo is not None
+        assert self.waiting is not None
         request = self._scheduler.requests.get(request_id)
         if request is None or request.is_finished():
             self.slo.end(request_id, counts=True)
