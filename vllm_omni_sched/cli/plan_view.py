@@ -140,9 +140,8 @@ def _compared(slo: Slo, found: PlansFound) -> Iterator[str]:
     """Yield what each way to serve saves over the one before it."""
     stock, ours, shipped, together = found.stock, found.ours, found.shipped, found.together
     if stock is None:
-        yield (
-            "Stock does not meet the SLO with the held-out requests within the limit of GPUs, on none of these devices."
-        )
+        where = "in training" if found.missed is None else "with the held-out requests"
+        yield f"Stock does not meet the SLO {where} within the limit of GPUs, on none of these devices."
     elif together is not None and together.attainment < slo.attainment:
         yield (
             "One pool of stock does not meet the SLO within the limit of GPUs; busy is that of prefill and of decode "

@@ -56,6 +56,7 @@ def test_the_page_says_which_plan_misses_the_slo_with_the_held_out_requests():
     assert "stock, misses the SLO" in said
     assert "Stock does not meet the SLO with the held-out requests within the limit of GPUs" in said
     assert "Our options save" not in said
+    assert "Stock does not meet the SLO in training within" in said_by(choices, load, SLO, PlansFound(None, ours=one))
     assert "With the flags as shipped, stock does not meet the SLO" in said
     system, groups = apart(1, 1)
     split = confirm(choices, load, SLO, Plan(system, groups, 1.0), seeds=1)

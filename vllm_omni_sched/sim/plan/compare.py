@@ -23,7 +23,7 @@ class PlansFound(NamedTuple):
     ``stock``: at its best; None if it never meets the SLO with the held-out requests. ``ours``: if it meets the SLO,
     and stock does not or costs more. ``shipped``: the devices of stock's best with vLLM's default flags.
     ``together``: if stock is best with prefill replicas, its best without. ``missed``: the cheapest plan of stock that
-    met the SLO in training alone, if stock never meets it.
+    met the SLO in training alone, if there is one and stock never meets it with the held-out requests.
     """
 
     stock: Confirmed | None
@@ -47,12 +47,19 @@ def find_plans(planner: Planner, choices: Choices, load: Load, slo: Slo) -> Plan
     1. A plan counts if it meets the SLO with the held-out requests, with more replicas if they are needed.
     2. A way to serve on which stock misses it up to the limit of devices is left out, and the search goes on with the
        others; and so it is for ours.
-    3. Our options count if they meet it for less than stock, or if stock does not meet it.
+    3. Our options count if they meet it for less than stock, or if stock does not meet it, not even in training.
 
     Raises:
         ConfigError: no plan meets the SLO, in training or with the held-out requests.
     """
-    in_training, stock, missed = _stock(planner, choices, load, slo)
+    in_training: Plan | None = None
+    stock: Confirmed | None = None
+    missed: Confirmed | None = None
+    why_none = ""
+    try:
+        in_training, stock, missed = _stock(planner, choices, load, slo)
+    except ConfigError as error:
+        why_none = str(error)
     of_stock = planner.tally.trials
     found = PlansFound(stock, missed=None if stock is not None else missed)
     one_pool = planner.together
@@ -68,7 +75,8 @@ def find_plans(planner: Planner, choices: Choices, load: Load, slo: Slo) -> Plan
     if ours is not None and (stock is None or ours.plan.price < stock.plan.price):
         found = found._replace(ours=ours)
     if found.stock is None and found.ours is None:
-        assert missed is not None
+        if missed is None:
+            raise ConfigError(f"{why_none}; with options of this package, no plan meets it either")
         raise ConfigError(
             f"no plan with up to {choices.most_devices} devices meets the SLO with the held-out requests: "
             f"{missed.plan.devices} x {missed.plan.system.layout.device} reach {missed.attainment:.1%}, and "
@@ -89,6 +97,9 @@ def _stock(
     """Return stock's cheapest plan that meets the SLO with the held-out requests, and the first that does not.
 
     The plan is returned as it was in training, and as it was confirmed.
+
+    Raises:
+        ConfigError: none meets it in training.
     """
     missed: Confirmed | None = None
     searched = planner.stock()

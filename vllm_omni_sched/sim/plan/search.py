@@ -125,7 +125,7 @@ class Planner:
             f"no plan of stock vLLM {within} meets the SLO in training: of {len(tried)} plans on {layouts} "
             f"layout{'s' if layouts > 1 else ''} that were tried, the best, {replicas * system.devices} x "
             f"{system.layout.device}, reaches {math.floor(value * 1e3) / 10:.1f}%, and {self._slo.attainment:.0%} are "
-            "needed; plans with options of this package were not tried"
+            "needed"
         )
 
     def leave_out(self, system: System) -> None:

@@ -67,6 +67,21 @@ def test_the_search_goes_on_where_the_cheapest_misses_them(ruled):
     assert plans.missed is None
 
 
+def test_our_options_are_tried_where_stock_meets_the_slo_nowhere_in_training(ruled):
+    load, choices = a_load(), all_choices("a100-80gb", most=4)
+    ruled(load, lambda system: 3 if system.options else 99, lambda system: 4 if system.options else 99)
+    plans = found(choices, load)
+    assert (plans.stock, plans.missed, plans.shipped, plans.together) == (None, None, None, None)
+    assert plans.best is plans.ours
+    assert plans.ours.plan.devices == 4
+    assert plans.trials.ours > 0
+    ruled(load, lambda system: 99, lambda system: 99)
+    with pytest.raises(ConfigError) as error:
+        found(choices, load)
+    assert str(error.value).startswith("no plan of stock vLLM with up to 4 devices meets the SLO in training: of ")
+    assert str(error.value).endswith("loosen the SLO; with options of this package, no plan meets it either")
+
+
 def test_ours_wins_only_where_it_meets_them(ruled):
     load, choices = a_load(), all_choices("a100-80gb", most=4)
 

@@ -104,8 +104,8 @@ def test_without_a_plan_the_error_tells_the_best_that_was_tried(stubbed):
         planner.stock()
     assert str(error.value) == (
         f"no plan of stock vLLM with up to 16 devices meets the SLO in training: of {planner.tally.trials} plans on 3 "
-        "layouts that were tried, the best, 16 x a100-80gb, reaches 94.9%, and 95% are needed; plans with options of "
-        "this package were not tried: raise --max-gpus, name larger devices, or loosen the SLO"
+        "layouts that were tried, the best, 16 x a100-80gb, reaches 94.9%, and 95% are needed: raise --max-gpus, "
+        "name larger devices, or loosen the SLO"
     )
 
 
