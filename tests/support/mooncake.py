@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.namespaces import Namespace, home
+from tests.support.stopping import stop
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakeTransport
 from vllm_omni_sched.connectors.mooncake.store import load_library
@@ -92,7 +93,7 @@ class Master:
         """Stop the master for so long, in the background: meanwhile it answers nobody."""
         process = self._process
         assert process is not None
-        process.send_signal(signal.SIGSTOP)
+        stop(process.pid)
         threading.Timer(seconds, process.send_signal, (signal.SIGCONT,)).start()
 
     def log(self) -> str:

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from tests.support.stopping import stop
+
 PLACEHOLDERS = {
     "llava": "<image>",
     "qwen2-vl": "<|vision_start|><|image_pad|><|vision_end|>",
@@ -154,7 +156,7 @@ async def killed(renderer: Any, made: Any, together: Any) -> Any:
     """Return what comes of requests whose processes are stopped, so that they are at work, and then killed."""
     pool = pool_of(renderer)
     for pid in pool.pids:
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
     task = asyncio.create_task(together(renderer))
     while pool._running < 2:
         await asyncio.sleep(0.01)
@@ -168,7 +170,7 @@ async def cancelled(renderer: Any, made: Any, items: list[Any]) -> dict[str, Any
     pool = pool_of(renderer)
     renderer.clear_mm_cache()
     for pid in pool.pids:
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
     task = asyncio.create_task(made(renderer, items))
     while pool._running < 1:
         await asyncio.sleep(0.01)

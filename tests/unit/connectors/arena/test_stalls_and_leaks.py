@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.arena import EDGE, KIB, MIB, FakeClock, pixels, small
 from tests.support.processes import Process
+from tests.support.stopping import stop
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.watch import Alarm, Watch, WatchOptions
@@ -47,7 +48,7 @@ def test_a_receiver_that_was_stopped_is_a_stall_until_it_goes_on(sender: Sender,
         sender.put(f"before {number}")
         assert receiver.get(f"before {number}") == (10, 1)
     assert sender.after(1) == []
-    os.kill(receiver.pid, signal.SIGSTOP)
+    stop(receiver.pid)
     try:
         found = []
         for number in range(12):

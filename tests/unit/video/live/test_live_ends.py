@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.descriptors import nothing_left_open
 from tests.support.live import GOP, PATIENCE, decode, pixels, plain, stream, take
+from tests.support.stopping import stop
 from vllm_omni_sched.config.errors import (
     ConfigError,
     DecoderError,
@@ -101,7 +102,7 @@ def test_silence_has_a_deadline_on_both_sides(live: Any) -> None:
 def test_silence_has_a_deadline_however_short_each_wait_is(live: Any) -> None:
     data, now = stream(gops=8, width=320).data * 8, [0.0]
     one = live(slots=2, silence_seconds=5.0, clock=lambda: now[0])
-    os.kill(one.pid, signal.SIGSTOP)
+    stop(one.pid)
     fed = one.feed(data, wait_seconds=0.0)
     assert fed < len(data)
     now[0] = 4.0
@@ -121,7 +122,7 @@ def test_a_frame_given_back_ends_silence(live: Any) -> None:
     held = take(one, 2)
     while more := one.feed(data[fed:], wait_seconds=0.0):
         fed += more
-    os.kill(one.pid, signal.SIGSTOP)
+    stop(one.pid)
     now[0] = PATIENCE + 1
     held.clear()
     assert one.ready() == []

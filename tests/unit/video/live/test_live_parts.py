@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.live import GOP, plain, stream
+from tests.support.stopping import stop
 from vllm_omni_sched.config.errors import ConfigError, VideoDeadlineError, VideoInputError
 from vllm_omni_sched.video.live import LiveVideo, Sampling
 from vllm_omni_sched.video.live.follow import follow
@@ -76,7 +75,7 @@ def test_a_file_is_followed_while_it_grows(tmp_path: Path, by: str) -> None:
 def test_a_file_is_not_followed_by_a_process_that_is_stopped(tmp_path: Path) -> None:
     (tmp_path / "file.ts").write_bytes(stream("mpegts", gops=8, width=320).data * 8)
     with LiveVideo(slots=2, silence_seconds=0.5) as live:
-        os.kill(live.pid, signal.SIGSTOP)
+        stop(live.pid)
         with pytest.raises(VideoDeadlineError, match="silence_seconds"):
             list(follow(tmp_path / "file.ts", live))
 
