@@ -83,5 +83,8 @@ class SloMeter:
             self._count(watch)
 
     def _count(self, watch: _Watch) -> None:
-        verdicts = self._metrics.slo_met if watch.met else self._metrics.slo_missed
-        verdicts[watch.sla.name] += 1
+        metrics = self._metrics
+        if watch.met:
+            metrics.slo_met[watch.sla.name] += 1
+        else:
+            metrics.slo_missed[watch.sla.name] += 1
