@@ -21,7 +21,7 @@ serve: venv ## Serve a tiny multimodal model with our scheduler (PORT=8000, PROF
 check: venv ## Check style and types, and run the tests that start no engine, in .venv (3 minutes)
 	@$(RUN) -m dev.test check
 
-test: ## Run the tests on the vLLM of .venv and on that of .venv-latest (PYTEST="-k name" to choose; 16 minutes)
+test: ## Run the tests on the vLLM of .venv and on that of .venv-latest (PYTEST="-k name" to choose; 14 minutes)
 	@$(PYTHON) dev/bootstrap.py
 	@$(RUN) -m dev.test test
 

@@ -24,7 +24,7 @@ def known_errors() -> str:
         (
             (
                 "calibrated, `--server`",
-                "a real vLLM 0.33 server on CPU over HTTP, three traces: "
+                "a real vLLM 0.33 server on CPU over HTTP, three traces of two seeds: "
                 "[the back-test](fidelity.md#traces-that-no-calibration-has-seen)",
                 f"P50: {p50.within} of {p50.number} within {p50.bar} %, the others up to {p50.largest} %; "
                 f"P99: {p99.within} of {p99.number} within {p99.bar} %, the others up to {p99.largest} %",
