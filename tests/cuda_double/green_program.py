@@ -24,9 +24,9 @@ ENDINGS = {
     "destroyed, device memory": ("device",),
     "destroyed, pinned memory": ("pinned",),
 }
-"""What happens to the context when its lane has ended, and the kinds of memory that are freed afterwards."""
+"""Names what happens to the context when its lane has ended, with the kinds of memory that are freed afterwards."""
 left: list[torch.Tensor] = []
-"""What is freed when Python ends."""
+"""Keeps memory until Python ends and frees it."""
 
 
 def use_and_free(memory: str) -> None:

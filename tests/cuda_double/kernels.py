@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from tests.cuda_double.control import runtime
+from tests.cuda_double.control import holding_all, runtime
 
 OPERATIONS = (
     "add.Tensor",
@@ -115,6 +115,21 @@ def _run(ticket: int, content: Any) -> int:
     finally:
         if collects:
             gc.enable()
+
+
+def order_of_kernels(low: torch.cuda.Stream, high: torch.cuda.Stream, each: int) -> list[str]:
+    """Return the order in which so many kernels of each of two streams run that were all launched before: their names.
+
+    Those of ``low`` were launched first.
+    """
+    order: list[str] = []
+    with holding_all():
+        for stream, name in ((low, "low"), (high, "high")):
+            with torch.cuda.stream(stream):
+                for _ in range(each):
+                    launch(torch.device("cuda", 0), [], lambda _, name=name: order.append(name))
+    torch.cuda.synchronize()
+    return order
 
 
 def launch(device: torch.device, tensors: list[torch.Tensor], compute: Callable[[list[torch.Tensor]], None]) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cuda.bindings import driver
 
-from tests.cuda_double.control import hold, holding, holding_all, let_go, mend, runtime, set_multiprocessors
+from tests.cuda_double.control import hold, holding, let_go, mend, runtime, set_multiprocessors
 from tests.cuda_double.green_contexts import (
     DEFAULT_STREAM,
     NON_BLOCKING,
@@ -25,7 +25,7 @@ from tests.cuda_double.green_contexts import (
     new_stream,
     whole,
 )
-from tests.cuda_double.kernels import launch
+from tests.cuda_double.kernels import order_of_kernels
 from vllm_omni_sched.config.errors import LaneError
 from vllm_omni_sched.lanes import CudaDevice
 from vllm_omni_sched.lanes.cuda import green_context
@@ -109,15 +109,8 @@ def test_streams_are_non_blocking_and_have_a_queue_and_a_priority_each() -> None
 
 
 def test_priorities_count_across_contexts() -> None:
-    order: list[str] = []
     low, high = (torch.cuda.ExternalStream(new_stream(new_context(), priority), CUDA) for priority in (0, -5))
-    with holding_all():
-        for stream, name in ((low, "low"), (high, "high")):
-            with torch.cuda.stream(stream):
-                for _ in range(4):
-                    launch(CUDA, [], lambda _, name=name: order.append(name))
-    torch.cuda.synchronize()
-    assert order == ["high"] * 4 + ["low"] * 4
+    assert order_of_kernels(low, high, 4) == ["high"] * 4 + ["low"] * 4
 
 
 @pytest.mark.parametrize("device", [0, 1])

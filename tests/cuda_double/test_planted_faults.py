@@ -31,24 +31,28 @@ def full(value: float, device: str = "cuda") -> torch.Tensor:
     return torch.full((SIZE,), value, device=device)
 
 
-@scenario
-def a_missing_wait_event(fault: bool) -> torch.Tensor:
-    producer, consumer, event = torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Event()
-    shared = full(0.0)
+def read_by_another_stream(producer: torch.cuda.Stream, consumer: torch.cuda.Stream, waits: bool) -> torch.Tensor:
+    """Return what one stream reads of memory that the other one fills, with or without a wait for its event."""
+    shared, event = full(0.0), torch.cuda.Event()
     torch.cuda.synchronize()
     hold(producer)
     with torch.cuda.stream(producer):
         shared.fill_(5.0)
         event.record()
     with torch.cuda.stream(consumer):
-        if not fault:
+        if waits:
             consumer.wait_event(event)
         read = shared.clone()
-    if fault:
+    if not waits:
         consumer.synchronize()
     let_go(producer)
     torch.cuda.synchronize()
     return read
+
+
+@scenario
+def a_missing_wait_event(fault: bool) -> torch.Tensor:
+    return read_by_another_stream(torch.cuda.Stream(), torch.cuda.Stream(), waits=not fault)
 
 
 @scenario
@@ -240,26 +244,12 @@ def a_copy_to_another_device_that_waits_for_the_wrong_stream(fault: bool) -> tor
 @scenario
 def a_missing_wait_event_between_green_contexts(fault: bool) -> torch.Tensor:
     producer, consumer = (torch.cuda.ExternalStream(new_stream(new_context(16))) for _ in range(2))
-    shared, event = full(0.0), torch.cuda.Event()
-    torch.cuda.synchronize()
-    hold(producer)
-    with torch.cuda.stream(producer):
-        shared.fill_(5.0)
-        event.record()
-    with torch.cuda.stream(consumer):
-        if not fault:
-            consumer.wait_event(event)
-        read = shared.clone()
-    if fault:
-        consumer.synchronize()
-    let_go(producer)
-    torch.cuda.synchronize()
-    return read
+    return read_by_another_stream(producer, consumer, waits=not fault)
 
 
 @scenario
 def memory_of_a_green_context_freed_without_record_stream(fault: bool) -> torch.Tensor:
-    """Its memory goes to the next work of the context while the default stream still has to read it."""
+    """Let the context's next work have the memory while the default stream still has to read it."""
     lane, owner = torch.cuda.ExternalStream(new_stream(new_context(16))), torch.cuda.default_stream()
     read = full(0.0)
     torch.cuda.synchronize()

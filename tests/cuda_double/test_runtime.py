@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.cuda_double.control import counts, hold, holding, holding_all, let_go, runtime, set_memory_bound
-from tests.cuda_double.kernels import errors, launch
+from tests.cuda_double.kernels import errors, order_of_kernels
 
 SIZE = 4096
 
@@ -226,12 +226,4 @@ def test_the_operations_give_what_the_processor_gives() -> None:
 
 def test_of_kernels_that_wait_that_of_the_higher_priority_is_next() -> None:
     low, high = torch.cuda.Stream(priority=0), torch.cuda.Stream(priority=-5)
-    order: list[str] = []
-    where = torch.device("cuda", 0)
-    with holding_all():
-        for stream, name in ((low, "low"), (high, "high")):
-            with torch.cuda.stream(stream):
-                for _ in range(5):
-                    launch(where, [], lambda _, name=name: order.append(name))
-    torch.cuda.synchronize()
-    assert order == ["high"] * 5 + ["low"] * 5
+    assert order_of_kernels(low, high, 5) == ["high"] * 5 + ["low"] * 5

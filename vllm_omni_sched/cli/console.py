@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 PROBLEM, USAGE, INTERRUPTED = 1, 2, 130
 """Exit statuses."""
 HISTORY = "the file that the option expert.history_path of the server names"
-"""What a command that reads a history of requests needs, for its errors."""
+"""Names the file of a history of requests, for errors of the commands that read one."""
 _PIPED_WIDTH = 10_000
 
 

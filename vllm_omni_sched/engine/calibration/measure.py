@@ -174,7 +174,7 @@ async def _served(
 
 
 def _stage(config: Any) -> dict[str, Any]:
-    """Return the options of an engine stage that simulates this engine."""
+    """Return the options of an engine stage that simulates this engine; on a CPU, with the lane of a small machine."""
     lane: dict[str, Any] = {}
     if config.device_config.device_type == "cpu":
         cores = os.cpu_count() or 1
