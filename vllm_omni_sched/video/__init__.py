@@ -13,7 +13,6 @@
 - `pool` has the decoder processes, their tasks, and the assignment of pieces; each process is in the `sandbox`.
 - `decoders` are the decoders in these processes: FFmpeg's and NVDEC's.
 - `packet_memory` and `frame_memory` are the shared memory of input and output.
-- `live` decodes streams while they arrive, each in a process of its own.
 
 After FlashCodec (arXiv 2512.17574): most of the time from a video to its first token is decoding, and a single decoder
 is slow while others idle. A video can be cut wherever a frame needs nothing before it, and most of the frames that a

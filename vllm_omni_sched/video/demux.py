@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from vllm_omni_sched.video.options import Limits
 
-FORMATS = (
+_FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,mpegts,mpeg,mpegvideo,avi,flv,live_flv,ogg,asf,rm,nut,mxf,gif,apng,ivf,obu,"
     "h264,hevc,vvc,m4v,h263,mjpeg,av1,vc1,dv,wtv,swf,yuv4mpegpipe"
 )
@@ -35,7 +35,7 @@ FORMATS = (
 
 _HEAD_BYTES = 32  # more than the headers that containers write before a packet
 _MOST_NEW_STREAMS = 64
-_OPTIONS = {"protocol_whitelist": "fd", "format_whitelist": FORMATS}
+_OPTIONS = {"protocol_whitelist": "fd", "format_whitelist": _FORMATS}
 _STREAM = re.compile(r" *Stream #0:(\d+)")
 _ROTATION = re.compile(r" +(?:Display Matrix|displaymatrix): rotation of (-?[\d.]+|nan) degrees\s*")
 

@@ -13,8 +13,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from tests.support.live import plain, stream
-from tests.support.nvcodec import indexed, video
+from tests.support.nvcodec import indexed, plain, video
 from vllm_omni_sched.cli import app
 from vllm_omni_sched.cli.decode import contact_sheet, frame_choice
 from vllm_omni_sched.cli.decode.view import clock_time, screen
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.once  # nothing here reaches vLLM
 @pytest.fixture
 def clip(tmp_path: Path) -> Path:
     path = tmp_path / "clip.mkv"
-    path.write_bytes(stream("matroska").data)
+    path.write_bytes(video(container="matroska", frames=64, options="bf=2 sc_threshold=0 flags=+cgop"))
     return path
 
 

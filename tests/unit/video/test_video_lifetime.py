@@ -25,24 +25,6 @@ print(json.dumps(pids), flush=True)
 {}
 """
 
-LIVE_OWNER = """
-import json, os, signal, threading
-from vllm_omni_sched.video.live import LiveVideo
-made = []
-asker = threading.Thread(target=lambda: made.append(LiveVideo()))
-asker.start()
-asker.join()
-(live,) = made
-while not live._process.channel.receive(wait=True):  # it is locked in
-    pass
-os.kill(live.pid, signal.SIGSTOP)  # as one that spins: it hears of nothing
-print(json.dumps([live.pid]), flush=True)
-while (state := open(f"/proc/{live.pid}/stat").read().rpartition(")")[2].split()[0]) not in "TZ":
-    pass
-print(state, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
 ENDS = {
     "killed": "os.kill(os.getpid(), signal.SIGKILL)",
     "terminated": "os.kill(os.getpid(), signal.SIGTERM)",
@@ -96,12 +78,6 @@ def decodes(pid: int) -> bool:
 def test_decoders_end_with_their_owner(end: str) -> None:
     pids, _ = owner(OWNER.format(ENDS[end]))
     assert len(pids) == 2
-    wait_for_end(pids)
-
-
-def test_a_stream_s_process_ends_with_its_owner_not_with_the_thread_that_asked_for_it() -> None:
-    pids, stopped = owner(LIVE_OWNER)
-    assert stopped == "T\n"
     wait_for_end(pids)
 
 
