@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -20,11 +22,17 @@ from vllm_omni_sched.core.engine.explanation import sentence_of, summary_of, wai
 from vllm_omni_sched.core.engine.history_lines import HistoryLine, entry_of
 
 SHOWN = 5  # requests that an error names
+_APPENDED = re.compile(r"-[0-9a-f]{8}$")  # by vLLM, to the id that a client knows
 
 
 def explain(
     request_id: Annotated[
-        str, typer.Argument(metavar="REQUEST_ID", help="The id of the answer, such as chatcmpl-…", show_default=False)
+        str,
+        typer.Argument(
+            metavar="REQUEST_ID",
+            help="The id of the answer, such as chatcmpl-…, or its beginning; what is before the dash may be left out.",
+            show_default=False,
+        ),
     ],
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="The history: option expert.history_path.", show_default=False)
@@ -33,50 +41,73 @@ def explain(
 ) -> None:
     """Say what happened to a request in the engine, and for what it waited until its first token.
 
-    Exit status: 0 on success; 1 if the history cannot be read, is none, or has no line of the request.
+    Exit status: 0 on success; 1 if the history cannot be read, is none, or has no line of the request, or if the
+    beginning of an id is that of several.
     """
     unreadable: Counter[str] = Counter()
-    found: dict[str, list[HistoryLine]] = {}
-    latest: dict[str, None] = {}
     try:
-        for entry in _entries(file, unreadable):
-            if _is_of(entry.request_id, request_id):
-                found.setdefault(entry.request_id, []).append(entry)
-            elif entry.request_id and not found:
-                latest.pop(entry.request_id, None)
-                latest[entry.request_id] = None
+        known = {one.request_id: None for one in _entries(file, unreadable) if one.request_id}
+        skipped = unreadable.total()
+        chosen = _chosen(known, request_id)
+        if len({_id_of_client(one) for one in chosen}) != 1:
+            leave("explain", PROBLEM, _why_not(file, request_id, [*known], chosen, skipped))
+        found: dict[str, list[HistoryLine]] = {name: [] for name in chosen}
+        for entry in _entries(file, Counter()):
+            if entry.request_id in found:
+                found[entry.request_id].append(entry)
     except OSError as error:
         leave("explain", PROBLEM, f"{file} cannot be read: {error.strerror or error}")
-    if not found:
-        leave("explain", PROBLEM, _why_not(file, request_id, [*latest][-SHOWN:], unreadable.total()))
     for name, entries in found.items():
         if as_json:
             typer.echo(json.dumps(_values(name, entries)))
         else:
             _print(name, entries)
-    if unreadable:
-        typer.echo(f"{unreadable.total()} lines are none of a history, and were skipped", err=True)
+    if skipped:
+        typer.echo(f"{skipped} lines are none of a history, and were skipped", err=True)
 
 
-def _why_not(file: Path, request_id: str, latest: list[str], unreadable: int) -> str:
-    """Return why a request cannot be explained; ``unreadable``: how many lines of the file were skipped."""
-    if not latest and unreadable:
-        return f"{file} is no history of requests: none of its {unreadable} lines is one of a history; give {HISTORY}"
-    if not latest:
+def _why_not(file: Path, request_id: str, known: list[str], chosen: list[str], skipped: int) -> str:
+    """Return why no request is explained; ``skipped``: how many lines of the file are none of a history."""
+    if not known and skipped:
+        return f"{file} is no history of requests: none of its {skipped} lines is one of a history; give {HISTORY}"
+    if not known:
         return f"{file} has no lines of any request yet; is it {HISTORY}?"
-    skipped = f"; skipped lines that are none of a history: {unreadable}" if unreadable else ""
-    return f"{file} has no lines of request {request_id!r}; the latest ones are of {', '.join(latest)}{skipped}"
+    if chosen:
+        several = [*dict.fromkeys(map(_id_of_client, chosen))]
+        more = f" and {len(several) - SHOWN} more" if len(several) > SHOWN else ""
+        return f"{request_id!r} is the beginning of several ids: {', '.join(several[:SHOWN])}{more}; give more of it"
+    lines = f"; skipped lines that are none of a history: {skipped}" if skipped else ""
+    near = sorted(dict.fromkeys(map(_id_of_client, reversed(known))), key=lambda one: -_alike(one, request_id))[:SHOWN]
+    return f"{file} has no lines of request {request_id!r}; the nearest ones are {', '.join(near)}{lines}"
 
 
-def _is_of(found: str, asked: str) -> bool:
-    """Return whether the id of a request in the engine is the id that its client knows, or made from it.
+def _id_of_client(request_id: str) -> str:
+    """Return the id that a client knows for a request in the engine.
 
-    vLLM appends random characters to an id, and puts the number of a completion before it, with ``n`` above 1.
+    vLLM appends random characters to it, and puts the number of a completion before it, with ``n`` above 1.
     """
-    if found == asked or found.startswith(f"{asked}-"):
-        return True
-    number, _, rest = found.partition("_")
-    return number.isdecimal() and (rest == asked or rest.startswith(f"{asked}-"))
+    number, _, rest = request_id.partition("_")
+    return _APPENDED.sub("", rest if number.isdecimal() and rest else request_id)
+
+
+def _names(request_id: str) -> tuple[str, str, str]:
+    """Return what a request may be called: its id in the engine, that of its client, and this one without its kind."""
+    of_client = _id_of_client(request_id)
+    return request_id, of_client, of_client.partition("-")[2]
+
+
+def _chosen(known: Iterable[str], asked: str) -> list[str]:
+    """Return the requests with this id; if there are none, those whose id begins with it."""
+    ids = [*known]
+    return [one for one in ids if asked in _names(one)] or [
+        one for one in ids if any(name.startswith(asked) for name in _names(one))
+    ]
+
+
+def _alike(request_id: str, asked: str) -> int:
+    """Return how many characters the two ids have in common, at their beginnings or at their ends."""
+    pairs = [pair for name in _names(request_id)[1:] for pair in ((name, asked), (name[::-1], asked[::-1]))]
+    return max(sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(*pair, strict=False))) for pair in pairs)
 
 
 def _values(name: str, entries: list[HistoryLine]) -> dict[str, object]:

@@ -58,7 +58,7 @@ def test_json_has_the_waits_and_the_lines(history: Path) -> None:
 
 @pytest.mark.parametrize(
     ("engine_id", "found"),
-    [("r", True), ("r-1234", True), ("0_r-1234", True), ("1_r", True), ("rr", False), ("x_r", False), ("r1-1", False)],
+    [("r", True), ("r-1234", True), ("0_r-1234", True), ("1_r", True), ("rr", True), ("x_r", False), ("1_xr", False)],
 )
 def test_the_id_that_clients_know_finds_that_of_the_engine(tmp_path: Path, engine_id: str, found: bool) -> None:
     path = tmp_path / "history.jsonl"
@@ -77,8 +77,69 @@ def test_all_completions_of_a_request_are_told(tmp_path: Path) -> None:
 def test_an_unknown_request_is_an_error_that_names_others(history: Path) -> None:
     status, out, error = run("nobody", history)
     assert (status, out) == (1, "")
-    assert "has no lines of request 'nobody'; the latest ones are of 5, 6, 7, 8, chatcmpl-1-0a1b2c3d" in error
+    assert "has no lines of request 'nobody'; the nearest ones are 8, 7, 6, 5, 4" in error
     assert len(error.splitlines()) == 1
+
+
+IDS = (
+    "chatcmpl-9f2c559d5b927f20-11111111",
+    "0_chatcmpl-9f3a0c-aa000000",
+    "1_chatcmpl-9f3a0c-bb000000",
+    "cmpl-77-0-0a0b0c0d",
+)
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(b"".join(line_of(HistoryLine(1.0, "entered", one, "batch")) for one in IDS))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("chatcmpl-9f2c", [0]),
+        ("chatcmpl-9f2c559d5b927f20", [0]),
+        ("9f2c559d5b927f20", [0]),
+        ("9f2", [0]),
+        ("9f3", [1, 2]),  # the completions of one request
+        ("0_chatcmpl-9f3", [1]),
+        (IDS[2], [2]),
+        ("cmpl", [3]),
+        ("77-0", [3]),
+    ],
+)
+def test_the_beginning_of_an_id_is_enough_where_only_one_has_it(several: Path, asked: str, found: list[int]) -> None:
+    status, out, error = run(asked, several, "--json")
+    assert (status, error) == (0, "")
+    assert [json.loads(line)["request_id"] for line in out.splitlines()] == [IDS[one] for one in found]
+
+
+def test_the_beginning_of_several_ids_is_an_error_that_names_them(several: Path) -> None:
+    status, out, error = run("chatcmpl-9", several)
+    assert (status, out) == (1, "")
+    assert (
+        "'chatcmpl-9' is the beginning of several ids: chatcmpl-9f2c559d5b927f20, chatcmpl-9f3a0c; give more" in error
+    )
+
+
+def test_of_many_ids_some_are_named_and_the_rest_counted(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(b"".join(line_of(HistoryLine(1.0, "entered", f"cmpl-{n:03}", "batch")) for n in range(7)))
+    assert "several ids: cmpl-000, cmpl-001, cmpl-002, cmpl-003, cmpl-004 and 2 more; give" in run("cmpl-0", path)[2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "first"),
+    [
+        ("chatcmpl-9f3b0c", "chatcmpl-9f3a0c"),
+        ("9f2c559d5b927f2f", "chatcmpl-9f2c559d5b927f20"),
+        ("xx-77-0", "cmpl-77-0"),
+    ],
+)
+def test_an_unknown_id_is_answered_with_the_nearest(several: Path, asked: str, first: str) -> None:
+    assert f"the nearest ones are {first}, " in run(asked, several)[2]
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
