@@ -6,6 +6,7 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import Source, grouped, load_config, resolved
 from vllm_omni_sched.config.options import OmniSchedConfig, OrderMode, ReleaseMode, Toggle
 from vllm_omni_sched.config.profiles import PROFILES, Profile
+from vllm_omni_sched.config.stage_yaml import VARIABLE, load_stage_config
 
 
 def test_nothing_given_is_all_defaults():
@@ -22,8 +23,19 @@ def test_a_yaml_file_may_be_named(tmp_path):
     path.write_text("session_delta: off\nrelease_batch_items: 8\n")  # YAML 1.1: a bare off is False
     config = load_config({"omni_sched": str(path)})
     assert (config.session_delta, config.release_batch_items) == (Toggle.OFF, 8)
-    path.write_text("")
+    path.write_text("{}\n")
     assert load_config({"omni_sched": str(path)}) == OmniSchedConfig()
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# nothing but a comment\n", "---\n"])
+def test_an_empty_file_is_refused_by_its_name(tmp_path, text):
+    path = tmp_path / "omni.yaml"
+    path.write_text(text)
+    says = "omni.yaml: is empty; write {} for the defaults, or do not name the file"
+    with pytest.raises(ConfigError, match=says):
+        load_config({"omni_sched": str(path)})
+    with pytest.raises(ConfigError, match=says):
+        load_stage_config(None, {VARIABLE: str(path)})
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_unknown_stages_are_refused(stages, says):
         ),
         (
             "pools: {shares: {text: 0.5}}",
-            "in 'pools.shares': shares must sum to at most 1: text 0.5 .* = 1.3",
+            "in 'pools.shares': option 'shares' must sum to at most 1: text 0.5 .* = 1.3",
         ),
         (
             "batching: {1: 2}",

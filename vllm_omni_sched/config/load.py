@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -120,14 +121,14 @@ def _contradictions(config: OmniSchedConfig) -> Iterator[str]:
 
 
 def read_yaml(path: str, named_by: str, only: str | None = None) -> Any:
-    """Return the content of a YAML file; an empty mapping for an empty file.
+    """Return the content of a YAML file.
 
     Args:
         only: the key at the top level whose options are ours, if the rest of the file belongs to another program.
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, or has a key twice. The message names the file, and `named_by`
-            where the file cannot be read.
+        ConfigError: it cannot be read, is not YAML, is empty, or has a key twice. The message names the file, and
+            `named_by` where the file cannot be read.
     """
     import yaml
 
@@ -152,7 +153,9 @@ def read_yaml(path: str, named_by: str, only: str | None = None) -> Any:
         options = loader.construct_document(root) if root is not None else None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    return {} if options is None else options
+    if options is None:
+        raise ConfigError(f"{path}: is empty; write {{}} for the defaults, or do not name the file")
+    return options
 
 
 def _refuse_nested(path: str, text: str) -> None:
@@ -293,38 +296,75 @@ def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
     return outside | ({EXPERT_GROUP: {**outside.pop(EXPERT_GROUP, {}), **inside}} if inside else {})
 
 
-def explain(error: Any, model: type[BaseModel], prefix: str) -> str:
-    """Return one validation error as one sentence that names the fix."""
-    by_name = error["loc"][-1:] == ("[key]",)  # a mapping whose keys are names, not options
-    if by_name or error["type"] == "invalid_key":
-        at = (prefix + ".".join(map(str, error["loc"][: -2 if by_name else -1]))).removesuffix(".")
+def explain(error: Any, model: type[BaseModel], prefix: str = "") -> str:
+    """Return one validation error as one sentence with the path of its key, and the fix.
+
+    Args:
+        error: an entry of ``ValidationError.errors()``.
+        model: the model that was validated.
+        prefix: the path of the options in others, with a dot at its end.
+    """
+    loc, kind, given = tuple(error["loc"]), error["type"], error["input"]
+    by_name = loc[-1:] == ("[key]",)  # a mapping whose keys are names, not options
+    if by_name or kind == "invalid_key":
+        at = (prefix + ".".join(map(str, loc[: -2 if by_name else -1]))).removesuffix(".")
         return (
             (f"option {at!r}: its keys" if at else "names of options")
-            + f" must be text, got {error['input']!r}; put it in quotes, or correct it (YAML takes a bare on, off, yes "
+            + f" must be text, got {given!r}; put it in quotes, or correct it (YAML takes a bare on, off, yes "
             "or no for true or false)"
         )
-    name = str(error["loc"][0]) if error["loc"] else ""  # the further parts are the branches of a union
-    if not name:  # an error about several options together, from our own validator
-        return str(error["msg"]).removeprefix("Value error, ")
-    key = written(model, name, prefix)
-    if error["type"] == "extra_forbidden":
+    problem = str(error["msg"]).removeprefix("Value error, ")
+    if not loc or problem.startswith("option"):  # of our own validators, on several options
+        at = (prefix + ".".join(map(str, loc))).removesuffix(".")
+        return f"in {at!r}: {problem}" if at else problem
+    while len(loc) > 1 and (inner := _model_in(model, str(loc[0]))) is not None:
+        inside, keyed = inner
+        if keyed and len(loc) == 2:  # the entry itself is of the wrong type
+            names = ", ".join(inside.model_fields)
+            return f"option '{prefix}{loc[0]}.{loc[1]}' must be a mapping of {names}, got {given!r}"
+        steps = 2 if keyed else 1
+        prefix += "".join(f"{part}." for part in loc[:steps])
+        loc, model = loc[steps:], inside
+    key = written(model, str(loc[0]), prefix)  # the further parts are the branches of a union, or an entry
+    if kind == "extra_forbidden":
         known = {prefix + field: written(model, field, prefix) for field in model.model_fields}
         hint = did_you_mean(key, known, known.__getitem__) or f"known options: {', '.join(known.values())}"
         return f"unknown option {key!r}; {hint}"
-    annotation = model.model_fields[name].annotation
-    if members := _members(annotation):
+    if kind == "missing":
+        return f"option {key!r} is missing: {model.model_fields[str(loc[0])].description}"
+    if kind in ("model_type", "dict_type"):
+        of = _model_in(model, str(loc[0]))
+        names = f" of {', '.join(of[0].model_fields)}" if of and not of[1] else ""
+        return f"option {key!r} must be a mapping{names}, got {given!r}"
+    if members := _members(model.model_fields[str(loc[0])].annotation):
         choices = [member.value for member in members]
-        given = error["input"].value if isinstance(error["input"], Enum) else error["input"]
+        given = given.value if isinstance(given, Enum) else given
         hint = did_you_mean(str(given), choices)
         return f"option {key!r} must be one of {choices}, got {given!r}{hint and f'; {hint}'}"
     bounds = {k: v for k, v in error.get("ctx", {}).items() if k in ("ge", "le")}
     fix = f"; the nearest valid value is {next(iter(bounds.values()))}" if bounds else ""
-    problem = str(error["msg"]).removeprefix("Value error, ")
-    return f"option {key!r}: {problem[:1].lower()}{problem[1:]}, got {error['input']!r}{fix}"
+    got = "" if problem.startswith(repr(given)) else f", got {given!r}"
+    return f"option {key!r}: {problem[:1].lower()}{problem[1:]}{got}{fix}"
+
+
+def _model_in(model: type[BaseModel], name: str) -> tuple[type[BaseModel], bool] | None:
+    """Return the model of an option's value, and whether the option is a mapping of such models; else None."""
+    field = model.model_fields.get(name)
+    annotation: Any = None if field is None else _without_none(field.annotation)
+    keyed = get_origin(annotation) is dict
+    inner = get_args(annotation)[1] if keyed else annotation
+    return (inner, keyed) if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+
+
+def _without_none(annotation: Any) -> Any:
+    """Return the type of an option that may also be null."""
+    rest = [one for one in get_args(annotation) if one is not NoneType]
+    return rest[0] if len(rest) == 1 and NoneType in get_args(annotation) else annotation
 
 
 def _members(annotation: Any) -> list[Enum]:
     """Return the members of an enum that an option may have: all of them, or those of a ``Literal``."""
+    annotation = _without_none(annotation)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return list(annotation)
     values = get_args(annotation) if get_origin(annotation) is Literal else ()

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from vllm_omni_sched.config.profiles import PROFILES, Profile, options_of
+from vllm_omni_sched.config.units import Bytes, FractionalBytes
 from vllm_omni_sched.config.validators import absolute, whole_as_float
 
 CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
@@ -108,13 +109,13 @@ class OmniSchedConfig(BaseModel):
         description="Encoding that is evicted when the encoder cache is full: the one unused longest ('age'), as in "
         "vLLM, or the one of least worth ('worth'): seconds to encode it again × recent uses / bytes.",
     )
-    encoder_cache_host_bytes: int = Field(
+    encoder_cache_host_bytes: Bytes = Field(
         0,
         ge=0,
         description="Host memory for evicted encodings, in bytes: they are restored instead of encoded again, if that "
         "is quicker. Needs `encode_ahead`; 0 keeps none.",
     )
-    encoder_share_bytes: int = Field(
+    encoder_share_bytes: Bytes = Field(
         0,
         ge=0,
         description="Memory of the host for encodings that all engines of this user on the host share, in bytes: an "
@@ -189,7 +190,7 @@ class OmniSchedConfig(BaseModel):
         description="Folder of the spill files; default is the system's temporary folder. "
         "It must not be memory-backed, or no memory is saved.",
     )
-    spill_max_bytes: int = Field(
+    spill_max_bytes: Bytes = Field(
         8 << 30,
         ge=0,
         description="Bound on one session's spill file, in bytes; beyond it data stays in memory.",
@@ -322,7 +323,7 @@ class OmniSchedConfig(BaseModel):
         "into the memory set aside for them; 0 lends none. On a CPU with `encode_ahead`, and in the simulator: an "
         "engine on an accelerator refuses it, see [Lending KV blocks](concepts.md#lending-kv-blocks-to-encodes).",
     )
-    encode_bytes_per_embed: float = Expert(
+    encode_bytes_per_embed: FractionalBytes = Expert(
         0.0,
         ge=0.0,
         description="With `kv_lending`: memory of activations for each embedding that the lane encodes at a time. "
@@ -358,7 +359,7 @@ class OmniSchedConfig(BaseModel):
         "is none. `vllm-omni-sched explain` reads it. With data parallelism each engine has one, with its rank in the "
         "name.",
     )
-    history_bytes: int = Expert(
+    history_bytes: Bytes = Expert(
         64 << 20, ge=64 << 10, le=1 << 40, description="Most bytes of both files of the history; the oldest lines go."
     )
     allow_untested_vllm: bool = Field(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,7 +18,6 @@ from vllm_omni_sched.config.load import KEY, ResolvedOption, explain, is_nearly_
 from vllm_omni_sched.config.nearest import did_you_mean
 from vllm_omni_sched.config.stage_options import RuntimeOptions, StageSchedConfig
 from vllm_omni_sched.config.stage_options.batching import ALIASES, StageBatchOptions
-from vllm_omni_sched.config.units import UnitError
 
 VARIABLE = "VLLM_OMNI_SCHED_STAGES"
 
@@ -212,42 +211,5 @@ def _as_written(error: Any, options: Mapping[str, Any]) -> str:
     known = [".".join([*sections, one]) for one in names if isinstance(inside, Mapping) and one in inside]
     known += [one for one in names if one in options]
     path = ".".join([*sections, name])
-    return _explain(error).replace(f"'{path}'", f"'{known[0]}'") if known else _explain(error)
-
-
-def _explain(error: Any) -> str:
-    """Return one sentence for a validation error, with the path of its key."""
-    model: type[BaseModel] = StageSchedConfig
-    if error["type"] == "invalid_key" or error["loc"][-1:] == ("[key]",):
-        return explain(error, model, "")
-    if error["type"] == "value_error":  # concerns several options, in our own words
-        problem = str(error["msg"]).removeprefix("Value error, ")
-        at = ".".join(map(str, error["loc"]))
-        if isinstance(error.get("ctx", {}).get("error"), UnitError):
-            return f"option {at!r}: {problem}"
-        return f"in {at!r}: {problem}" if at else problem
-    loc, prefix = tuple(error["loc"]), ""
-    while len(loc) > 1 and (inner := _model_in(model, str(loc[0]))) is not None:
-        inside, keyed = inner
-        steps = 2 if keyed else 1
-        if keyed and len(loc) == 2:  # the entry itself is of the wrong type
-            names = ", ".join(inside.model_fields)
-            return f"option '{prefix}{loc[0]}.{loc[1]}' must be a mapping of {names}, got {error['input']!r}"
-        prefix += "".join(f"{part}." for part in loc[:steps])
-        loc, model = loc[steps:], inside
-    if error["type"] == "missing":
-        return f"option '{prefix}{loc[0]}' is missing: {model.model_fields[str(loc[0])].description}"
-    if error["type"] in ("model_type", "dict_type"):
-        known = _model_in(model, str(loc[0]))
-        names = f" of {', '.join(known[0].model_fields)}" if known and not known[1] else ""
-        return f"option '{prefix}{loc[0]}' must be a mapping{names}, got {error['input']!r}"
-    return explain(error | {"loc": loc}, model, prefix)
-
-
-def _model_in(model: type[BaseModel], name: str) -> tuple[type[BaseModel], bool] | None:
-    """Return the model of an option's value, and whether the option is a mapping of such models; else None."""
-    field = model.model_fields.get(name)
-    annotation: Any = field.annotation if field is not None else None
-    keyed = get_origin(annotation) is dict
-    inner = get_args(annotation)[1] if keyed else annotation
-    return (inner, keyed) if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+    said = explain(error, StageSchedConfig)
+    return said.replace(f"'{path}'", f"'{known[0]}'") if known else said

@@ -35,7 +35,7 @@ def bytes_of(value: Any) -> Any:
         return value
     found = _SIZE.fullmatch(value)
     if found is None:
-        raise UnitError(f"{value!r} is not a size: give bytes, or a number with KB, MB or GB")
+        raise UnitError(f"{value!r} is not a size: give bytes, or a number with KB, MB, GB or TB")
     return int(Fraction(found[1]) * _SIZES[found[2].lower()])  # a float overflows
 
 
@@ -60,7 +60,9 @@ def _duration(text: str, unit: str) -> Fraction:
     return Fraction(found[1]) * _SECONDS[found[2].lower()]
 
 
-Size = Annotated[int, BeforeValidator(bytes_of)]
+Bytes = Annotated[int, BeforeValidator(bytes_of)]
 """A number of bytes, which may be written with a unit."""
+FractionalBytes = Annotated[float, BeforeValidator(bytes_of)]
+"""A number of bytes that need not be whole: a mean, or those of a second."""
 Milliseconds = Annotated[float, BeforeValidator(milliseconds_of)]
 """A number of milliseconds, which may be written with a unit."""

@@ -17,7 +17,7 @@ from vllm_omni_sched.config.load import read_options
 from vllm_omni_sched.config.nearest import did_you_mean, is_misspelt
 from vllm_omni_sched.config.stage_options import ConnectorOptions, StageSchedConfig
 from vllm_omni_sched.config.stage_options import PoolOptions as PoolSizes
-from vllm_omni_sched.config.units import Size
+from vllm_omni_sched.config.units import Bytes
 from vllm_omni_sched.connectors.arena import ArenaOptions, tuning
 from vllm_omni_sched.connectors.arena.options import PoolOptions
 from vllm_omni_sched.connectors.auto import AutoOptions, ForeignOptions
@@ -49,7 +49,7 @@ class SharedMemoryExtra(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    shm_threshold_bytes: Size = Field(
+    shm_threshold_bytes: Bytes = Field(
         64 << 10, ge=0, le=1 << 30, description="Payloads up to this size go inline, without room of their own."
     )
     modality: Modality | None = Field(None, description="Modality of the messages that the connector is for.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from vllm_omni_sched.config.units import Bytes
 from vllm_omni_sched.graph.order import SlaClass
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -18,13 +19,13 @@ class PreprocessOptions(BaseModel):
         0, ge=0, le=256, description="Number of preprocessing processes; 0: vLLM preprocesses in its API process."
     )
     nice: int = Field(10, ge=0, le=19, description="Niceness of these processes, added to that of the server.")
-    max_bytes: int = Field(
+    max_bytes: Bytes = Field(
         2 * GIB,
         ge=MIB,
         description="Memory for results that the API process has not taken yet, in bytes; further requests wait. Also "
         "the largest result.",
     )
-    worker_memory_bytes: int = Field(
+    worker_memory_bytes: Bytes = Field(
         4 * GIB,
         ge=128 * MIB,
         description="Private memory of one process beyond what it shares with the server; a request that needs more "

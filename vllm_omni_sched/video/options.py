@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from vllm_omni_sched.config.errors import VideoLimitError
 from vllm_omni_sched.config.options import Toggle
+from vllm_omni_sched.config.units import Bytes
 from vllm_omni_sched.config.validators import whole_as_float
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class VideoOptions(BaseModel):
         "auto", description="Number of decoder processes on CPUs; 'auto': one for each processor of this process."
     )
     nice: int = Field(0, ge=0, le=19, description="Niceness of decoder processes, added to that of the server.")
-    worker_memory_bytes: int = Field(
+    worker_memory_bytes: Bytes = Field(
         4 * GIB, ge=128 * MIB, description="Private memory of one decoder process; a video that needs more is refused."
     )
     deadline_seconds: float = Field(
@@ -35,18 +36,18 @@ class VideoOptions(BaseModel):
         le=86_400.0,
         description="Time after which a video that is not decoded fails with an error, in seconds.",
     )
-    max_input_bytes: int = Field(2 * GIB, ge=1, description="Largest size of a video file, in bytes.")
+    max_input_bytes: Bytes = Field(2 * GIB, ge=1, description="Largest size of a video file, in bytes.")
     max_pixels: int = Field(
         36_000_000, ge=1, description="Largest width × height of a frame, in pixels; the default allows 8K."
     )
     max_frames: int = Field(500_000, ge=1, description="Most frames in a video, wanted or not.")
     max_duration_seconds: float = Field(4 * 3600.0, gt=0.0, description="Longest duration of a video, in seconds.")
-    max_output_bytes: int = Field(
+    max_output_bytes: Bytes = Field(
         16 * GIB,
         ge=MIB,
         description="Memory for decoded frames of all videos in flight, in bytes; further videos wait for room.",
     )
-    keep_bytes: int = Field(
+    keep_bytes: Bytes = Field(
         512 * MIB, ge=0, description="Memory of dropped frames that is kept for the next video, in bytes."
     )
     nvdec: Toggle = Field(
@@ -57,7 +58,7 @@ class VideoOptions(BaseModel):
         "auto", description="Number of decoding engines to use of each GPU; 'auto': all."
     )
 
-    device_bytes: int = Field(
+    device_bytes: Bytes = Field(
         0,
         ge=0,
         description="Memory of the GPU that preprocesses for decoded frames, in bytes: frames stay there, and further "

@@ -148,7 +148,7 @@ ACCEPTED = {
         [],
         files={"options.yaml": "windows: off\nrelease: keep  # bare off is false in YAML\n"},
     ),
-    "empty-file": Case({"omni_sched": "{folder}/options.yaml"}, [], files={"options.yaml": ""}),
+    "a-file-of-defaults": Case({"omni_sched": "{folder}/options.yaml"}, [], files={"options.yaml": "{}"}),
     "cannot-work-here-but-need-not": Case(_options(windows="auto"), [], circumstance="a method is gone"),
     "sync-by-name": Case(_options(), [], scheduler=OURS_SYNC),
     "lending": Case(LENDING, []),

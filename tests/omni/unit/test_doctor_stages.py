@@ -115,7 +115,7 @@ def test_a_file_that_is_not_there_is_a_problem(tmp_path):
 
 
 def test_options_in_two_places_are_a_problem(tmp_path, healthy):
-    healthy.setenv(VARIABLE, str(deploy(tmp_path, "", "ours.yaml")))
+    healthy.setenv(VARIABLE, str(deploy(tmp_path, "{}", "ours.yaml")))
     status, found = findings("--stages", deploy(tmp_path, "omni_sched: {}\n"))
     assert status == 1
     assert f"and {VARIABLE}=" in found["stages"]["problems"][0]

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from vllm_omni_sched.config.stage_options.base import Options
 from vllm_omni_sched.config.stage_options.batching import BatchingOptions
 from vllm_omni_sched.config.stage_options.graph import GraphOptions
-from vllm_omni_sched.config.units import Size
+from vllm_omni_sched.config.units import Bytes
 from vllm_omni_sched.config.validators import absolute
 
 
@@ -94,13 +94,13 @@ class HostOptions(Options):
         default_factory=list,
         description="Addresses of hosts whose replicas get requests only while no other replica of their stage serves.",
     )
-    link_bytes_per_second: Size | None = Field(
+    link_bytes_per_second: Bytes | None = Field(
         None,
         ge=1,
         description="Speed of the links of hosts; a replica on another host then costs the time of the payload. null: "
         "the time that requests take longer there is learnt.",
     )
-    links: dict[str, Size] = Field(
+    links: dict[str, Bytes] = Field(
         default_factory=dict, description="The same of the link of a single host, by its address."
     )
 
@@ -220,7 +220,9 @@ class PoolShares(Options):
         total = sum(parts.values())
         if total > 1 + 1e-9:
             listed = " + ".join(f"{name} {part:g}" for name, part in parts.items())
-            raise ValueError(f"shares must sum to at most 1: {listed} = {total:g}; lower one; defaults count too")
+            raise ValueError(
+                f"option 'shares' must sum to at most 1: {listed} = {total:g}; lower one; defaults count too"
+            )
         return self
 
 
@@ -230,21 +232,21 @@ LEAST_POOL, MOST_POOL = 64 << 10, 1 << 40
 class PoolOptions(Options):
     """Options of memory pools by modality: bounds on the inputs of requests, and the pools of connectors."""
 
-    total_bytes: Size | None = Field(
+    total_bytes: Bytes | None = Field(
         None, ge=1, description="Most bytes of the inputs of requests in the pipeline; null: they are not bounded."
     )
     shares: PoolShares = Field(PoolShares(), description="Guaranteed fractions of `total_bytes`.")
-    text_pool_size: Size | None = Field(
+    text_pool_size: Bytes | None = Field(
         None,
         ge=LEAST_POOL,
         le=MOST_POOL,
         description="First size of the pool of ids in the shared memory of `runtime.connectors`; it grows to four "
         "times as much. Default: 256 MB.",
     )
-    image_pool_size: Size | None = Field(
+    image_pool_size: Bytes | None = Field(
         None, ge=LEAST_POOL, le=MOST_POOL, description="The same for features and pixels. Default: 2 GB."
     )
-    audio_pool_size: Size | None = Field(
+    audio_pool_size: Bytes | None = Field(
         None, ge=LEAST_POOL, le=MOST_POOL, description="The same for samples. Default: 512 MB."
     )
     pool_growth_factor: float | None = Field(
@@ -330,7 +332,7 @@ class JournalOptions(Options):
         description="File for the journal of faults, an absolute path, with a second one beside it (`.1`); null: there "
         "is none. `vllm-omni-sched faults` shows it.",
     )
-    max_bytes: Size = Field(
+    max_bytes: Bytes = Field(
         16 << 20, ge=64 << 10, le=1 << 40, description="Most bytes of both files; the oldest entries go."
     )
 

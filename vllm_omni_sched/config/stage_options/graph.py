@@ -7,6 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from vllm_omni_sched.config.nearest import did_you_mean
 from vllm_omni_sched.config.stage_options.base import Options
+from vllm_omni_sched.config.units import Bytes, FractionalBytes
 from vllm_omni_sched.config.validators import keys_as_text
 
 MODALITIES = ("text", "image", "audio", "video")  # of a request
@@ -120,16 +121,16 @@ class AffinityOptions(Options):
 class DeviceOptions(Options):
     """A device that stages may be placed on."""
 
-    memory_bytes: int = Field(ge=1, description="Memory of the device for stages.")
+    memory_bytes: Bytes = Field(ge=1, description="Memory of the device for stages.")
     speed: float = Field(1.0, gt=0, description="Speed as a multiple of the device on which `profiles` were measured.")
 
 
 class ProfileOptions(Options):
     """Resource needs of a stage."""
 
-    memory_bytes: int = Field(ge=1, description="Memory that the stage holds, on all its devices together.")
+    memory_bytes: Bytes = Field(ge=1, description="Memory that the stage holds, on all its devices together.")
     seconds: float = Field(gt=0, description="Time for each request on a device of speed 1.")
-    weights_bytes: int | None = Field(
+    weights_bytes: Bytes | None = Field(
         None, ge=0, description="Part of `memory_bytes` that is loaded when the stage moves; default: all of it."
     )
     tensor_parallel: dict[int, float] = Field(
@@ -186,23 +187,23 @@ class PartitionOptions(Options):
     profiles: dict[str, ProfileOptions] = Field(
         default_factory=dict, description="Needs of stages, by name or id; other stages are measured."
     )
-    payload_bytes: dict[str, Annotated[float, Field(ge=0)]] = Field(
+    payload_bytes: dict[str, Annotated[FractionalBytes, Field(ge=0)]] = Field(
         default_factory=dict,
         description="Bytes of a request that a stage sends to another one, by edges such as `thinker->talker`, of "
         "names or ids. Edges that are not named cost nothing.",
     )
-    link_bytes_per_second: float | None = Field(
+    link_bytes_per_second: FractionalBytes | None = Field(
         None,
         gt=0,
         description="Speed of payloads from one device to another, for devices that `links` does not name; null: they "
         "take no time.",
     )
-    links: dict[str, Annotated[float, Field(gt=0)]] = Field(
+    links: dict[str, Annotated[FractionalBytes, Field(gt=0)]] = Field(
         default_factory=dict,
         description="Speed of payloads in bytes per second by device and device, such as `0->1`. A direction that is "
         "not named is as fast as the other one.",
     )
-    load_bytes_per_second: float | None = Field(
+    load_bytes_per_second: FractionalBytes | None = Field(
         None, gt=0, description="Speed at which a stage that moves loads its weights; null: moves cost nothing."
     )
     horizon_seconds: float = Field(

@@ -1,15 +1,12 @@
 """Options of compression, with their defaults, bounds and meaning."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.nearest import did_you_mean
 from vllm_omni_sched.connectors.bounds import Count, MemoryBytes
 
 EDGE = re.compile(r"[^\s>]+->[^\s>]+")
@@ -31,9 +28,6 @@ class Lossy(str, Enum):
     INT8 = "int8"
     FP8 = "fp8"
     MULAW = "mulaw"
-
-
-CHOICES = {"mode": [mode.value for mode in Mode], "lossy": [lossy.value for lossy in Lossy]}
 
 
 def _mode(value: Any) -> Any:
@@ -86,7 +80,7 @@ class CompressionOptions(BaseModel):
         description="Memory for compressed buffers, in bytes, so that what goes to several consumers is compressed "
         "once; worth it only where that happens. 0 keeps none.",
     )
-    probe_bytes: int = Field(
+    probe_bytes: MemoryBytes = Field(
         64 << 10,
         ge=1 << 10,
         le=16 << 20,
@@ -129,33 +123,3 @@ class ForEdge:
     mode: Mode
     lossy: str | None
     min_bytes: int
-
-
-def load_options(options: Mapping[str, Any]) -> CompressionOptions:
-    """Return the options in a mapping.
-
-    Raises:
-        ConfigError: one is unknown, of the wrong type or out of range; the message names it and what would be right.
-    """
-    try:
-        return CompressionOptions(**options)
-    except ValidationError as error:
-        raise ConfigError("compression: " + "; ".join(_explain(one) for one in error.errors())) from None
-
-
-def _explain(error: Any) -> str:
-    """Return one validation error as one sentence."""
-    where = error["loc"]
-    key = ".".join(map(str, where))
-    model = EdgeOptions if len(where) > 2 else CompressionOptions
-    if error["type"] == "extra_forbidden":
-        if where == ("lossy",):
-            return "option 'lossy' belongs to an edge: write {'edges': {'0->1': {'lossy': ...}}}"
-        hint = did_you_mean(str(where[-1]), model.model_fields) or f"known options: {', '.join(model.model_fields)}"
-        return f"unknown option {key!r}; {hint}"
-    if choices := CHOICES.get(str(where[-1])):
-        return f"option {key!r} must be one of {choices}, got {error['input']!r}"
-    message = str(error["msg"]).removeprefix("Value error, ")
-    return f"option {key!r}: {message[:1].lower()}{message[1:]}" + (
-        "" if error["type"] == "value_error" else f", got {error['input']!r}"
-    )

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from vllm_omni_sched.config.units import bytes_of
 from vllm_omni_sched.connectors.bounds import Count, MemoryBytes, Seconds, StoredBytes
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/]+):(?P<port>\d{1,5})")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-
-Size = Annotated[MemoryBytes, BeforeValidator(bytes_of)]
 
 
 class ClientOptions(BaseModel):
@@ -30,8 +26,8 @@ class ClientOptions(BaseModel):
     host: str = Field("127.0.0.1", min_length=1, description="Address of this host that other hosts can reach.")
     metadata_server: str = Field("P2PHANDSHAKE", min_length=1, description="As in Mooncake.")
     master: str = Field("127.0.0.1:50051", description="Address of `mooncake_master`.")
-    segment: Size = Field(512 * MIB, ge=0, description="Bytes of this process's part of the store.")
-    localbuf: Size = Field(
+    segment: MemoryBytes = Field(512 * MIB, ge=0, description="Bytes of this process's part of the store.")
+    localbuf: MemoryBytes = Field(
         64 * MIB, ge=MIB, description="Bytes of this process's registered buffers; touched as they are used."
     )
     proto: Literal["auto", "tcp", "rdma"] = Field("auto", description="auto: rdma where this host has a device for it.")
@@ -39,7 +35,7 @@ class ClientOptions(BaseModel):
     namespace: str = Field("omni", description="Processes that name the same namespace see each other's messages.")
     connect_timeout_seconds: Seconds = Field(10.0, gt=0, description="How long to wait for the master at the start.")
     call_timeout_seconds: Seconds = Field(3.0, gt=0, description="How long the master may take to answer.")
-    slowest_bytes_per_second: Size = Field(20 * MIB, ge=1, description="A transfer that is slower is given up.")
+    slowest_bytes_per_second: MemoryBytes = Field(20 * MIB, ge=1, description="A transfer that is slower is given up.")
 
     @field_validator("master")
     @classmethod
@@ -87,7 +83,7 @@ class MooncakeOptions(ClientOptions):
         ge=1,
         description="Most messages of an edge that are not received yet; beyond it, `put` waits for the receiver.",
     )
-    window_size: Annotated[StoredBytes | None, BeforeValidator(bytes_of)] = Field(
+    window_size: StoredBytes | None = Field(
         None,
         ge=1,
         description="Most bytes of an edge that are not received yet; beyond it, `put` waits for the receiver.",
@@ -108,7 +104,7 @@ class SharedStoreOptions(ClientOptions):
 
     host: str = Field(min_length=1, description="Address of this host that other hosts can reach.")
     master: str = Field(description="Address of `mooncake_master`, as host:port.")
-    segment: Size = Field(
+    segment: MemoryBytes = Field(
         512 * MIB,
         ge=0,
         description="Memory that this engine lends the store, in bytes; also the bound on the encodings that it puts. "

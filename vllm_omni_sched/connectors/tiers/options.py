@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from vllm_omni_sched.config.units import FractionalBytes
 from vllm_omni_sched.connectors.arena.options import KIB
 from vllm_omni_sched.connectors.bounds import Seconds, StoredBytes
 from vllm_omni_sched.connectors.disk import DiskOptions
@@ -39,7 +40,7 @@ class TierRules(BaseModel):
         ge=0,
         description="Messages that are expected to be needed within this time, plus that of the move, move up again.",
     )
-    bytes_per_second: float = Field(
+    bytes_per_second: FractionalBytes = Field(
         1e9,
         gt=0,
         allow_inf_nan=False,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from vllm_omni_sched.config.stage_options.base import Options
+from vllm_omni_sched.config.units import Bytes, FractionalBytes
 
 
 class Deterministic(Options):
@@ -70,8 +71,10 @@ class Link(Options):
     """Link from a stage to those that read it."""
 
     latency_seconds: float = Field(0.0, ge=0, description="Seconds that any message takes.")
-    bytes_per_second: float | None = Field(None, gt=0, description="Bandwidth; default: unlimited.")
-    bytes_per_embed: float = Field(0.0, ge=0, description="Bytes sent for each encoder embedding of a request.")
+    bytes_per_second: FractionalBytes | None = Field(None, gt=0, description="Bandwidth; default: unlimited.")
+    bytes_per_embed: FractionalBytes = Field(
+        0.0, ge=0, description="Bytes sent for each encoder embedding of a request."
+    )
 
 
 class _Stage(Options):
@@ -114,7 +117,7 @@ class DeviceStage(_Stage):
         description="Device of `orchestration.graph.partition.devices` on which the only replica starts, and which "
         "it shares with other stages; default: accelerators of its own.",
     )
-    memory_bytes: int | None = Field(
+    memory_bytes: Bytes | None = Field(
         None,
         ge=1,
         description="Memory that the replica holds on that device; default: of an engine with `model`, "
@@ -184,7 +187,7 @@ class EngineStage(DeviceStage):
         description="Embeddings that can be encoded at a time in the memory that the engine sets aside for them; with "
         "`policy.kv_lending` more can, in lent KV blocks. Default: `encoder_budget_embeds`.",
     )
-    encode_bytes_per_embed: float | None = Field(
+    encode_bytes_per_embed: FractionalBytes | None = Field(
         None,
         gt=0,
         description="Memory of activations for each embedding that is encoded at a time. The memory for "

@@ -13,7 +13,7 @@ from vllm_omni_sched.config.errors import CodecMissingError, CorruptDataError
 from vllm_omni_sched.connectors.compression.codec import Codec, Kind
 from vllm_omni_sched.connectors.compression.compressor import RAW, Buffer, Compressor
 from vllm_omni_sched.connectors.compression.decide import Reason
-from vllm_omni_sched.connectors.compression.options import load_options
+from vllm_omni_sched.connectors.compression.options import CompressionOptions
 from vllm_omni_sched.connectors.compression.registry import Codecs
 
 SLOW_LINK, FAST_LINK = 1e6, 1e15  # bytes/s
@@ -56,7 +56,9 @@ def with_halver(**options):
     clock = Clock()
     halver = Halver(clock)
     codecs = Codecs(MappingProxyType({"halver": halver}), MappingProxyType({}))
-    return Compressor(load_options({"min_bytes": 1, **options}), clock=clock, codecs=codecs), halver
+    return Compressor(
+        CompressionOptions.model_validate({"min_bytes": 1, **options}), clock=clock, codecs=codecs
+    ), halver
 
 
 def filled(value: int, size: int = 100_000) -> Buffer:
@@ -69,7 +71,7 @@ def one(compressor, item, link=SLOW_LINK, edge="0->1"):
 
 
 def test_what_is_sent_is_what_is_received():
-    compressor = Compressor(load_options({"min_bytes": 0, "mode": "always"}))
+    compressor = Compressor(CompressionOptions.model_validate({"min_bytes": 0, "mode": "always"}))
     found = samples()
     packed = compressor.compress("0->1", list(found.values()), SLOW_LINK)
     for item, sent in zip(found.values(), packed, strict=True):
@@ -172,7 +174,7 @@ def test_a_name_of_the_content_stands_for_it():
 def test_lossy_only_on_the_edge_that_allows_it_and_never_silently(caplog):
     with caplog.at_level(logging.WARNING):
         compressor = Compressor(
-            load_options(
+            CompressionOptions.model_validate(
                 {"min_bytes": 1, "mode": "always", "edges": {"0->1": {"lossy": "int8"}, "0->2": {"lossy": "mulaw"}}}
             )
         )
@@ -189,7 +191,9 @@ def test_lossy_only_on_the_edge_that_allows_it_and_never_silently(caplog):
 
 
 def test_float_pcm_is_audio_only_when_its_owner_says_so():
-    compressor = Compressor(load_options({"min_bytes": 1, "mode": "always", "edges": {"0->1": {"lossy": "mulaw"}}}))
+    compressor = Compressor(
+        CompressionOptions.model_validate({"min_bytes": 1, "mode": "always", "edges": {"0->1": {"lossy": "mulaw"}}})
+    )
     pcm = np.random.default_rng(0).uniform(-1, 1, 30_000).astype(np.float32)
     assert one(compressor, buffer(pcm), None).codec != "mulaw"
     assert one(compressor, buffer(pcm, kind=Kind.AUDIO), None).codec == "mulaw"
@@ -210,7 +214,7 @@ def test_counts():
 
 
 def test_receiving_what_is_wrong():
-    compressor, out = Compressor(load_options({})), np.empty(16, np.uint8)
+    compressor, out = Compressor(CompressionOptions.model_validate({})), np.empty(16, np.uint8)
     with pytest.raises(CodecMissingError, match="opus"):
         compressor.decompress("opus", b"", "int64", (2,), out)
     with pytest.raises(CorruptDataError, match="16 bytes, got 15"):
