@@ -4,79 +4,11 @@ from dataclasses import fields
 
 from result_tables import plain_table
 
-from vllm_omni_sched.sim.costs import errors
 from vllm_omni_sched.sim.costs.base import Source
 from vllm_omni_sched.sim.costs.choice import CORE_PIXEL_SECONDS, NVDEC_FRAMES, NVDEC_SOURCE, CoreDecoder
 from vllm_omni_sched.sim.costs.hardware import DEVICES, LINKS
 from vllm_omni_sched.sim.costs.models import MODELS
 from vllm_omni_sched.sim.costs.roofline import EFFICIENCY_SOURCES, Efficiency
-from vllm_omni_sched.sim.plan.systems import PRICE_SOURCES, PRICES
-
-
-def known_errors() -> str:
-    """Show what each source of costs was compared with, and how far it was off."""
-    p50, p99 = errors.BACKTEST["P50"], errors.BACKTEST["P99"]
-    alone, pipeline = errors.ENGINE_ALONE, errors.PIPELINE
-    on = {name: _signs(one.text) for name, one in errors.H200.items()}
-    stock, ours = errors.TEXT_WAITS_MILLISECONDS
-    return plain_table(
-        ("source", "compared with", "error"),
-        (
-            (
-                "calibrated, `--server`",
-                "a real vLLM 0.33 server on CPU over HTTP, three traces of two seeds: "
-                "[the back-test](fidelity.md#traces-that-no-calibration-has-seen)",
-                f"P50: {p50.within} of {p50.number} within {p50.bar} %, the others up to {p50.largest} %; "
-                f"P99: {p99.within} of {p99.number} within {p99.bar} %, the others up to {p99.largest} %",
-            ),
-            (
-                "calibrated, engine alone",
-                "vLLM 0.30 on CPU, in the client's process: [fidelity](fidelity.md#an-engine-on-two-cores)",
-                f"P50 up to {alone['P50']} % (TTFT), P99 up to {alone['P99']} %, all loads together",
-            ),
-            (
-                "calibrated, pipeline",
-                "vLLM-Omni 0.30 on CPU: [fidelity](fidelity.md#a-pipeline-on-two-cores)",
-                f"P50 up to {pipeline['P50']} %, P99 up to {pipeline['P99']} %, all loads together",
-            ),
-            (
-                "roofline, decoding",
-                "published tokens/s of gpt-fast, 7B on 1 to 8 A100",
-                f"{_signs(errors.DECODING.text)}; 70B on 8 A100: {_signs(errors.DECODING_70B.text)}",
-            ),
-            (
-                "roofline, long prompts",
-                "published times of TensorRT-LLM, 7B on one and 70B on four A100",
-                _signs(errors.LONG_PROMPTS.text),
-            ),
-            ("roofline, prompts of 128 tokens", "the same", _signs(errors.SHORT_PROMPTS.text)),
-            (
-                "roofline, a load of text and images",
-                "a whole vLLM 0.33 on one H200, stock and ours, once: [fidelity](fidelity.md#an-engine-on-an-h200)",
-                f"time between tokens: {on['gap P50']} at P50, {on['gap largest']} at the largest; TTFT of text: "
-                f"{on['TTFT of text P50']} at P50 ({stock} and {ours} ms of the front end), "
-                f"{on['TTFT of text P99']} at P99; TTFT of images: {on['TTFT of images P50']} and "
-                f"{on['TTFT of images P99']}",
-            ),
-            (
-                "roofline, encoders",
-                "the tower of CLIP in plain torch on an H200",
-                "none: `encoder_compute` is set from it",
-            ),
-            (
-                "roofline, experts, MLA, windows, FP8 and 4 bits, pipelines, links between stages",
-                "nothing",
-                "not known: no measurement backs them; `plan` says so where it uses them",
-            ),
-            (
-                "published peaks, links, NVDEC, image processor",
-                "nothing of ours: used as their source gives them",
-                "not known on your hardware",
-            ),
-            ("published sizes of models", "parameter counts of the models' authors", "at most 0.3 %"),
-            ("assumed", "nothing", "not known: change them if you know better"),
-        ),
-    )
 
 
 def devices() -> str:
@@ -103,14 +35,6 @@ def devices() -> str:
             for one in DEVICES.values()
         ),
     )  # fmt: skip
-
-
-def prices() -> str:
-    """Show the default price of each device."""
-    return plain_table(
-        ("device", "$ per hour", "source"),
-        ((name, f"{price:.2f}", _of(PRICE_SOURCES[name])) for name, price in PRICES.items()),
-    )
 
 
 def links() -> str:
@@ -161,13 +85,11 @@ def decoders() -> str:
 
 
 PARTS = {
-    "costs-errors": known_errors,
     "costs-devices": devices,
     "costs-links": links,
     "costs-models": models,
     "costs-efficiencies": efficiencies,
     "costs-decoders": decoders,
-    "plan-prices": prices,
 }
 
 

@@ -32,7 +32,6 @@ from pydantic import BaseModel  # noqa: E402
 from pydantic_core import PydanticUndefined  # noqa: E402
 from result_tables import plain_table  # noqa: E402
 
-from benchmarks.sim_scale.report import tables  # noqa: E402
 from patches.series import Series, title_of  # noqa: E402
 from vllm_omni_sched import compat  # noqa: E402 - the root has to be importable first
 from vllm_omni_sched.config.load import written  # noqa: E402
@@ -266,11 +265,6 @@ def _pictures(benchmark: str, folder: str, names: Iterable[str]) -> str:
     return "".join(f"![{PICTURES[benchmark]}]({folder}/{name})\n" for name in names)
 
 
-def sim_scale(results: Iterable[result_tables.Result]) -> str:
-    """Return how fast the simulator runs, by GPUs and by rate, and what its decisions cost."""
-    return "".join(f"\n{tables(one['results'])}{result_tables.source(one)}" for one in results)
-
-
 PICTURES = {
     "mixed": "Requests within their SLO, inter-token latency and TTFT of image requests against load, stock and ours",
     "realtime": "Milliseconds per 80 ms audio frame as a realtime session grows, stock vLLM and OmniScheduler",
@@ -342,8 +336,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "scenario": simulator_tables.keys,
     "backtest": lambda: fidelity_tables.backtest(result_tables.load(RESULTS, "backtest")),
     "forecast-recorded": lambda: fidelity_tables.forecasts(result_tables.load(RESULTS, "forecast")),
-    "planning": lambda: simulator_tables.planning(result_tables.load(RESULTS, "planning")),
-    "sim-scale": lambda: sim_scale(result_tables.load(RESULTS, "sim_scale")),
     "study-day-night": lambda: change_tables.day_night(paper_tables.study("day-night")),
     "study-day-night-models": lambda: change_tables.spoken(paper_tables.study("day-night")),
     "study-failures": lambda: change_tables.failures(paper_tables.study("failures")),

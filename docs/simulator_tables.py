@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
-from result_tables import NOTHING, Result, plain_table, source, table
+from result_tables import plain_table
 
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.stage_options import StageSchedConfig
@@ -16,27 +16,6 @@ from vllm_omni_sched.sim.scenario.scenario import Scenario, Workload
 from vllm_omni_sched.sim.study.options import StudyOptions
 
 _ELSEWHERE = (OmniSchedConfig, StageSchedConfig)  # tables of their own, on other pages
-
-
-def planning(results: Sequence[Result]) -> str:
-    """Show what planning for a trace takes, simulates and finds; those of a given trace first, then made-up ones."""
-    rows, told = [], ""
-    for result in sorted(results, key=lambda one: "--trace" not in one["provenance"]["command"].split()):
-        told += source(result)
-        for one in result["results"]:
-            plan = one["plan"]
-            rows.append(
-                (
-                    f"{one['trace']}: `{one['file']}`, SHA-256 `{one['sha256'][:12]}…`",
-                    f"{one['requests']:,}",
-                    f"{sum(one['trials'].values()):,}",
-                    f"{one['simulated_requests']:,}",
-                    f"{one['cpu_seconds']:.0f}",
-                    f"{plan['devices']} x {plan['device']}, ${plan['dollars_per_hour']:,.2f} per hour",
-                )
-            )
-    head = ("trace", "requests", "trials", "requests in them", "CPU seconds", "cheapest plan")
-    return table(head, rows) + told if rows else NOTHING
 
 
 def keys() -> str:

@@ -38,7 +38,6 @@ calibration = "{calibration}"
 max_num_seqs = {max_num_seqs}
 max_num_batched_tokens = {max_num_batched_tokens}
 max_model_len = {max_model_len}
-enable_prefix_caching = false
 lane_items = 2
 lane_on = "beside"
 """

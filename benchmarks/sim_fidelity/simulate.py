@@ -40,10 +40,6 @@ class AfterWarmUp(Histogram):
         if self._sim.now >= WARM_UP_SECONDS:
             self._within.add(seconds, weight)
 
-    def add_all(self, seconds: list[float], weight: float) -> None:
-        for one in seconds:
-            self.add(one, weight)
-
 
 def simulate(usual: MeasuredCosts, measured: dict[str, Any], itl: Histogram) -> list[float]:
     """Return the TTFT of each request of a measured round, in seconds; ``itl`` collects the gaps.

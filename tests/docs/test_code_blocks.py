@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.unit.sim.costs.test_config_json import LLAMA_8B
 
 import dev.serve
 from dev.child_process import ChildProcess
@@ -40,7 +41,6 @@ from tests.support.warm import WarmPopen
 from tests.unit.cli.test_faults import ENTRIES
 from tests.unit.core.engine.test_explanation import LANE
 from tests.unit.monitor.test_server_page import metrics
-from tests.unit.sim.costs.test_config_json import LLAMA_8B
 from tests.unit.sim.workloads.test_derived import write_servegen
 from tests.unit.sim.workloads.test_importers import FILES
 from vllm_omni_sched.core.engine.history_lines import HistoryLine

@@ -481,17 +481,3 @@ def test_all_results_of_clients_are_shown_with_their_intervals():
     text = result_tables.serve([served("aiperf 0.13.0", "0.33.0", *both_variants("tokens / s", 100.0, 110.0))])
     assert "**`aiperf 0.13.0`, custom**" in text
     assert "| tokens / s | 100 | 110 (1.10 [0.10, 0.20]) |" in text
-
-
-def test_planning_for_a_given_trace_is_shown_before_that_for_a_made_up_one():
-    plan = {"devices": 4, "device": "l40s", "dollars_per_hour": 4.0}
-    numbers = {"requests": 100, "trials": {"stock": 5}, "simulated_requests": 500, "cpu_seconds": 9.0, "plan": plan}
-    made_up, given = (
-        {
-            "provenance": PROVENANCE | {"command": f"python -m benchmarks.planning{words}"},
-            "results": [{**numbers, "trace": name, "file": "x.jsonl", "sha256": "0" * 64}],
-        }
-        for name, words in (("ours, not a published one", ""), ("theirs", " --trace x.jsonl"))
-    )
-    text = simulator_tables.planning([made_up, given])
-    assert text.index("| theirs:") < text.index("| ours, not a published one:")

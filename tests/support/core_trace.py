@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from vllm_omni_sched.core.engine.core import EngineCore
 
 _EVENTS = {
-    "": ("enter", "leave", "begin_step", "step_ended", "decode_steps_ended", "waiting_request", "encoder_part"),
+    "": ("enter", "leave", "begin_step", "step_ended", "waiting_request", "encoder_part"),
     "ahead": (
         "next_chunk",
         "cut",

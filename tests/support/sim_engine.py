@@ -37,9 +37,6 @@ class PlainCosts:
     ) -> float:
         return (self.base + self.decode * decodes + self.prefill * prefill_tokens) / share
 
-    def decode_line(self, decodes: int, context_tokens: int) -> tuple[float, float, int]:
-        return self.base + self.decode * decodes, 0.0, 10**9
-
     def operations_seconds(self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float) -> float:
         return self.decode * decodes + self.prefill * prefill_tokens
 

@@ -12,7 +12,6 @@ from vllm_omni_sched.cli import (
     explain,
     faults,
     import_trace,
-    plan,
     record,
     simulate,
     top,
@@ -54,4 +53,3 @@ app.command("record", cls=Command)(record.record)
 app.command("import", cls=Command)(import_trace.import_)
 app.command("simulate", cls=Command)(simulate.simulate)
 app.command("tune", cls=Command)(tune.tune)
-app.command("plan", cls=Command)(plan.plan)

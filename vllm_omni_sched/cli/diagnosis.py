@@ -31,7 +31,6 @@ from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
 from vllm_omni_sched.preprocess.options import PreprocessOptions
 from vllm_omni_sched.resource.engine.lending import LendingEngine, refuse_lending
 from vllm_omni_sched.resource.pipeline.stage_limits import window_of
-from vllm_omni_sched.sim import compiled
 from vllm_omni_sched.video import sandbox
 from vllm_omni_sched.video.on_device import PROCESSORS, FramesReason, Server, of_server
 from vllm_omni_sched.video.options import VideoOptions
@@ -609,7 +608,6 @@ def _versions(vllm: str | None) -> list[Version]:
         *(Version(name, version_of(name)) for name in ("vllm-omni", "torch", "transformers")),
         Version("python", platform.python_version()),
         Version("small messages", "in Python" if native.kernel is None else "compiled", native.reason),
-        Version("simulator", "compiled" if compiled.active else "in Python", compiled.reason),
     ]
 
 

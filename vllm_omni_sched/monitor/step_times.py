@@ -1,7 +1,5 @@
 """Measure the time from one step's tokens to the next one's, and learn what work costs from measured times."""
 
-from collections.abc import Sequence
-
 from vllm_omni_sched.resource.engine.prefill_budget import LineFit
 from vllm_omni_sched.resource.rate import EncodeCost, Rate
 
@@ -41,28 +39,6 @@ class ItlMeter:
             self.seconds += weight * (interval - self.seconds)
         return interval
 
-    def steps(self, began: float, steps: Sequence[float], num_decoding: int) -> Sequence[float]:
-        """Record steps that put out tokens for the same requests, as `step` for each; return the intervals that count.
-
-        Only the first one may not count.
-
-        Args:
-            began: the end of the step before the first one; ``steps``: the seconds of each, at least one.
-        """
-        last, self._last = self._last, began + sum(steps) if num_decoding else None
-        if not num_decoding:
-            return ()
-        if last is None:
-            steps = steps[1:]
-            if not steps:
-                return steps
-        rise, fall = self.rise, self.fall
-        mean = steps[0] if self.seconds is None else self.seconds
-        for interval in steps:
-            mean += (rise if interval > mean else fall) * (interval - mean)
-        self.seconds = mean
-        return steps
-
 
 class StepMeter:
     """Times from one step's tokens to the next one's, with a line fitted to them by prompt tokens.
@@ -90,19 +66,6 @@ class StepMeter:
         if rest_seconds:
             seconds = seconds - rest_seconds if seconds > rest_seconds else 0.0
         self._fit.add(prompt_tokens, seconds)
-        return seconds
-
-    def decode_steps(self, began: float, steps: Sequence[float], num_running: int) -> Sequence[float]:
-        """Record steps in which so many requests decoded, and nothing else happened, as `step` for each, in order.
-
-        Return the seconds of those that count, which are all but the first, or all.
-
-        Args:
-            began: the end of the step before the first one; ``steps``: the seconds of each, at least one.
-        """
-        seconds = self.itl.steps(began, steps, num_running)
-        if seconds:
-            self._fit.add_at_zero(seconds)
         return seconds
 
     def predict(self, prompt_tokens: int) -> float:

@@ -4,7 +4,6 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum
-from itertools import chain
 
 import numpy as np
 
@@ -19,16 +18,14 @@ class Histogram:
     Durations are sorted into bins some thousand at a time, or when a value is read.
     """
 
-    __slots__ = ("_bins", "_count", "_largest", "_listed", "_lists", "_new", "_total")
+    __slots__ = ("_bins", "_count", "_largest", "_new", "_total")
 
     def __init__(self) -> None:
         self._bins: dict[int, float] = {}
         self._count = 0.0
         self._total = 0.0
         self._largest = 0.0
-        self._new: list[tuple[float, float]] = []  # not in their bins yet, like `_lists`
-        self._lists: list[tuple[list[float], float]] = []
-        self._listed = 0
+        self._new: list[tuple[float, float]] = []  # not in their bins yet
 
     def add(self, seconds: float, weight: float = 1.0) -> None:
         """Add a duration with a weight."""
@@ -37,23 +34,11 @@ class Histogram:
         if len(new) >= _BLOCK:
             self._fold()
 
-    def add_all(self, seconds: list[float], weight: float) -> None:
-        """Add durations with a weight each. The list is kept: do not change it afterwards."""
-        self._lists.append((seconds, weight))
-        self._listed += len(seconds)
-        if self._listed >= _BLOCK:
-            self._fold()
-
     def _fold(self) -> None:
-        if not self._new and not self._lists:
+        if not self._new:
             return
-        lists = [[one for one, _ in self._new], *(one for one, _ in self._lists)]
-        each = np.repeat([weight for _, weight in self._lists], [len(one) for one in lists[1:]])
-        weights = np.concatenate(([weight for _, weight in self._new], each))
-        seconds = np.fromiter(chain.from_iterable(lists), dtype=float, count=len(weights))
+        seconds, weights = np.array(self._new).T
         self._new.clear()
-        self._lists.clear()
-        self._listed = 0
         at = (np.log(np.maximum(seconds, _LEAST)) * _PER_E).astype(np.int64)
         first = int(at.min())
         counts = np.bincount(at - first, weights)
@@ -69,8 +54,6 @@ class Histogram:
         """Remove all durations."""
         self._bins.clear()
         self._new.clear()
-        self._lists.clear()
-        self._listed = 0
         self._count = self._total = self._largest = 0.0
 
     @property

@@ -94,7 +94,6 @@ class _Run:
 
     def _warm(self, _: None) -> None:
         """Start to measure at the end of the warm-up."""
-        self._cluster.catch_up()
         for pool in self._pools:
             self._at_start[pool.spec.name] = pool.busy_seconds()
             self._held_at_start[pool.spec.name] = pool.replica_seconds()
@@ -200,7 +199,6 @@ class _Run:
 
     def _result(self) -> Result:
         scenario, cluster, sim = self._scenario, self._cluster, self._sim
-        cluster.catch_up()
         cluster.trace_moves()
         busy, held, devices = {}, {}, {}
         for pool in self._pools:

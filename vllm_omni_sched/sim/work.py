@@ -38,8 +38,7 @@ class Request:
 
     ``number``: from 0, in order of arrival. ``arrival``: seconds since the start. ``text_tokens``: of the prompt,
     besides its items, which come before the text. ``sla``: the name of its class. ``client``: id of the sender.
-    ``priority``: as in vLLM, lower is earlier. ``blocks``: hash ids of the prompt's blocks of ``block_tokens`` each;
-    equal ids are equal blocks behind equal ones. Empty if they are not known.
+    ``priority``: as in vLLM, lower is earlier.
 
     Raises:
         ValueError: a number is out of its range.
@@ -53,16 +52,12 @@ class Request:
     sla: str = "interactive"
     client: int = 0
     priority: int = 0
-    blocks: tuple[int, ...] = ()
-    block_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.arrival < _INF:
             raise ValueError(f"request {self.number}: arrival must be finite and >= 0, got {self.arrival}")
         if self.text_tokens < 0 or self.output_tokens < 1:
             raise ValueError(f"request {self.number}: text_tokens must be 0 or more and output_tokens 1 or more")
-        if self.blocks and self.block_tokens < 1:
-            raise ValueError(f"request {self.number}: block_tokens must be 1 or more, got {self.block_tokens}")
 
     @property
     def prompt_tokens(self) -> int:

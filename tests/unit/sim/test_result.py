@@ -105,20 +105,3 @@ def test_a_promise_may_be_of_the_mean_gap() -> None:
     mean.slo = Slo(ttft_seconds=1.0, itl_seconds=0.1, itl_of="mean")
     assert (each.attainment, each.factors()) == (0.0, [pytest.approx(5.0)])
     assert (mean.attainment, mean.factors()) == (1.0, [pytest.approx(1.0)])
-
-
-def test_durations_of_one_weight_can_be_added_together() -> None:
-    one_by_one, together = Histogram(), Histogram()
-    for seconds in (0.02, 0.01, 0.5):
-        one_by_one.add(seconds, 3.0)
-    one_by_one.add(0.1)
-    together.add_all([0.02, 0.01, 0.5], 3.0)
-    together.add(0.1)
-    assert (together.count, together.largest) == (one_by_one.count, one_by_one.largest) == (10.0, 0.5)
-    assert together.total == pytest.approx(one_by_one.total)
-    assert [together.quantile(part) for part in (0.3, 0.6, 0.7, 1.0)] == [
-        one_by_one.quantile(part) for part in (0.3, 0.6, 0.7, 1.0)
-    ]
-    together.add_all([0.2], 1.0)
-    together.clear()
-    assert (together.count, together.quantile(0.5)) == (0.0, 0.0)

@@ -16,7 +16,7 @@ from vllm_omni_sched.sim.workloads.trace import FORMAT, VERSION, Exact, Header, 
 COSTS = {name: FILE[name] for name in FILE if name not in ("format", "version", "source", "kv_tokens")}
 KV_TOKENS = 100_000
 EMBEDS = 100
-SERVER = Served({"max_num_seqs": 8, "max_num_batched_tokens": 512, "enable_prefix_caching": False})
+SERVER = Served({"max_num_seqs": 8, "max_num_batched_tokens": 512})
 WITH_LANE = Served({**SERVER.stage, "lane_on": "beside", "lane_items": 2}, {"encode_ahead": True, "decode_pace": 0.0})
 
 

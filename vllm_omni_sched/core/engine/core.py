@@ -1,7 +1,6 @@
 """Every scheduling decision of one engine, in one place."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from vllm_omni_sched.config.errors import RequestError
@@ -237,17 +236,6 @@ class EngineCore:
                 limits.step_ended(now, taken, num_requests, prompt_tokens)
         if self.ahead is not None:
             self.ahead.step_ended(view, now)
-
-    def decode_steps_ended(self, began: float, steps: Sequence[float], num_running: int) -> None:
-        """Record steps that followed one another, in which so many requests decoded and nothing else happened.
-
-        ``began``: the end of the step before the first of them. ``steps``: seconds of each, in order.
-        """
-        taken, limits = self.steps.decode_steps(began, steps, num_running), self.limits
-        if limits.batch is not None or limits.prefill is not None:
-            ends = list(accumulate(steps, initial=began))[1:]
-            for end, seconds in zip(ends[len(steps) - len(taken) :], taken, strict=True):
-                limits.step_ended(end, seconds, num_running, 0)
 
     # -- for tests and debugging ---------------------------------------------
 

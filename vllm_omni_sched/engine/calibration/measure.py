@@ -183,7 +183,6 @@ def _stage(config: Any) -> dict[str, Any]:
         "max_num_seqs": config.scheduler_config.max_num_seqs,
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "max_model_len": config.model_config.max_model_len,
-        "enable_prefix_caching": False,
         **lane,
     }
 

@@ -5,7 +5,6 @@ In the spirit of vLLM RFC #52906: the best budget depends on the load, so no fix
 """
 
 import math
-from collections.abc import Sequence
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.batch_size import BatchControl, LimitReason
@@ -124,24 +123,3 @@ class LineFit:
             self._far_weight = self._forgetting * self._far_weight + 1
             self._far_x += (x - self._far_x) / self._far_weight
             self._far_y += (y - self._far_y) / self._far_weight
-
-    def add_at_zero(self, ys: Sequence[float]) -> None:
-        """Add points at x = 0, at least one, as `add` does one after another.
-
-        The points of before and the new ones are two groups, each with its weight, mean and (co)variances. Those of
-        both together follow from them (Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance", 1983).
-        """
-        keeps, total = self._forgetting, 0.0
-        for y in ys:
-            total = keeps * total + y
-        faded = keeps ** len(ys)
-        new = (1 - faded) / (1 - keeps)
-        weight = faded * self._weight + new
-        part = new / weight
-        old = 1 - part
-        off = total / new - self._y
-        self._xx = old * (self._xx + part * self._x * self._x)
-        self._xy = old * (self._xy - part * self._x * off)
-        self._x *= old
-        self._y += part * off
-        self._weight = weight

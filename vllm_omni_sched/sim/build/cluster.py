@@ -266,11 +266,6 @@ class Cluster:
             for server in engines.made:
                 yield engines.stage, server
 
-    def catch_up(self) -> None:
-        """Let all engines compute the steps that have ended before now."""
-        for engine in self.engine_servers():
-            engine.catch_up()
-
     def engine_servers(self) -> Iterator[EngineServer]:
         """Yield all engines of the simulation."""
         for engines in self.engines:

@@ -87,7 +87,6 @@ def engine_limits(stage: EngineStage, encodes: bool, kv_tokens: int) -> EngineLi
         lane_items=stage.lane_items,
         paced=stage.lane_on != "device",
         lane_beside=stage.lane_on == "beside",
-        prefix_caching=stage.enable_prefix_caching,
         reserve_embeds=reserve,
         embeds_per_token=each,
     )

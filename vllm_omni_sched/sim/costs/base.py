@@ -47,13 +47,6 @@ class EngineCosts(Protocol):
         tokens never takes less time.
         """
 
-    def decode_line(self, decodes: int, context_tokens: int) -> tuple[float, float, int]:
-        """Return the seconds of steps that only decode as a line: (fixed, slope, limit).
-
-        With this number of ``decodes``, `step_seconds` is fixed + slope x tokens from ``context_tokens`` up to
-        ``limit`` tokens.
-        """
-
     def operations_seconds(
         self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float
     ) -> float | None:

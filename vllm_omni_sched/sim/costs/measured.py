@@ -1,6 +1,5 @@
 """Compute an engine's seconds from a calibration, with or without the measured variation of its steps."""
 
-import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,10 +64,6 @@ class MeasuredCosts:
             + self._pair * prefill_pairs
             + (self._prompts if prefill_tokens else 0.0)
         ) / share
-
-    def decode_line(self, decodes: int, context_tokens: int) -> tuple[float, float, int]:
-        """Return the seconds of steps that only decode as a line, which never ends."""
-        return self._base + self._decode * decodes, self._context, sys.maxsize
 
     def operations_seconds(self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float) -> None:
         """Return None: a calibration has times without their operations."""

@@ -5,12 +5,10 @@ largest item for a ``max_model_len``, by the model's ``ProcessingInfo`` in vLLM 
 modality. It follows the processor's limits, not the items of a workload.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
-from pathlib import Path
 from typing import Protocol
 
 from vllm_omni_sched.sim.costs.base import Source, SourceKind, pick
@@ -442,16 +440,9 @@ MODELS = {shape.name: shape for shape in _models()}
 
 
 def model(name: str) -> ModelShape:
-    """Return the shape of the model with that name, or of the one whose ``config.json`` is at that path.
+    """Return the shape of the model with that name.
 
     Raises:
-        ConfigError: there is none, and the message names the nearest; or the file is not understood.
+        ConfigError: there is none, and the message names the nearest.
     """
-    return _from_file(name) if name.endswith(".json") else pick("model", name, MODELS)
-
-
-@functools.cache
-def _from_file(path: str) -> ModelShape:
-    from vllm_omni_sched.sim.costs.config_json import read_config  # which makes shapes of this module
-
-    return read_config(Path(path))
+    return pick("model", name, MODELS)

@@ -6,7 +6,6 @@ of the peaks that work reaches, and the fixed costs of a step, each with its sou
 """
 
 import math
-import sys
 from dataclasses import dataclass, fields
 
 from vllm_omni_sched.config.errors import ConfigError
@@ -256,19 +255,6 @@ class RooflineCosts:
         if not self._experts:
             return self._weights
         return self._weights + self._experts * (1.0 - math.pow(self._missed, tokens))
-
-    def decode_line(self, decodes: int, context_tokens: int) -> tuple[float, float, int]:
-        """Return the seconds of steps that only decode as a line; it ends where the longer of rule 3 changes."""
-        each = 1.0 if self._part == 1.0 else max(1.0, decodes * self._part) / decodes
-        number = decodes * each
-        tokens = number * self._queries
-        fixed = self._step + self._token_link * tokens
-        base, slope = self._read_weights(tokens), self._context * each
-        other_base, other_slope = self._token * tokens + self._head * number, self._pair * self._read * each
-        if other_base + other_slope * context_tokens > base + slope * context_tokens:
-            base, slope, other_base, other_slope = other_base, other_slope, base, slope
-        limit = sys.maxsize if other_slope <= slope else int((base - other_base) / (other_slope - slope))
-        return base + fixed, slope, max(limit, context_tokens)
 
     def operations_seconds(self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float) -> float:
         """Return the seconds of the operations by rule 1, on all devices together."""

@@ -17,10 +17,6 @@ class SlowedCosts:
         seconds = self._costs.step_seconds(decodes, context_tokens, prefill_tokens, prefill_pairs, share)
         return seconds / self._speed
 
-    def decode_line(self, decodes: int, context_tokens: int) -> tuple[float, float, int]:
-        fixed, slope, limit = self._costs.decode_line(decodes, context_tokens)
-        return fixed / self._speed, slope / self._speed, limit
-
     def operations_seconds(
         self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float
     ) -> float | None:

@@ -3,9 +3,7 @@
 server.py     the engine: arrivals and ends of requests
 front.py      its front end
 steps.py      its steps, one after another
-leap.py       steps that are skipped until they are needed
 prompts.py    the prompts computed in a step
-prefixes.py   the prefix cache
 decoding.py   decoding requests: a token each in every step
 encoding.py   the items encoded in a step; the encoder cache
 ahead.py      the actions of encode-ahead: the lane, and requests that wait for it
@@ -13,8 +11,6 @@ lane.py       the encoder beside the steps
 waiting.py    waiting requests, by arrival or by SLA
 view.py       the state that the core sees
 sequence.py   a request in the engine
-speculation.py  the steps that draft tokens save
-transfer.py   prefill and decode engines, and the KV cache between them
 limits.py     its sizes at start, and its core
 hosted.py     an engine that shares the cores of a host
 """

@@ -45,16 +45,13 @@ class DecodingSequences(Gaps):
 
     ``number``: how many. ``context``: tokens in the KV cache of all of them; grows by their number in each
     step. ``ends``: a heap of (number of steps after which a sequence ends, number of its request, how many came before
-    it, sequence); outdated entries are skipped. ``targets``: of their inter-token latency. ``each``: tokens that a
-    step computes for a sequence; ``growth``: tokens that it makes of them, on average.
+    it, sequence); outdated entries are skipped. ``targets``: of their inter-token latency.
     """
 
-    __slots__ = ("_added", "_next_end", "context", "each", "ends", "growth", "number", "sequences", "targets")
+    __slots__ = ("_added", "_next_end", "context", "ends", "number", "sequences", "targets")
 
     def __init__(self) -> None:
         super().__init__()
-        self.each = 1
-        self.growth = 1.0
         self.sequences: dict[str, Sequence] = {}  # in the order in which they began to decode
         self.number = 0
         self._added = 0
@@ -82,18 +79,6 @@ class DecodingSequences(Gaps):
             self.largest = seconds
         self.steps = steps = self.steps + 1
         return self._next_end <= steps
-
-    @property
-    def sure_steps(self) -> int:
-        """Return after how many steps, at the earliest, a sequence finishes."""
-        return self._next_end - self.steps
-
-    def pass_steps(self, steps: int, longest: float) -> None:
-        """Skip steps in which no sequence finished; ``longest``: seconds of the longest one."""
-        self.steps += steps
-        self.context += steps * self.number
-        if longest > self.largest:
-            self.largest = longest
 
     def finished(self) -> list[Sequence]:
         """Remove and return the sequences that made their last token."""
@@ -128,52 +113,3 @@ class DecodingSequences(Gaps):
     def last(self) -> Sequence:
         """Return the sequence that began last."""
         return next(reversed(self.sequences.values()))
-
-
-class SpeculatingSequences(DecodingSequences):
-    """Models sequences for which a step verifies draft tokens: it makes the first token, and those that are accepted.
-
-    1. `Sequence.output_tokens` is the first token and the number of decode steps, which differs between requests.
-    2. In a step each sequence has ``growth`` tokens more in the KV cache: the mean over steps.
-
-    Args:
-        each: tokens that a step computes for a sequence: its own, and those of the draft.
-        growth: tokens that a step makes for a sequence, on average.
-    """
-
-    __slots__ = ("_aged", "_base")
-
-    def __init__(self, each: int, growth: float) -> None:
-        super().__init__()
-        self.each, self.growth = each, growth
-        self._base = 0  # tokens of the sequences when they began to decode
-        self._aged = 0  # steps since, of all of them together
-
-    def _count(self) -> None:
-        self.context = self._base + int(self.growth * self._aged)
-
-    def add(self, sequence: Sequence) -> None:
-        super().add(sequence)
-        sequence.growth = self.growth
-        self._base += sequence.computed
-        self._count()
-
-    def step(self, seconds: float) -> bool:
-        ended = super().step(seconds)
-        self._aged += self.number
-        self._count()
-        return ended
-
-    def pass_steps(self, steps: int, longest: float) -> None:
-        super().pass_steps(steps, longest)
-        self._aged += steps * self.number
-        self._count()
-
-    def remove(self, sequence: Sequence) -> None:
-        before, first = sequence.computed, sequence.first_step
-        super().remove(sequence)
-        made = self.steps - first
-        self._base -= before
-        self._aged -= made
-        sequence.computed = before + int(self.growth * made)
-        self._count()

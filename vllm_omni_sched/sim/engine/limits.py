@@ -6,7 +6,6 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import EngineFacts, LendingFacts
-from vllm_omni_sched.sim.engine.speculation import Speculation
 
 
 @dataclass(frozen=True)
@@ -16,10 +15,9 @@ class EngineLimits:
     ``encoder_budget_embeds``, ``encoder_cache_embeds``: of a step, and of the encoder cache; an item that is larger
     is refused. ``encodes``: whether it has the encoder; else items come encoded. ``lane_items``: items that the lane
     encodes at a time. ``paced``: whether the lane needs processors that decode steps leave it, as on a CPU;
-    ``lane_beside``: whether it also has some of its own. ``prefix_caching``: prompts use the blocks of others, where
-    requests name them. ``reserve_embeds``: embeddings whose activations fit into the memory set aside, None for the
-    encoder budget; ``embeds_per_token``: those that fit into the KV memory of a token. ``speculation``: draft tokens
-    of decode steps; None without.
+    ``lane_beside``: whether it also has some of its own. ``reserve_embeds``: embeddings whose activations fit into
+    the memory set aside, None for the encoder budget; ``embeds_per_token``: those that fit into the KV memory of a
+    token.
 
     Raises:
         ConfigError: a number is below 1.
@@ -34,10 +32,8 @@ class EngineLimits:
     lane_items: int = 1
     paced: bool = False
     lane_beside: bool = True
-    prefix_caching: bool = True
     reserve_embeds: int | None = None
     embeds_per_token: float = 0.0
-    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -62,8 +58,7 @@ class EngineLimits:
         if not self.embeds_per_token:
             return None
         reserve = self.encoder_budget_embeds if self.reserve_embeds is None else self.reserve_embeds
-        step_tokens = 1 if self.speculation is None else 1 + self.speculation.draft_tokens
-        return LendingFacts(self.kv_tokens, 1, reserve, self.embeds_per_token, step_tokens)
+        return LendingFacts(self.kv_tokens, 1, reserve, self.embeds_per_token, 1)
 
 
 def make_core(config: OmniSchedConfig, limits: EngineLimits, history: int = 0) -> EngineCore:

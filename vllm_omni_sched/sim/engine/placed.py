@@ -36,7 +36,6 @@ class PlacedEngine(EngineServer):
         super().__init__(sim, costs, limits, core, done, itl, watcher, on_first_output)
         self._share = share
         self._run = share.run
-        self._leaps = False
 
     def kill(self) -> list[Job]:
         """Kill the engine and return its jobs."""

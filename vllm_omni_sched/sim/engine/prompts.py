@@ -1,15 +1,11 @@
 """Model the prompts of an engine's steps: chunked prefill, within the limits that the core sets."""
 
-from collections import deque
-from collections.abc import Callable
-
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import EngineView
 from vllm_omni_sched.sim.engine.ahead import Ahead
 from vllm_omni_sched.sim.engine.decoding import DecodingSequences, Targets
 from vllm_omni_sched.sim.engine.encoding import Encoding
 from vllm_omni_sched.sim.engine.limits import EngineLimits
-from vllm_omni_sched.sim.engine.prefixes import PrefixCache
 from vllm_omni_sched.sim.engine.sequence import Sequence
 from vllm_omni_sched.sim.engine.waiting import Waiting
 
@@ -23,14 +19,8 @@ class Prompts:
     3. Waiting requests are admitted while the limits of sequences and of KV memory hold, and as far as a loan to
        encodes leaves room, in queue order; the first one without room or without tokens ends it. Others go ahead of a
        request that the core holds back.
-    4. A prompt begins behind what the prefix cache has of it.
-    5. A prompt whose KV cache another engine has is not computed. Its room is reserved when it is the next to be
-       admitted; then ``fetch`` is called with the tokens that are missing here, and others go ahead of it. When they
-       are here (`arrive`) it runs before waiting ones, and its last token is computed again, to sample from it.
 
-    ``running``: sequences whose prompt is being computed, in order of admission. ``chunks``: of the step. ``cache``:
-    None without prefix caching. ``arrived``: sequences by rule 5 that are to run next. ``pinned``: tokens in the KV
-    cache of sequences that do not run: reserved by rule 5, or held for another engine.
+    ``running``: sequences whose prompt is being computed, in order of admission. ``chunks``: of the step.
     """
 
     def __init__(
@@ -50,10 +40,6 @@ class Prompts:
         self.chunks: list[tuple[Sequence, int]] = []
         self.tokens = 0
         self.pairs = 0.0
-        self.cache = PrefixCache(limits.kv_tokens) if limits.prefix_caching else None
-        self.fetch: Callable[[Sequence, int], None] | None = None
-        self.arrived: deque[Sequence] = deque()
-        self.pinned = 0
 
     def clear(self) -> None:
         """Compute no prompt in this step."""
@@ -66,14 +52,9 @@ class Prompts:
 
     @property
     def kv_room(self) -> int:
-        """Return the tokens of KV cache that are neither lent to encodes nor pinned."""
+        """Return the tokens of KV cache that are not lent to encodes."""
         lending = self._core.lending
-        return self._limits.kv_tokens - self.pinned - (lending.lent_blocks if lending is not None else 0)
-
-    @property
-    def _not_free(self) -> int:
-        """Return the tokens of KV cache that are in use, lent or pinned, which evict unused blocks."""
-        return self.kv_tokens + self._limits.kv_tokens - self.kv_room
+        return self._limits.kv_tokens - (lending.lent_blocks if lending is not None else 0)
 
     def room(self) -> bool:
         """Return whether one more request may run."""
@@ -87,7 +68,7 @@ class Prompts:
         self.clear()
         limits, core, decoding = self._limits, self._core, self._decodes.number
         plan = core.begin_step(view, limits.max_num_seqs, limits.max_num_batched_tokens, now)
-        budget = plan.max_tokens - decoding * self._decodes.each
+        budget = plan.max_tokens - decoding
         self._encoding.begin(plan.encoder_embeds)
         ahead = core.ahead
         for one in list(self.running):
@@ -95,10 +76,6 @@ class Prompts:
                 break
             if ahead is None or ahead.next_chunk(one, one.computed, view, now).may_run:
                 budget -= self._compute(one, min(budget, plan.longest), view, now)
-        while self.arrived and budget > 0 and decoding + len(self.running) < plan.max_requests:
-            one = self.arrived.popleft()
-            self._run_arrived(one)
-            budget -= self._compute(one, min(budget, plan.longest), view, now)
         aside: list[Sequence] = []
         while budget > 0 and decoding + len(self.running) < plan.max_requests:
             waiting = self._waiting.peek(now)
@@ -107,28 +84,15 @@ class Prompts:
             if waiting.request_id in plan.aside:
                 aside.append(self._waiting.pop(now))
                 continue
-            if waiting.remote:
-                if not self._leaves_room(waiting):
-                    break
-                self._reserve(self._waiting.pop(now))
-                self._admitted(waiting)
-                continue
             if ahead is not None and not ahead.next_chunk(waiting, waiting.computed, view, now).may_run:
                 assert self.ahead is not None
                 self.ahead.hold(self._waiting.pop(now))
                 continue
             if not self._leaves_room(waiting):
                 break
-            cached = self._begin(waiting)
             tokens = self._compute(waiting, min(budget, plan.longest), view, now)
             if not tokens:
-                if cached:
-                    waiting.begin_at(0)
-                    self.release(waiting)
                 break
-            if self.cache is not None and waiting.blocks:
-                self.cache.count(cached, waiting.prompt)
-            self.computed += cached
             budget -= tokens
             self._waiting.pop(now)
             self._admitted(waiting)
@@ -149,43 +113,6 @@ class Prompts:
         """Report that a sequence runs, or has its room reserved."""
         if self._core.lending is not None:
             self._core.lending.admitted(sequence, sequence.prompt)
-
-    def _begin(self, sequence: Sequence) -> int:
-        """Begin a prompt behind what the prefix cache has of it, and return those tokens."""
-        if self.cache is None or not sequence.blocks or sequence.computed:
-            return 0
-        found = self.cache.lookup(sequence, self._not_free)
-        return sequence.begin_at(found) if found else 0
-
-    def _reserve(self, sequence: Sequence) -> None:
-        """Reserve the room of a prompt that another engine has, and fetch what the prefix cache has not of it."""
-        assert self.fetch is not None
-        found = 0
-        if self.cache is not None and sequence.blocks:
-            found = self.cache.lookup(sequence, self._not_free)
-            self.cache.count(found, sequence.prompt)
-        self.pinned += sequence.prompt
-        self.fetch(sequence, sequence.prompt - found)
-
-    def arrive(self, sequence: Sequence) -> None:
-        """Let a sequence run whose KV cache has been fetched."""
-        sequence.remote = False
-        self.arrived.append(sequence)
-
-    def _run_arrived(self, sequence: Sequence) -> None:
-        self.pinned -= sequence.prompt
-        sequence.computed = sequence.prompt - 1
-        sequence.next_item = len(sequence.items)
-        self.computed += sequence.computed
-        sequence.runs = True
-        self.running.append(sequence)
-        self.targets.add(sequence.sla.itl_seconds)
-
-    def release(self, sequence: Sequence) -> None:
-        """Release the blocks of a sequence that has ended or waits again."""
-        if sequence.held_blocks:
-            assert self.cache is not None
-            self.cache.release(sequence, self._not_free)
 
     def fits(self, sequence: Sequence) -> bool:
         """Return whether the KV cache has room for one more prompt."""
@@ -225,8 +152,6 @@ class Prompts:
                 sequence.next_item = at
                 self._encoding.release(sequence, at)
             if sequence.computed >= sequence.prompt:
-                if sequence.blocks and self.cache is not None:
-                    self.cache.computed(sequence)
                 self.remove(sequence)
                 whole.append(sequence)
         return whole
@@ -234,11 +159,8 @@ class Prompts:
     def forget(self) -> None:
         """Forget all state of an engine that died."""
         self.running.clear()
-        self.arrived.clear()
         self.targets.clear()
-        self.computed = self.pinned = 0
-        if self.cache is not None:
-            self.cache.clear()
+        self.computed = 0
         self.clear()
 
     def remove(self, sequence: Sequence) -> None:

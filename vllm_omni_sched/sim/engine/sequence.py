@@ -13,21 +13,15 @@ class Sequence:
     ``prompt``: tokens to compute before the next one is made; after a preemption including the output tokens made
     already. ``computed``: of these. ``made``: output tokens. ``runs``: whether it was admitted. ``next_item``: the
     first item that is not computed. ``held``: content of the items that it holds in the encoder cache. ``last_token``:
-    time of the last one; ``first_step``: the first step in which it decodes since. ``blocks``: hash ids of its prompt,
-    of ``block_tokens`` each, of which it holds the first ``held_blocks`` in the prefix cache. ``remote``: whether
-    another engine has its KV cache. ``growth``: tokens that it makes in a decode step, on average.
+    time of the last one; ``first_step``: the first step in which it decodes since.
     """
 
     __slots__ = (
         "_own",
-        "block_tokens",
-        "blocks",
         "computed",
         "entered",
         "first_step",
-        "growth",
         "held",
-        "held_blocks",
         "items",
         "job",
         "largest_gap",
@@ -36,7 +30,6 @@ class Sequence:
         "next_item",
         "output_tokens",
         "prompt",
-        "remote",
         "request_id",
         "runs",
         "sla",
@@ -59,10 +52,7 @@ class Sequence:
         self.made = 0
         self.next_item = 0
         self.held: list[str] = []
-        self.blocks, self.block_tokens, self.held_blocks = request.blocks, request.block_tokens, 0
         self.runs = False
-        self.remote = False
-        self.growth = 1.0
         self.last_token: float | None = None
         self.first_step = 0
         self.largest_gap = 0.0
@@ -87,24 +77,9 @@ class Sequence:
             last += 1
         return items[first:last]
 
-    def begin_at(self, tokens: int) -> int:
-        """Begin behind so many tokens that are computed already, but before an item that they end in; return how many.
-
-        Items before that are not encoded again.
-        """
-        items, at = self.items, 0
-        while at < len(items) and items[at].start + items[at].embeds <= tokens:
-            at += 1
-        if at < len(items) and items[at].start < tokens:
-            tokens = items[at].start
-        self.next_item, self.computed = at, tokens
-        return tokens
-
     def restart(self) -> None:
         """Reset a preempted sequence: its prompt and output tokens are to be computed again."""
         self.prompt = self._own + self.made
-        if self.growth != 1.0 and self.made:  # the first token is from its prompt, the others from decode steps
-            self.prompt = self._own + 1 + int(self.growth * (self.made - 1))
         self.computed = 0
         self.next_item = 0
         self.runs = False

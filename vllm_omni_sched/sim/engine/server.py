@@ -16,10 +16,6 @@ class EngineServer(Steps):
     4. If decoding requests run out of KV memory, the one admitted last frees all its blocks and
        waits again; its tokens are computed again.
 
-    5. Prompts whose blocks the workload names use the prefix cache (`PrefixCache`).
-    6. With speculation a request makes its tokens in fewer steps (`Speculation`). Each step computes the draft tokens,
-       too, and gaps are those between its outputs.
-
     Not modelled: the gain of async scheduling, which the costs of a step include.
 
     Args:
@@ -36,7 +32,6 @@ class EngineServer(Steps):
         epoch, job = came
         if not self._is_here(epoch, job):
             return
-        self._stop_leap()
         request = job.request
         sequence = self._new_sequence(job)
         if self._measures:
@@ -47,14 +42,10 @@ class EngineServer(Steps):
         self._wake()
 
     def _new_sequence(self, job: Job) -> Sequence:
-        sequence = Sequence(job, self.core.classes[job.request.sla], self._sim.now)
-        if self._speculation is not None:
-            sequence.output_tokens = 1 + self._speculation.steps(job.request.number, job.request.output_tokens - 1)
-        return sequence
+        return Sequence(job, self.core.classes[job.request.sla], self._sim.now)
 
     def abort(self, job: Job) -> None:
         """Forget a job; unknown ones are ignored."""
-        self._stop_leap()
         sequence = self._leave(job) if self._is_here(self._epoch, job) else None
         if sequence is None:
             return
@@ -75,8 +66,6 @@ class EngineServer(Steps):
 
     def kill(self) -> list[Job]:
         """Kill the engine and return its jobs."""
-        self.catch_up()
-        self._leap = None
         llm, encode = self._to_come()
         self._llm_seconds -= llm
         self._encode_seconds -= encode
@@ -120,12 +109,10 @@ class EngineServer(Steps):
 
     def _forget(self, sequence: Sequence, *, counts: bool = True) -> None:
         self.encoding.release(sequence)
-        self.prompts.release(sequence)
         if self._measures:
             self.core.leave(sequence.request_id, sequence.made if counts else 0, self._sim.now)
 
     def _come_back(self, sequences: list[Sequence]) -> None:
-        self._stop_leap()
         for sequence in reversed(sequences):
             self.waiting.push(sequence, self._sim.now, again=True)
         self._plain = False

@@ -1,17 +1,14 @@
 """Simulate the steps of an engine, one after another."""
 
-import math
 from abc import abstractmethod
 from typing import Protocol
 
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.sim.costs.base import EngineCosts
-from vllm_omni_sched.sim.costs.measured import UnsteadyCosts
 from vllm_omni_sched.sim.engine.ahead import Ahead
-from vllm_omni_sched.sim.engine.decoding import DecodingSequences, SpeculatingSequences
+from vllm_omni_sched.sim.engine.decoding import DecodingSequences
 from vllm_omni_sched.sim.engine.encoding import Encoding
 from vllm_omni_sched.sim.engine.front import FrontEnd
-from vllm_omni_sched.sim.engine.leap import Leap
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.prompts import Prompts
 from vllm_omni_sched.sim.engine.sequence import Sequence
@@ -24,7 +21,6 @@ from vllm_omni_sched.sim.server import Done
 # of a processor of the LLM, for the lane: a process of niceness 10 (`encode_lane_nice`) has a tenth beside one of 0,
 # and for about a fifth of a step the LLM waits for its host
 _BESIDE_STEPS = 0.3
-_NEAR = 2  # steps that are simulated one by one
 
 
 class Watcher(Protocol):
@@ -34,18 +30,9 @@ class Watcher(Protocol):
 
 
 class Steps(FrontEnd):
-    """Steps of `EngineServer`. Steps in which only time passes are not simulated one by one:
-
-    1. That holds while no waiting request could enter, no prompt is computed, the lane is empty, and no request has its
-       last token.
-    2. The seconds of such steps lie on a line (`EngineCosts.decode_line`): the end of the last one is known when the
-       first one begins, and so are the seconds for which the engine was busy by any time.
-    3. Every arrival and end, and every read of the requests' state, first calls `catch_up`: it computes the steps
-       that have ended, one after another. Each counts as an event.
-    """
+    """Steps of `EngineServer`, one after another."""
 
     __slots__ = (
-        "_decode_line",
         "_encode_seconds",
         "_gap",
         "_itl",
@@ -53,8 +40,6 @@ class Steps(FrontEnd):
         "_lane_seconds",
         "_lane_shares",
         "_last_end",
-        "_leap",
-        "_leaps",
         "_lending",
         "_llm_seconds",
         "_made",
@@ -66,7 +51,6 @@ class Steps(FrontEnd):
         "_read",
         "_rest",
         "_run",
-        "_speculation",
         "_step_encode",
         "_step_ends",
         "_step_llm",
@@ -99,11 +83,7 @@ class Steps(FrontEnd):
         self.core = core
         self._itl, self._watcher = itl, watcher
         self.waiting = make_queue(core)
-        self._speculation = limits.speculation
         self.decodes = DecodingSequences()
-        if limits.speculation is not None:
-            drafts = limits.speculation
-            self.decodes = SpeculatingSequences(1 + drafts.draft_tokens, drafts.tokens_of_step)
         self.encoding = Encoding(limits, core)
         self.prompts = Prompts(limits, core, self.waiting, self.decodes, self.encoding)
         self._view = StepView(sim, costs, core, self.waiting, self.decodes, self.prompts, self.encoding)
@@ -130,14 +110,12 @@ class Steps(FrontEnd):
         self._may_be_plain = watcher is None and not self._lane_shares
         if core.lending is not None and self.ahead is not None:  # the end of an encode may lend what steps count on
             self._may_be_plain = False
-        self._leaps = self._may_be_plain and not isinstance(costs, UnsteadyCosts)  # these draw a factor for each step
-        self._leap: Leap | None = None
         self._lending = core.lending
         if core.lending is not None:
             self._request_tokens -= core.lending.most_blocks
         self._plain = False  # no request can enter, and no prompt is computed: the next step is like this one
         # cached, since each step uses them
-        self._step_seconds, self._decode_line, self._gap = costs.step_seconds, costs.decode_line, itl.add
+        self._step_seconds, self._gap = costs.step_seconds, itl.add
         self._run = sim.soon  # schedules the end of a step
 
     def busy_seconds(self) -> dict[str, float]:
@@ -163,7 +141,6 @@ class Steps(FrontEnd):
 
         They include steps, their encodes and those of the lane up to now. None if the costs do not know it.
         """
-        self.catch_up()
         encode = self.busy_seconds()["encode"]
         of = self._costs.operations_seconds
         llm = of(self._made, self._read, self._prompt_tokens, self._prompt_pairs)
@@ -177,13 +154,8 @@ class Steps(FrontEnd):
         return llm + encode + lane - self._view.unpaid_seconds()  # work whose time is still to be spent
 
     def _to_come(self) -> tuple[float, float]:
-        """Return the seconds of the running step that have not passed, of the LLM and of encoding.
-
-        Steps of a leap that have ended, but are not computed yet, count as less than nothing: they follow one another.
-        """
+        """Return the seconds of the running step that have not passed, of the LLM and of encoding."""
         left = self._step_ends - self._sim.now
-        if self._leap is not None:
-            return left, 0.0
         if left <= 0.0 or not self._step_llm:
             return 0.0, 0.0
         llm, encode = self._step_llm, self._step_encode
@@ -213,12 +185,11 @@ class Steps(FrontEnd):
             else:
                 lending.plan(self._view, sim.now)
             self._kv_tokens = prompts.kv_room
-        if decodes.context + prompts.computed + decoding * decodes.each > self._kv_tokens:
+        if decodes.context + prompts.computed + decoding > self._kv_tokens:
             decoding = self._make_room()
         encode = 0.0
-        if prompts.running or prompts.arrived or (self.waiting.sequences and prompts.room()):
+        if prompts.running or (self.waiting.sequences and prompts.room()):
             prompts.plan(self._view, sim.now)
-            self._kv_tokens = prompts.kv_room  # without what the prompts of other engines have taken
             for modality, (items, embeds) in self.encoding.step.items():
                 encode += self._costs.encode_seconds(modality, embeds, items)
             if self.ahead is not None:
@@ -270,14 +241,12 @@ class Steps(FrontEnd):
 
     def _may_enter(self) -> bool:
         """Return whether a request waits that the next step might admit, as far as is known before planning."""
-        if self.prompts.arrived:
-            return True
         return bool(self.waiting.sequences) and (self.core.limits.batch is not None or self.prompts.room())
 
     def _make_room(self) -> int:
         """Preempt requests by rule 4, and return how many decode then."""
         decodes, prompts = self.decodes, self.prompts
-        while decodes.number and prompts.kv_tokens + decodes.number * decodes.each > self._kv_tokens:
+        while decodes.number and prompts.kv_tokens + decodes.number > self._kv_tokens:
             if prompts.running:
                 sequence = prompts.running[-1]
                 prompts.remove(sequence)
@@ -287,7 +256,6 @@ class Steps(FrontEnd):
                 sequence.last_token = self._last_end
             self.preempted += 1
             self.encoding.release(sequence)
-            prompts.release(sequence)
             sequence.restart()
             self.waiting.push(sequence, self._sim.now, again=True)
         return decodes.number
@@ -320,14 +288,10 @@ class Steps(FrontEnd):
         self._begin()
 
     def _plain_step(self) -> bool:
-        """Begin the next step, or several, if it only decodes and the lane does not hold it back.
-
-        Return whether it does.
-        """
+        """Begin the next step if it only decodes and the lane does not hold it back; return whether it does."""
         decodes, context = self.decodes, self.decodes.context
         decoding = decodes.number
-        more = decoding * decodes.each
-        if not decoding or context + more > self._kv_tokens:
+        if not decoding or context + decoding > self._kv_tokens:
             return False
         ahead = self.ahead
         if ahead is not None and (ahead.lane.working or self._rest):
@@ -337,13 +301,6 @@ class Steps(FrontEnd):
             seconds = self._step_seconds(decoding, context, 0, 0.0)
             seconds = self._view.beside_lane(ahead, seconds, self._sim.now)[0] + self._step_owed
             self._run(seconds, self._end, self._epoch)
-        elif self._leaps and (steps := decodes.sure_steps) > _NEAR:
-            fixed, slope, limit = self._decode_line(decoding, context)
-            seconds = fixed + slope * context
-            steps = min(steps, (self._kv_tokens - context) // more, (limit - context) // more + 1)
-            leap = self._leap = Leap(self._sim.now, seconds, slope * decoding * decodes.growth, steps)
-            self._sim.at(leap.last_end(), self._land, leap)
-            self._step_owed = 0.0
         else:
             seconds = self._step_seconds(decoding, context, 0, 0.0)
             self._run(seconds, self._end, self._epoch)
@@ -353,57 +310,6 @@ class Steps(FrontEnd):
         self._read += context
         self._step_ends, self._step_llm, self._step_encode = self._sim.now + seconds, seconds, 0.0
         return True
-
-    # -- steps that are computed together ------------------------------------
-
-    def _land(self, leap: Leap) -> None:
-        """End the last step of a leap, unless the leap was stopped before."""
-        if leap is not self._leap:
-            self._sim.events -= 1  # the step at which it was stopped is counted
-            return
-        self._pass(leap, math.inf)
-        self._leap = None
-        self._end(self._epoch)
-
-    def _stop_leap(self) -> None:
-        """End the leap: the running step is its last one."""
-        leap = self._leap
-        if leap is not None:
-            self.catch_up()
-            self._leap = None
-            self._sim.at(leap.end, self._end, self._epoch)
-
-    def catch_up(self) -> None:
-        """Compute the steps that have ended before now."""
-        leap = self._leap
-        if leap is not None and leap.end < self._sim.now:
-            self._pass(leap, self._sim.now)
-
-    def _pass(self, leap: Leap, until: float) -> None:
-        """Compute the steps of a leap that end before ``until``, but not its last one."""
-        began, last = leap.end, self._last_end
-        end, seconds, left, growth = began, leap.seconds, leap.left, leap.growth
-        gap, gaps = end - last, []
-        while left and end < until:
-            gaps.append(gap)
-            gap = seconds = seconds + growth
-            end += seconds
-            left -= 1
-        steps = len(gaps)
-        if not steps:
-            return
-        decodes = self.decodes
-        number, context = decodes.number, decodes.context
-        self._sim.events += steps
-        self._itl.add_all(gaps, number)
-        if self._measures:
-            self.core.decode_steps_ended(last, gaps, number)
-        decodes.pass_steps(steps, max(gaps[0], gaps[-1]))
-        self._last_end, self._llm_seconds = end - seconds, self._llm_seconds + (end - began)
-        self._made += steps * number
-        self._read += steps * context + int(decodes.growth * number * (steps * (steps + 1) // 2))
-        leap.end, leap.seconds, leap.left = end, seconds, left
-        self._step_ends, self._step_llm = end, seconds
 
     @abstractmethod
     def _first(self, sequence: Sequence, now: float) -> None:

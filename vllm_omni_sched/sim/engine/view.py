@@ -69,7 +69,7 @@ class StepView:
     @property
     def decode_tokens(self) -> int:
         """Return the tokens that decoding requests need in a step."""
-        return self._decodes.number * self._decodes.each
+        return self._decodes.number
 
     @property
     def free_embeds(self) -> int:

@@ -286,14 +286,7 @@ def _unknown(scenario: Scenario, known: KnownNames) -> Iterator[str]:
     yield from _of_video_engines(scenario, known)
     for stage in scenario.stages:
         model = getattr(stage, "model", None)
-        if model is not None and model.endswith(".json"):
-            from vllm_omni_sched.sim.costs.config_json import read_config
-
-            try:
-                read_config(Path(model))
-            except ConfigError as error:
-                yield f"'stages.{stage.name}.model': {error}"
-        elif model is not None:
+        if model is not None:
             yield from _not_in(known.models, model, f"stages.{stage.name}.model", "model")
         file = getattr(stage, "calibration", None)
         if file is not None and not Path(file).is_file():

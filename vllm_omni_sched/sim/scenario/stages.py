@@ -132,9 +132,7 @@ class EngineStage(DeviceStage):
     """A vLLM engine: continuous batching, chunked prefill, the policies of `[policy]`."""
 
     kind: Literal["engine"] = Field(description="A vLLM engine.")
-    model: str | None = Field(
-        None, description="Name of a model whose costs are known, or its `config.json`, relative to the scenario."
-    )
+    model: str | None = Field(None, description="Name of a model whose costs are known.")
     calibration: str | None = Field(
         None, description="File of measured costs, relative to the scenario; instead of `model`."
     )
@@ -178,9 +176,6 @@ class EngineStage(DeviceStage):
         description="Embeddings encoded in a step (vLLM's `max_num_encoder_input_tokens`, for which it has no flag "
         "either). Default: as for `encoder_cache_embeds`.",
     )
-    enable_prefix_caching: bool = Field(
-        True, description="Prompts use computed blocks of others, as in vLLM, where the workload names equal blocks."
-    )
     encoder_reserve_embeds: int | None = Field(
         None,
         ge=1,
@@ -211,9 +206,7 @@ class EncoderStage(DeviceStage):
     """Encoders on devices of their own (encoder disaggregation)."""
 
     kind: Literal["encoder"] = Field(description="Encoders apart from the LLM.")
-    model: str | None = Field(
-        None, description="Name of a model whose costs are known, or its `config.json`, relative to the scenario."
-    )
+    model: str | None = Field(None, description="Name of a model whose costs are known.")
     calibration: str | None = Field(None, description="File of measured costs, instead of `model`.")
     devices: int = Field(1, ge=1, le=1024, description="Accelerators of a replica.")
     batch_items: int = Field(8, ge=1, description="Most items that are encoded together.")

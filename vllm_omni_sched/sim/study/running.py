@@ -7,7 +7,6 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from vllm_omni_sched.config.errors import OmniSchedError
-from vllm_omni_sched.sim import compiled
 from vllm_omni_sched.sim.output.spans import Spans
 from vllm_omni_sched.sim.result import Run
 from vllm_omni_sched.sim.study.evaluate import Finding, evaluate, score
@@ -65,7 +64,7 @@ def _tuned(point: Point, study: Study, run: Run) -> Tuned | str:
 def _in_processes(study: Study, run: Run, jobs: int) -> Iterator[Finding]:
     # not forked: a fork copies locks that threads of this process may hold
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=compiled.begin_worker, initargs=(compiled.active,)) as pool:
+    with ProcessPoolExecutor(jobs, context) as pool:
         tuning: dict[Future[Tuned | str], list[Point]] = {}
         waiting: dict[Future[Finding], Point] = {}
 

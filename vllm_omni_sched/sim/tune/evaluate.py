@@ -96,9 +96,6 @@ def resample(
                 tuple(item._replace(content=item.content + again) for item in request.items),
                 request.sla,
                 request.client,
-                0,
-                tuple(block + again for block in request.blocks),
-                request.block_tokens,
             )
             count += 1
 

@@ -18,8 +18,6 @@ class Arrival(NamedTuple):
     items: tuple[Item, ...] = ()
     sla: str = "interactive"
     client: int = 0
-    blocks: tuple[int, ...] = ()
-    block_tokens: int = 0
 
 
 class Workload(Protocol):
@@ -64,5 +62,5 @@ def requests(workload: Workload, seed: int) -> Iterator[Request]:
         ValueError: the seed is negative.
     """
     for number, arrival in enumerate(workload.arrivals(np.random.default_rng(seed))):
-        at, text_tokens, output_tokens, items, sla, client, blocks, block_tokens = arrival
-        yield Request(number, at, text_tokens, output_tokens, items, sla, client, 0, blocks, block_tokens)
+        at, text_tokens, output_tokens, items, sla, client = arrival
+        yield Request(number, at, text_tokens, output_tokens, items, sla, client)

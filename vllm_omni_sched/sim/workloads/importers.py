@@ -47,7 +47,6 @@ class _Row:
     tokens: int
     output: int
     images: int = 0
-    blocks: tuple[int, ...] = ()
 
 
 def import_trace(path: Path, format: TraceFormat, image_embeds: int = 0) -> Imported:
@@ -57,7 +56,7 @@ def import_trace(path: Path, format: TraceFormat, image_embeds: int = 0) -> Impo
     2. A request without output tokens has failed, or was cancelled; it is left out and counted.
     3. Prompt tokens include those of images, as far as they suffice for them (Azure's multimodal trace names the number
        of images alone): each image takes ``image_embeds`` of them. With ``image_embeds`` 0 all tokens are text.
-    4. Contents are not read. Mooncake's hash ids tell which prefixes are equal: blocks of 512 tokens.
+    4. Contents are not read, and equal prefixes are not modelled: Mooncake's hash ids are ignored.
 
     The formats: Mooncake's traces (arXiv 2407.00079; JSON lines, times in ms), Azure's LLM traces of 2023 and 2024 and
     its multimodal one of 2025 (CSV), BurstGPT (arXiv 2401.17644; CSV, times in s), ``vllm bench serve --save-result
@@ -91,8 +90,7 @@ def import_trace(path: Path, format: TraceFormat, image_embeds: int = 0) -> Impo
     if not kept:
         raise ConfigError(f"{path}: no request with output tokens in it")
     begin = kept[0].at
-    block_tokens = _MOONCAKE_BLOCK if any(row.blocks for row in kept) else 0
-    header = Header(FORMAT, VERSION, source=f"{path.name}, imported as {format.value}", block_tokens=block_tokens)
+    header = Header(FORMAT, VERSION, source=f"{path.name}, imported as {format.value}")
     requests = tuple(_request(row, row.at - begin, image_embeds) for row in kept)
     return Imported(Trace(header, requests=requests), len(rows) - len(kept))
 
@@ -162,32 +160,21 @@ _KEYS = {
 def _request(row: _Row, at: float, image_embeds: int) -> Exact:
     images = min(row.images, row.tokens // image_embeds) if image_embeds else 0
     items = (("image", image_embeds),) * images
-    return Exact(at, row.tokens - images * image_embeds, row.output, items, blocks=row.blocks)
-
-
-_MOONCAKE_BLOCK = 512
-"""Tokens of a block of Mooncake's traces, by their authors."""
+    return Exact(at, row.tokens - images * image_embeds, row.output, items)
 
 
 class _Mooncake(msgspec.Struct):
     timestamp: float
     input_length: Any
     output_length: Any
-    hash_ids: tuple[int, ...] = ()
 
 
 def _mooncake(text: str, path: str) -> Iterator[_Row]:
     fields = _FIELDS[TraceFormat.MOONCAKE]
     for where, row in _json_lines(text, path, _Mooncake):
         tokens = _whole(row.input_length, fields.prompt, where)
-        most = -(-tokens // _MOONCAKE_BLOCK)
-        if len(row.hash_ids) > most:
-            raise ConfigError(
-                f"{where}: hash_ids has {len(row.hash_ids)} blocks of {_MOONCAKE_BLOCK} tokens, more than the "
-                f"{fields.prompt} of {tokens} has"
-            )
         output = _whole(row.output_length, fields.output, where)
-        yield _Row(where, row.timestamp / 1e3, tokens, output, blocks=row.hash_ids)
+        yield _Row(where, row.timestamp / 1e3, tokens, output)
 
 
 def _azure(text: str, path: str) -> Iterator[_Row]:

@@ -3,8 +3,6 @@
 It reads, of vLLM 0.30 (``vllm/v1/metrics/loggers.py``): ``vllm:request_success_total``, ``vllm:num_requests_running``,
 ``vllm:num_requests_waiting``, ``vllm:mm_cache_queries_total`` (items, of whatever modality), and the histograms
 ``vllm:request_prompt_tokens``, ``vllm:request_generation_tokens`` and ``vllm:request_params_max_tokens``.
-For `snapshot` also ``vllm:prefix_cache_queries_total``, ``vllm:prefix_cache_hits_total``,
-``vllm:spec_decode_num_drafts_total`` and ``vllm:spec_decode_num_accepted_tokens_per_pos_total`` of the first position.
 Of ours, where `slo_metrics` is on: ``vllm:omni_sched_slo_met_total`` and ``vllm:omni_sched_slo_missed_total`` by class.
 All engines and models of a server are summed.
 """
@@ -31,21 +29,15 @@ _HISTOGRAMS = {
     "vllm:request_params_max_tokens": "max_tokens",
 }
 STARTED = "process_start_time_seconds"
-_EXTRA = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:spec_decode_num_drafts_total")
-_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 
 @dataclass
 class Scrape:
-    """One scrape: counters and gauges by name, requests by class, and for histograms the cumulative counts by bound.
-
-    ``extra``: counters that say how a server served its load.
-    """
+    """One scrape: counters and gauges by name, requests by class, and for histograms the cumulative counts by bound."""
 
     values: dict[str, float] = field(default_factory=dict)
     classes: dict[str, float] = field(default_factory=dict)
     buckets: dict[str, dict[float, float]] = field(default_factory=dict)
-    extra: dict[str, float] = field(default_factory=dict)
 
     def counters(self) -> dict[str, float]:
         """Return all values that never fall while a server runs."""
@@ -89,8 +81,6 @@ def _take(found: Scrape, name: str, labels: Mapping[str, str], value: float) -> 
         buckets[bound] = buckets.get(bound, 0.0) + value
     elif name in _BY_CLASS:
         found.classes[labels.get("class", "")] = found.classes.get(labels.get("class", ""), 0.0) + value
-    elif name in _EXTRA or (name == _ACCEPTED and labels.get("position") == "0"):
-        found.extra[name] = found.extra.get(name, 0.0) + value
     elif name in (_FINISHED, _ITEMS, _RUNNING, _WAITING, STARTED) or name.removesuffix("_sum") in _HISTOGRAMS:
         found.values[name] = found.values.get(name, 0.0) + value
 

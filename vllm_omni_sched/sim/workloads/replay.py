@@ -55,8 +55,7 @@ class Replay:
        the first after it.
     4. Items are drawn as a Poisson number with the recorded mean per finished request, with ``item_embeds`` each, as
        far as the prompt has room for them. Classes are drawn in their recorded proportions.
-    5. All contents of items differ: a trace does not record which were equal. Of a trace of requests, prompts share the
-       blocks that the trace names.
+    5. All contents of items differ: a trace does not record which were equal.
     """
 
     thinnable = True
@@ -84,12 +83,11 @@ class Replay:
             yield from play(number * seconds, content, draws)
 
     def _exactly(self, begin: float, content: Iterator[int], _: np.random.Generator) -> Iterator[Arrival]:
-        each = self._trace.header.block_tokens
         for request in self._trace.requests:
             items = tuple(Item(modality, embeds, next(content)) for modality, embeds in request.items)
             at = begin + request.at / self._scale
-            text, output, blocks = request.text_tokens, request.output_tokens, request.blocks
-            yield Arrival(at, text, output, items, request.sla, request.client, blocks, each if blocks else 0)
+            text, output = request.text_tokens, request.output_tokens
+            yield Arrival(at, text, output, items, request.sla, request.client)
 
     def _drawn(self, begin: float, content: Iterator[int], rng: np.random.Generator) -> Iterator[Arrival]:
         intervals = self._trace.intervals

@@ -42,7 +42,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``interval_seconds``: approximate length of intervals. ``source``: description of the recording. ``begins``: the
     wall
-    time of second 0 as ISO 8601, empty if it is not known. ``block_tokens``: of each block of `Exact.blocks`.
+    time of second 0 as ISO 8601, empty if it is not known.
     """
 
     format: str
@@ -50,7 +50,6 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interval_seconds: Length = 1.0
     source: str = ""
     begins: str = ""
-    block_tokens: Count = 0
 
 
 class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,10 +93,7 @@ class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
 
 class Exact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="request"):
-    """One request. ``items``: (modality, encoder embeddings) each; ``client``: a number that identifies the client.
-
-    ``blocks``: hash ids of the blocks of its prompt, for the prefix cache: an id stands for a block with all before it.
-    """
+    """One request. ``items``: (modality, encoder embeddings) each; ``client``: a number that identifies the client."""
 
     at: Seconds
     text_tokens: Count
@@ -105,7 +101,6 @@ class Exact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="
     items: tuple[tuple[str, Count], ...] = ()
     sla: str = "interactive"
     client: Count = 0
-    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,8 +154,6 @@ def read_trace(path: str | Path) -> Trace:
                 raise ConfigError(
                     f"{where}: at is {entry.at:g}, before that of the line above, {requests[-1].at:g}: sort the lines"
                 )
-            if entry.blocks and not header.block_tokens:
-                raise ConfigError(f"{where}: it has 'blocks', but the header has no 'block_tokens': add their size")
             requests.append(entry)
     trace = Trace(header, tuple(intervals), tuple(requests))
     if not trace.arrivals:

@@ -188,7 +188,6 @@ def test_everything_takes_longer_under_the_load_of_a_server(written):
     for before, after, factor in ((plain, loaded, 1.5), (plain.with_lane(), loaded.with_lane(), 2.0)):
         for asked in (
             lambda costs: costs.step_seconds(2, 3000, 40, 500.0),
-            lambda costs: costs.decode_line(2, 3000)[0],
             lambda costs: costs.encode_seconds("image", 100, 3),
             lambda costs: costs.lane_seconds("image", 100, 3),
             lambda costs: costs.frontend_seconds(request),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from tests.support.scenarios import GOOD, KNOWN
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.options import OmniSchedConfig, OrderMode
 from vllm_omni_sched.config.stage_options import BalancePolicy
-from vllm_omni_sched.sim.costs.models import model
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario.loader import _resolve, apply, flatten, load
 from vllm_omni_sched.sim.scenario.scenario import Scenario
@@ -218,18 +216,8 @@ device = "h100-80gb"
 [[stages]]
 name = "llm"
 kind = "engine"
-model = "config.json"
+model = "qwen2.5-vl-3b"
 """
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 32_000,
-    "hidden_size": 4096,
-    "intermediate_size": 14_336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-}
 
 
 def test_files_are_relative_to_the_scenario_wherever_it_is_named_from(
@@ -237,41 +225,15 @@ def test_files_are_relative_to_the_scenario_wherever_it_is_named_from(
 ) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "one.toml").write_text(SMALL)
-    (tmp_path / "inner" / "config.json").write_text(json.dumps(CONFIG))
     header = Header("vllm-omni-sched trace", 1, source="test")
     write_trace(tmp_path / "inner" / "requests.jsonl", header, [Exact(0.1, 9, 3, ())])
     monkeypatch.chdir(tmp_path)
     one = load(Path("inner/one.toml"))
     found = simulate(one)
     assert [record.output_tokens for record in found.records] == [3]
-    assert model(str(Path("inner/config.json"))).llm.kv_numbers_per_token(1) == 2 * 32 * 8 * 128
 
 
 def test_files_of_workloads_inside_others_are_relative_to_the_scenario_too(tmp_path: Path) -> None:
     values = {"workload": {"kind": "mix", "parts": [{"kind": "trace", "file": "a.jsonl"}, {"kind": "text"}]}}
     _resolve(values, tmp_path)
     assert values["workload"]["parts"][0]["file"] == str(tmp_path / "a.jsonl")
-
-
-def test_a_model_file_that_is_not_understood_is_told(tmp_path: Path) -> None:
-    text = GOOD.replace('model = "qwen2.5-vl-7b"', 'model = "config.json"')
-    with pytest.raises(ConfigError, match=r"'stages\.llm\.model': .*config\.json"):
-        read(tmp_path, text)
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        ({"model_type": "bert"}, "the shape of the model_type 'bert' is not known"),
-        ({"layer_types": 5}, "the field 'layer_types' must be a list of strings, got 5"),
-        ({"head_dim": 0}, "the field 'head_dim' must be a whole number above 0, got 0"),
-        (
-            {"quantization_config": {"quant_method": "hqq"}},
-            "the quant_method 'hqq' is not known: name the format .*copy",
-        ),
-    ],
-)
-def test_a_wrong_field_of_a_model_file_is_told(tmp_path: Path, more: dict[str, object], said: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG | more))
-    with pytest.raises(ConfigError, match=rf"'stages\.llm\.model': .*config\.json.*{said}"):
-        read(tmp_path, GOOD.replace('model = "qwen2.5-vl-7b"', 'model = "config.json"'))
