@@ -51,12 +51,10 @@ from vllm_omni_sched.connectors.compression.options import CompressionOptions  #
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions  # noqa: E402
 from vllm_omni_sched.connectors.disk import DiskOptions  # noqa: E402
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions  # noqa: E402
-from vllm_omni_sched.connectors.mooncake.options import SharedStoreOptions  # noqa: E402
 from vllm_omni_sched.connectors.tiers import TiersOptions  # noqa: E402
 from vllm_omni_sched.connectors.watch import WatchOptions  # noqa: E402
 from vllm_omni_sched.engine.metrics.front_end import FrontEndMetric  # noqa: E402
 from vllm_omni_sched.engine.preprocess.metrics import PREPROCESS_METRICS  # noqa: E402
-from vllm_omni_sched.engine.routing import ROUTE_METRICS  # noqa: E402
 from vllm_omni_sched.engine.video.metrics import VIDEO_METRICS  # noqa: E402
 from vllm_omni_sched.monitor.counts import SchedulerMetrics  # noqa: E402
 from vllm_omni_sched.monitor.device_metrics import DEVICE_LABELS, DEVICE_METRICS  # noqa: E402
@@ -300,8 +298,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "video-options": lambda: options(VideoOptions),
     "video-metrics": lambda: front_end_metrics(VIDEO_METRICS),
     "preprocess-options": lambda: options(PreprocessOptions),
-    "share-store-options": lambda: options(SharedStoreOptions),
-    "route-metrics": lambda: front_end_metrics(ROUTE_METRICS),
     "preprocess-metrics": lambda: front_end_metrics(PREPROCESS_METRICS),
     "watch-options": lambda: options(WatchOptions),
     "connector-metrics": connector_metrics,

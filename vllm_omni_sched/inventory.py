@@ -36,14 +36,6 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM lets a plugin validate extra_args in the front end",
     ),
     Override(
-        "DPLBAsyncMPClient.get_core_engine_for_request",
-        "before super(): names the engine that has most of the request's encodings, in data_parallel_rank, and takes "
-        "the name back after it",
-        f"wrapped by the check of options; acts when {_OURS}, with route_by_encodings and data parallelism",
-        "tests/engine/test_routing.py",
-        "vLLM lets a plugin choose the engine of a request",
-    ),
-    Override(
         "WorkerWrapperBase.init_device",
         "mixes our runner mixin into the class of the worker's model runner",
         f"wrapped by register(); acts when {_OURS}",

@@ -1,10 +1,8 @@
 """`python -m tests.engine.shared_engines PLAN.json RESULT.json`: run engines in turn, and write their answers.
 
-PLAN.json: `{"ours": bool, "meet": folder, "engines": number of processes, "connects": whether to wait for the store
-between hosts, "cases": [Case with "folder"]}`. Before each case all processes wait for each other, so that their
-engines get the same requests at the same time.
-RESULT.json: `{case: {"answers": {id: Heard}, "counts": {outcome: number}, "again": counts of a second round}}`; the
-counts of a store between hosts begin with `store_`.
+PLAN.json: `{"ours": bool, "meet": folder, "engines": number of processes, "cases": [Case with "folder"]}`. Before each
+case all processes wait for each other, so that their engines get the same requests at the same time.
+RESULT.json: `{case: {"answers": {id: Heard}, "counts": {outcome: number}, "again": counts of a second round}}`.
 """
 
 from __future__ import annotations
@@ -39,8 +37,6 @@ def main(plan_file: str, result_file: str) -> None:
         )
         with closing(InProcessEngine(spec)) as here:
             asks = [Ask(**ask) for ask in case["asks"]]
-            if plan["connects"]:
-                wait_until_connected(here)
             meet(Path(plan["meet"]), f"{case['name']}-begin", plan["engines"])
             first = run_round(here, asks)
             counts = counts_of(here)
@@ -57,10 +53,7 @@ def main(plan_file: str, result_file: str) -> None:
 
 def counts_of(here: InProcessEngine) -> dict[str, int]:
     planner = shared_planner(here.core.scheduler)
-    if planner is None:
-        return {}
-    way = planner.between_hosts
-    return {**vars(planner.counts), **({f"store_{name}": n for name, n in vars(way.counts).items()} if way else {})}
+    return {} if planner is None else dict(vars(planner.counts))
 
 
 def wait_until_written(here: InProcessEngine, encodings: int) -> None:
@@ -73,16 +66,6 @@ def wait_until_written(here: InProcessEngine, encodings: int) -> None:
         time.sleep(0.001)
 
 
-def wait_until_connected(here: InProcessEngine) -> None:
-    """Wait until the store between hosts answers, if there is one."""
-    way = getattr(shared_planner(here.core.scheduler), "between_hosts", None)
-    end = time.monotonic() + AT_MOST_SECONDS
-    while way is not None and not way.is_up:
-        if time.monotonic() > end:
-            raise TimeoutError("the store between hosts does not answer")
-        time.sleep(0.01)
-
-
 def meet(folder: Path, name: str, processes: int) -> None:
     """Wait until all processes have come here."""
     (folder / f"{name}.{time.monotonic_ns()}").touch()
@@ -93,11 +76,9 @@ def meet(folder: Path, name: str, processes: int) -> None:
         time.sleep(0.001)
 
 
-def plan_of(
-    meet_in: Path, cases: list[dict[str, Any]], *, ours: bool, engines: int, connects: bool = True
-) -> dict[str, Any]:
+def plan_of(meet_in: Path, cases: list[dict[str, Any]], *, ours: bool, engines: int) -> dict[str, Any]:
     meet_in.mkdir(parents=True, exist_ok=True)
-    return {"ours": ours, "meet": str(meet_in), "engines": engines, "connects": connects, "cases": cases}
+    return {"ours": ours, "meet": str(meet_in), "engines": engines, "cases": cases}
 
 
 if __name__ == "__main__":

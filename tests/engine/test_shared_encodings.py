@@ -137,35 +137,6 @@ def test_engines_meet_if_their_encoders_make_the_same_numbers(tmp_path: Path) ->
     assert before != space_of(one)  # replaced in place
 
 
-def test_hosts_meet_if_they_have_the_same_weights_in_whichever_folder(tmp_path: Path) -> None:
-    from vllm_omni_sched.engine.shared.connector import space_between_hosts, weights_of
-
-    spaces = []
-    for name, content, dtype in (("a", b"1", "float32"), ("b", b"1", "float32"), ("c", b"2", "float32")):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(content)
-        os.utime(folder / "model.safetensors", ns=(len(spaces), len(spaces)))
-        config = make_vllm_config()
-        model = config.model_config
-        model.revision = model.quantization = None
-        model.model, model.dtype = str(folder), dtype
-        model.hf_config = SimpleNamespace(
-            to_json_string=lambda folder=folder: json.dumps({"_name_or_path": f"{folder}"})
-        )
-        spaces.append(space_between_hosts(config, weights_of(config)))
-    assert spaces[0] == spaces[1]
-    assert spaces[0] != spaces[2]
-    assert space_between_hosts(config, "mine") != spaces[2]
-    model.dtype = "bfloat16"
-    assert space_between_hosts(config, weights_of(config)) not in spaces
-    model.model, model.hf_config = "org/model", SimpleNamespace(_commit_hash="abc")
-    assert weights_of(config) == "org/model@abc"
-    model.hf_config = SimpleNamespace(_commit_hash=None)
-    with pytest.raises(ConfigError, match=r"'encoder_share_store.weights' is needed"):
-        weights_of(config)
-
-
 def test_a_worker_that_cannot_read_what_is_pinned_stops_the_engine(tmp_path: Path) -> None:
     import torch
 

@@ -65,24 +65,18 @@ def answers(server: Server) -> list[str]:
 
 @pytest.fixture(scope="module")
 def servers(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Server]]:
-    """Return stock with one engine, and ours with two: with shared encodings, and with routing as well.
-
-    The latter have two API servers, as by default, each of which knows only where its own requests went.
-    """
+    """Return stock with one engine, and ours with two that share their encodings."""
     folder = tmp_path_factory.mktemp("replicas")
     options = ["--max-model-len", "1024", "--limit-mm-per-prompt", '{"image": 4}', "--no-enable-prefix-caching"]
     with ExitStack() as stack:
         found = {"stock": stack.enter_context(Server(llava, options, NO_PLUGIN, log=folder / "stock"))}
-        kinds: dict[str, dict[str, Any]] = {"shared": {}, "routed": {"route_by_encodings": True}}
-        for name, more in kinds.items():
-            store = folder / f"{name}-store"
-            store.mkdir()
-            expert = {"encoder_share_dir": str(store), "encoder_share_wait_seconds": 60.0}
-            ours = {"omni_sched": {"encoder_share_bytes": 1 << 26, **more, "expert": expert}}
-            arguments = ["--scheduler-cls", OURS, "--additional-config", json.dumps(ours)]
-            arguments += ["--data-parallel-size", "2"]
-            server = Server(llava, options + arguments, {**OUR_PLUGIN, **ONE_NUMA_NODE}, log=folder / name)
-            found[name] = stack.enter_context(server)
+        store = folder / "store"
+        store.mkdir()
+        expert = {"encoder_share_dir": str(store), "encoder_share_wait_seconds": 60.0}
+        ours = {"omni_sched": {"encoder_share_bytes": 1 << 26, "expert": expert}}
+        arguments = ["--scheduler-cls", OURS, "--additional-config", json.dumps(ours), "--data-parallel-size", "2"]
+        server = Server(llava, options + arguments, {**OUR_PLUGIN, **ONE_NUMA_NODE}, log=folder / "shared")
+        found["shared"] = stack.enter_context(server)
         for server in found.values():
             server.wait_until_healthy()
         yield found
@@ -99,35 +93,16 @@ def counted(server: Server) -> dict[str, float]:
     while True:
         looked_up = sum(server.metric(f"{NAME}encoder_cache_lookups_total", result) for result in ("hit", "miss"))
         if looked_up >= ITEMS:
-            return {place: server.metric(f"{NAME}shared_encodings_total", place) for place in ("host", "store", "made")}
+            return {place: server.metric(f"{NAME}shared_encodings_total", place) for place in ("host", "made")}
         assert time.monotonic() < deadline, f"the metrics tell of {looked_up} items"
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("name", ["shared", "routed"])
 def test_each_picture_is_encoded_once_by_two_engines_with_the_tokens_of_stock(
-    servers: dict[str, Server], heard: dict[str, list[str]], name: str
-) -> None:
-    assert len(set(heard["stock"])) > 1
-    assert heard[name] == heard["stock"]
-    places = counted(servers[name])
-    assert places["made"] == PICTURES
-    assert places["store"] == 0
-
-
-def test_without_routing_both_engines_needed_pictures(servers: dict[str, Server], heard: dict[str, list[str]]) -> None:
-    """Check the other test: with one engine at work, it would prove nothing."""
-    assert counted(servers["shared"])["host"] > 0
-
-
-def test_requests_were_routed_to_engines_that_had_their_pictures(
     servers: dict[str, Server], heard: dict[str, list[str]]
 ) -> None:
-    reasons = {
-        reason: servers["routed"].metric(f"{NAME}routed_requests_total", reason)
-        for reason in ("held", "home", "busy", "unknown", "no_items", "named")
-    }
-    assert sum(reasons.values()) == REQUESTS
-    assert reasons["held"] > 0
-    assert reasons["home"] > 0
-    assert "routed_requests" not in servers["shared"].get("/metrics")
+    assert len(set(heard["stock"])) > 1
+    assert heard["shared"] == heard["stock"]
+    places = counted(servers["shared"])
+    assert places["made"] == PICTURES
+    assert places["host"] > 0  # both engines needed pictures

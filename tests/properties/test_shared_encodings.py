@@ -18,10 +18,8 @@ REQUESTS = st.lists(st.lists(KEYS, min_size=1, max_size=4, unique=True), max_siz
 class Serving(Engine):
     """An engine that runs its requests one step at a time, and encodes for a number of steps."""
 
-    def __init__(
-        self, folder: Path, keys: list[list[str]], number: int, steps_of_an_encode: int, far: Path | None = None
-    ) -> None:
-        super().__init__(folder, far=far)
+    def __init__(self, folder: Path, keys: list[list[str]], number: int, steps_of_an_encode: int) -> None:
+        super().__init__(folder)
         self.waiting = [request(f"{number}-{place}", *own) for place, own in enumerate(keys)]
         self.cached: dict[str, object] = {}
         self.encodes: list[tuple[int, str]] = []
@@ -75,37 +73,6 @@ def test_every_item_is_made_once_and_every_request_runs(engines, delays, rng) ->
         assert [one.waiting for one in serving] == [[] for _ in serving]
         assert sorted(key for one in serving for key in one.made) == sorted(asked)
         assert sum(one.planner.counts.gave_up for one in serving) == 0
-        for one in serving:
-            one.planner.close()
-
-
-@given(
-    st.lists(REQUESTS, min_size=2, max_size=4),
-    st.lists(st.integers(0, 5), min_size=4, max_size=4),
-    st.lists(st.integers(0, 1), min_size=4, max_size=4),
-    st.randoms(use_true_random=False),
-)
-@settings(max_examples=25, deadline=None)
-def test_every_item_is_made_once_by_engines_of_several_hosts(engines, delays, homes, rng) -> None:  # type: ignore[no-untyped-def]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for host in set(homes):
-            folder.joinpath(f"{host}").mkdir()
-        serving = [
-            Serving(folder / f"{homes[number]}", keys, number, delays[number], folder)
-            for number, keys in enumerate(engines)
-        ]
-        for _ in range(400):
-            if not any(one.waiting or one.encodes for one in serving):
-                break
-            for one in rng.sample(serving, len(serving)):
-                one.one_step()
-                if rng.random() < 0.7:
-                    one.way.work()
-        asked = {key for keys in engines for own in keys for key in own}
-        assert [one.waiting for one in serving] == [[] for _ in serving]
-        assert sorted(key for one in serving for key in one.made) == sorted(asked)
-        assert sum(one.planner.counts.gave_up + one.way.counts.gave_up for one in serving) == 0
         for one in serving:
             one.planner.close()
 

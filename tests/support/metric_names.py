@@ -6,7 +6,6 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily
 
 from vllm_omni_sched.engine.preprocess.metrics import PREPROCESS_METRICS
-from vllm_omni_sched.engine.routing import ROUTE_METRICS
 from vllm_omni_sched.engine.video.metrics import VIDEO_METRICS
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.device_metrics import DEVICE_LABELS, DEVICE_METRICS
@@ -42,7 +41,7 @@ def front_end_metrics() -> dict[str, Known]:
         PREFIX + metric.name: Known(
             metric.kind, {metric.label: frozenset(metric.values) or None} if metric.label else {}
         )
-        for metric in (*ROUTE_METRICS, *VIDEO_METRICS, *PREPROCESS_METRICS)
+        for metric in (*VIDEO_METRICS, *PREPROCESS_METRICS)
     }
 
 

@@ -7,13 +7,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from vllm_omni_sched.config.errors import VideoDeadlineError, VideoInputError
 from vllm_omni_sched.engine.preprocess.metrics import Fallback, PreprocessMetrics
-from vllm_omni_sched.engine.routing import RouteMetrics
 from vllm_omni_sched.engine.video.metrics import VideoMetrics
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.device_metrics import DeviceCollector, DeviceReading
 from vllm_omni_sched.monitor.exposition import merge, render
 from vllm_omni_sched.preprocess.order import Outcome
-from vllm_omni_sched.resource.engine.encoding_route import RouteReason
 from vllm_omni_sched.resource.engine.lending import EncodeDemand, LendingReason, LendingSnapshot, MemoryLending
 from vllm_omni_sched.video.results import STAGES, Report
 
@@ -68,7 +66,7 @@ class SchedulerTraffic:
 
     def __init__(self, seed: int = 0) -> None:
         self.metrics = SchedulerMetrics()
-        self.route, self.video, self.preprocess = RouteMetrics(), VideoMetrics(), PreprocessMetrics()
+        self.video, self.preprocess = VideoMetrics(), PreprocessMetrics()
         self.devices: list[DeviceReading] = []
         self._rng = random.Random(seed)
         self._loans = _Loans(random.Random(seed))
@@ -86,7 +84,7 @@ class SchedulerTraffic:
         """Return the metrics as they are now."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(Families(merge([(LABELS, render(self.metrics).decode())])))
-        for collector in (self.route, self.video, self.preprocess, DeviceCollector(lambda: self.devices)):
+        for collector in (self.video, self.preprocess, DeviceCollector(lambda: self.devices)):
             registry.register(collector)
         return generate_latest(registry)
 
@@ -127,7 +125,6 @@ class SchedulerTraffic:
         for named, mean in (("realtime", 0.2), ("interactive", 2.0), ("batch", 6.0)):
             metrics.waiting_requests[named] = self._draw(mean * max(0.0, load - 0.7))
         for _ in range(self._draw(0.5 * load)):
-            self.route.routed(rng.choices((RouteReason.HELD, RouteReason.UNKNOWN, RouteReason.NO_ITEMS), (5, 2, 1))[0])
             named = rng.choices(("realtime", "interactive", "batch"), (2, 5, 1))[0]
             reason = {"realtime": "realtime", "interactive": "deadline", "batch": "arrival"}[named]
             metrics.admitted[rng.choices((reason, "aged", "affinity"), (8, 1, 1))[0]] += 1
@@ -169,12 +166,10 @@ class SchedulerTraffic:
     def _shared_item(self, found: bool) -> None:
         metrics, rng = self.metrics, self._rng
         metrics.shared_made += not found
-        metrics.shared_store_put += not found
         metrics.shared_host += found and rng.random() < 0.3
-        metrics.shared_store += found and rng.random() < 0.1
         if rng.random() < 0.1:
-            metrics.shared_awaited_host += 1
-            metrics.shared_gave_up_host += rng.random() < 0.05
+            metrics.shared_awaited += 1
+            metrics.shared_gave_up += rng.random() < 0.05
 
     def _devices(self, load: float) -> None:
         self.devices = [

@@ -53,10 +53,6 @@ def test_an_empty_file_is_refused_by_its_name(tmp_path, text):
         ({"metrics_interval_seconds": 100}, "nearest valid value is 60"),
         ({"metrics": "yes"}, "'metrics': input should be a valid boolean"),
         ({"encoder_cache_order": "old"}, r"'encoder_cache_order' must be one of \['age', 'worth'\], got 'old'"),
-        (
-            {"encoder_share_store": {"host": "a"}},
-            "'encoder_share_store' is given, but .* set 'encoder_share_bytes', or",
-        ),
         ({"encoder_cache_host_bytes": 1}, "'encoder_cache_host_bytes' is 1, but .* set 'encode_ahead' to true, or"),
         (
             {"encoder_cache_host_bytes": 1, "encode_ahead": True, "encoder_cache": "off"},

@@ -23,7 +23,6 @@ from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import VARIABLE, load_stage_config, resolved_stage_options
 from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.mooncake import store
-from vllm_omni_sched.connectors.mooncake.options import SharedStoreOptions
 from vllm_omni_sched.connectors.named_routes import EdgeConnector, Route, resolved_connectors
 from vllm_omni_sched.engine.metrics.nvml import NvmlDevices
 from vllm_omni_sched.graph.partition import StageReason
@@ -133,7 +132,6 @@ DEPLOY_KEYS = frozenset(
     {KEY, "async_chunk", "base_config", "connectors", "edges", "pipeline", "platforms", "session_mode", "stages"}
 )
 """Top-level keys of vLLM-Omni's deploy YAML that distinguish it from a file of our options."""
-SHARE_STORE = "encoder_share_store"
 REACH_SECONDS = 2.0  # to connect to the master of a Mooncake store
 
 
@@ -533,7 +531,6 @@ def diagnose(additional_config: Any = None) -> Diagnosis:
     devices = diagnose_devices(NvmlDevices())
     video, wrong = diagnose_video(config)
     problems += [each for each in wrong if each not in problems]
-    problems += [each for each in _share_store_problems(config) if each not in problems]
     broken = _import_problem()
     if broken:
         return Diagnosis(_versions(None), [], [], [*problems, broken], video, devices, options)
@@ -552,26 +549,9 @@ def diagnose(additional_config: Any = None) -> Diagnosis:
 
 
 def _options(config: OmniSchedConfig) -> list[ResolvedOption]:
-    """Return all options, with those of the groups `video` and `encoder_share_store` listed one by one."""
-    groups = {"video": resolved(read_options(VideoOptions, config.video, group="video"), group="video")}
-    if config.encoder_share_store:
-        groups[SHARE_STORE] = resolved(_share_store(config), group=SHARE_STORE)
-    listed = [one for options in groups.values() for one in options]
-    return [*(one for one in resolved(config) if one.name not in groups), *listed]
-
-
-def _share_store(config: OmniSchedConfig) -> SharedStoreOptions:
-    return read_options(SharedStoreOptions, config.encoder_share_store, group=SHARE_STORE)
-
-
-def _share_store_problems(config: OmniSchedConfig) -> Iterator[str]:
-    """Yield why an engine would not start with its store of encodings between hosts."""
-    if config.encoder_share_store:
-        try:
-            _share_store(config)
-            store.load_library()
-        except OmniSchedError as error:
-            yield str(error)
+    """Return all options, with those of the group `video` listed one by one."""
+    video = resolved(read_options(VideoOptions, config.video, group="video"), group="video")
+    return [*(one for one in resolved(config) if one.name != "video"), *video]
 
 
 def _import_problem() -> str | None:

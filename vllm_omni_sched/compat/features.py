@@ -68,9 +68,6 @@ _POINTS: dict[str, list[tuple[str, str, str, bool]]] = {
         ("decoder of pictures", modules.IMAGE_IO, "ImageMediaIO.load_bytes", True),
         ("middleware of the server", modules.SERVER_APP, "init_entrypoints_middleware", False),
     ],
-    "route": [
-        ("choice of an engine", modules.CORE_CLIENT, "DPLBAsyncMPClient.get_core_engine_for_request", False),
-    ],
     "metrics": [("registry of /metrics", "vllm.v1.metrics.prometheus", "get_prometheus_registry", True)],
 }
 _NOT_NEEDED = {
@@ -83,7 +80,7 @@ _NOT_NEEDED = {
 _WORKER_MODULES = (modules.RUNNER_V1, modules.RUNNER_V2, modules.ENCODER_RUNNER_V2, modules.ROPE_V2)
 _FRONT_END_MODULES = (
     *(modules.INPUT_PROCESSOR, modules.ASYNC_LLM, modules.RESPONSES),
-    *(modules.RENDERER, modules.MM_PROCESSOR, modules.IMAGE_IO, modules.SERVER_APP, modules.CORE_CLIENT),
+    *(modules.RENDERER, modules.MM_PROCESSOR, modules.IMAGE_IO, modules.SERVER_APP),
 )
 
 

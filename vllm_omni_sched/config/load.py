@@ -101,11 +101,6 @@ def read_options(
 
 def _contradictions(config: OmniSchedConfig) -> Iterator[str]:
     """Yield a message for each option that lacks another one that it needs."""
-    if config.encoder_share_store and not config.encoder_share_bytes:
-        yield (
-            "option 'encoder_share_store' is given, but its encodings go through the store of the host: set "
-            "'encoder_share_bytes', or leave 'encoder_share_store' out"
-        )
     host = config.encoder_cache_host_bytes
     if host and not config.encode_ahead:
         yield (

@@ -122,11 +122,6 @@ class OmniSchedConfig(BaseModel):
         "item that several of them get is encoded by one. Engines with the same model must have the same value; 0 "
         "shares none.",
     )
-    encoder_share_store: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Options of a Mooncake store through which hosts share encodings, such as `host` and `master`. "
-        "Needs `encoder_share_bytes`; empty: encodings stay on the host.",
-    )
     encoder_share_ttl_seconds: float = Expert(
         3600.0, gt=0.0, description="Shared encodings that nobody has used for so long are removed."
     )
@@ -138,18 +133,6 @@ class OmniSchedConfig(BaseModel):
     )
     encoder_share_dir: str = Expert(
         "/dev/shm", description="Folder of shared encodings, in a file system in memory that this user can write."
-    )
-    route_by_encodings: bool = Field(
-        False,
-        description="With data parallelism: send a request to the engine that got most of its items before, unless "
-        "that engine has too many requests.",
-    )
-    route_extra_requests: int = Expert(
-        4,
-        ge=0,
-        le=1 << 30,
-        description="How many more requests than the least busy engine an engine may have to be preferred by "
-        "`route_by_encodings`.",
     )
     strip_frontier: Toggle = Expert(
         Toggle.AUTO,

@@ -6,6 +6,5 @@ the same in all media: `arena` (shared memory of one host), `disk` (files), `moo
 `compression` makes buffers smaller where that takes less time. `vllm_omni_sched.omni` presents them to vLLM-Omni as
 OmniConnectors.
 
-`encodings` is the store of encodings that the engines of a host share, `mooncake.encodings` the one between hosts, and
-`between_hosts` the way between the two.
+`encodings` is the store of encodings that the engines of a host share.
 """

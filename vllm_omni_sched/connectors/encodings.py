@@ -1,6 +1,6 @@
-"""Stores of encodings that engines share, and the one of a host: a directory in memory for all engines of one user.
+"""The store of encodings that the engines of a host share: a directory in memory for all engines of one user.
 
-A store holds bytes by key, each key once, whoever made it. Depends on neither vLLM nor torch.
+It holds bytes by key, each key once, whoever made it. Depends on neither vLLM nor torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
 
 from vllm_omni_sched.connectors.arena import meeting
 
@@ -41,39 +40,6 @@ class PutOutcome(Enum):
     TOO_LARGE = "too_large"
     NO_ROOM = "no_room"
     FAILED = "failed"  # it could not be copied from its device
-
-
-class SharedStore(Protocol):
-    """A store of encodings that several members share.
-
-    1. A key has at most one encoding. It appears complete or not at all, and is never changed.
-    2. `claim` takes all of its keys or none, so that no member holds one while it waits for another. A claim ends
-       with `put`, with `release`, or some time after its member has died.
-    3. An encoding may leave at any time; `get` returns it complete, or None.
-
-    A store that cannot be reached raises `RendezvousError` in all methods but `close`.
-    """
-
-    def has(self, key: str) -> bool:
-        """Return whether the encoding is in the store now."""
-
-    def get(self, key: str) -> bytes | None:
-        """Return the encoding, or None if there is none."""
-
-    def claim(self, keys: Sequence[str]) -> ClaimOutcome:
-        """Take it on to make those of these encodings that the store lacks, unless another member makes one of them."""
-
-    def release(self, key: str) -> None:
-        """Give up this member's claim, if it has one."""
-
-    def put(self, key: str, data: bytes) -> PutOutcome:
-        """Store an encoding and end the claim on it; the claim ends also if it cannot be stored."""
-
-    def tidy(self) -> None:
-        """Remove what has expired; called from time to time."""
-
-    def close(self) -> None:
-        """Give up all claims of this member, and leave."""
 
 
 @dataclass(frozen=True)
@@ -164,17 +130,6 @@ class EncodingStore:
         except FileNotFoundError:
             raise KeyError(key) from None
 
-    def get(self, key: str) -> bytes | None:
-        """Return an encoding, or None if there is none that can be read; what this member has pinned stays pinned."""
-        path = self._path(key, _ENCODING)
-        try:
-            data = path.read_bytes()  # complete: it is never changed, and may only lose its name meanwhile
-        except OSError:
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(path)
-        return data
-
     # -- making ------------------------------------------------------------
 
     def claim(self, keys: Sequence[str]) -> ClaimOutcome:
@@ -244,12 +199,6 @@ class EncodingStore:
         return PutOutcome.STORED
 
     # -- care --------------------------------------------------------------
-
-    def tidy(self) -> None:
-        """Remove what dead members left, and encodings that nobody has used for so long."""
-        with contextlib.suppress(OSError), self._locked():
-            self._sweep()
-            self._make_room(0)
 
     def use(self) -> StoreUse:
         """Return what is in the store now."""

@@ -23,8 +23,7 @@ from vllm_omni_sched.engine.front_end import check_requests
 from vllm_omni_sched.engine.lending.facts import lending_engine
 from vllm_omni_sched.engine.metrics import bridge as metrics_bridge
 from vllm_omni_sched.engine.preprocess.start import prepare, preprocess_options
-from vllm_omni_sched.engine.routing import attach_routing
-from vllm_omni_sched.engine.shared.attach import attach_shared_encodings, store_options
+from vllm_omni_sched.engine.shared.attach import attach_shared_encodings
 from vllm_omni_sched.engine.video.choice import video_options
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.resource.engine.lane import refusal
@@ -70,12 +69,9 @@ def check_and_attach(vllm_config: Any) -> None:
         refuse_rounds(config, vllm_config.model_config)
     refuse_lending(config.kv_lending, lending_engine(config, vllm_config))
     if config.encoder_share_bytes:
-        store_options(config)
         attach_shared_encodings(vllm_config)
     if config.encode_ahead:
         attach_encode_ahead(vllm_config)
-    if config.route_by_encodings:
-        attach_routing(vllm_config)
     if config.metrics:
         metrics_bridge.attach()
     check_requests()

@@ -82,16 +82,9 @@ class SchedulerMetrics:
     encoder_evicted_least_worth: int = 0
     host_tier_bytes: int = 0
     shared_host: int = 0
-    shared_store: int = 0
     shared_made: int = 0
-    shared_awaited_host: int = 0
-    shared_awaited_store: int = 0
-    shared_gave_up_host: int = 0
-    shared_gave_up_store: int = 0
-    shared_store_put: int = 0
-    shared_store_refused: int = 0
-    shared_store_unavailable: int = 0
-    shared_store_malformed: int = 0
+    shared_awaited: int = 0
+    shared_gave_up: int = 0
     host_offers: dict[str, int] = field(default_factory=lambda: _by_reason(HostReason))
     ahead_encoded: int = 0
     ahead_failed: int = 0

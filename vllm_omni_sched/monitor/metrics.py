@@ -120,39 +120,21 @@ METRICS: tuple[Metric, ...] = (
         "shared_encodings_total",
         "counter",
         "Encoder outputs with `encoder_share_bytes` that the encoder cache lacked, by the place where they were: in "
-        "the store of the host (host), in the store between hosts (store), or nowhere, so that this engine made them "
-        "(made).",
-        {"host": "shared_host", "store": "shared_store", "made": "shared_made"},
+        "the store of the host (host), or nowhere, so that this engine made them (made).",
+        {"host": "shared_host", "made": "shared_made"},
         label="place",
     ),
     Metric(
         "shared_encodings_awaited_total",
         "counter",
-        "Requests that waited for an engine that makes an encoding, by the place of its claim: on this host (host), or "
-        "on another one (store).",
-        {"host": "shared_awaited_host", "store": "shared_awaited_store"},
-        label="place",
+        "Requests that waited for an encoding that another engine of the host made.",
+        {"": "shared_awaited"},
     ),
     Metric(
         "shared_encodings_gave_up_total",
         "counter",
-        "Requests that waited in vain for an engine that makes an encoding, by the place of its claim.",
-        {"host": "shared_gave_up_host", "store": "shared_gave_up_store"},
-        label="place",
-    ),
-    Metric(
-        "shared_store_encodings_total",
-        "counter",
-        "Encoder outputs with `encoder_share_store`: put into the store between hosts (put), not put because it has no "
-        "room or is behind (refused), made by this engine because the store did not answer in time (unavailable), and "
-        "found in it without the shape and dtype that this engine needs, so that it made them itself (malformed).",
-        {
-            "put": "shared_store_put",
-            "refused": "shared_store_refused",
-            "unavailable": "shared_store_unavailable",
-            "malformed": "shared_store_malformed",
-        },
-        label="outcome",
+        "Requests that waited in vain for an encoding that another engine of the host made.",
+        {"": "shared_gave_up"},
     ),
     Metric("encode_ahead_items_total", "counter", "Items encoded ahead of their prefill.", {"": "ahead_encoded"}),
     Metric(

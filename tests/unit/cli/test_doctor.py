@@ -15,7 +15,6 @@ from tests.support.warm import WarmPopen
 from vllm_omni_sched import __version__
 from vllm_omni_sched.cli import app, diagnosis
 from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, features, modules, versions
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import written
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.metrics.nvml import NvmlDevices
@@ -319,21 +318,3 @@ def test_the_vllm_of_this_environment_passes(tmp_path):
     active = {feature["feature"] for feature in findings["features"] if feature["active"]}
     assert active >= {"windows", "encoder_cache", "strip_frontier", "session_delta"}
     assert [probe["symbol"] for probe in findings["probes"] if probe["reason"] == "missing"] == []
-
-
-def test_a_store_of_encodings_that_an_engine_would_not_start_with_is_found(healthy):
-    def doctor(**given):
-        additional = {"omni_sched": {"encoder_share_bytes": 1 << 20, "encoder_share_store": given}}
-        return diagnosis.diagnose(additional)
-
-    def missing():
-        raise ConfigError("mooncake-transfer-engine is not installed")
-
-    healthy.setattr(diagnosis.store, "load_library", lambda: None)
-    found = doctor(host="10.0.0.2", master="10.0.0.1:50051")
-    assert found.problems == []
-    assert "encoder_share_store.host=10.0.0.2" in map(str, found.options)
-    (problem,) = doctor(host="10.0.0.2").problems
-    assert "encoder_share_store.master" in problem
-    healthy.setattr(diagnosis.store, "load_library", missing)
-    assert doctor(host="10.0.0.2", master="10.0.0.1:50051").problems == ["mooncake-transfer-engine is not installed"]

@@ -15,13 +15,12 @@ from vllm_omni_sched.connectors.compression.options import CompressionOptions, E
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions
 from vllm_omni_sched.connectors.disk import DiskOptions
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
-from vllm_omni_sched.connectors.mooncake.options import SharedStoreOptions
 from vllm_omni_sched.connectors.tiers import TiersOptions
 from vllm_omni_sched.connectors.watch import WatchOptions
 
 MODELS: list[type[BaseModel]] = [
     *(ArenaOptions, TextPool, ImagePool, AudioPool, PoolOptions, AutoOptions, CompressionOptions, EdgeOptions),
-    *(CudaIpcConnectorOptions, DiskOptions, ForeignOptions, MooncakeOptions, SharedStoreOptions, TiersOptions),
+    *(CudaIpcConnectorOptions, DiskOptions, ForeignOptions, MooncakeOptions, TiersOptions),
     WatchOptions,
 ]
 UNBOUNDED = {"bytes_per_second"}  # of tiers: a speed, which is divided by

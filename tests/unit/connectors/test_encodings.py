@@ -59,18 +59,6 @@ def test_only_what_is_pinned_can_be_read(enter: Enter) -> None:
         one.read("key")
 
 
-def test_what_is_got_needs_no_pin_and_ends_none(enter: Enter) -> None:
-    one = enter()
-    assert one.get("key") is None
-    one.put("key", b"value")
-    assert one.get("key") == b"value"
-    with pytest.raises(KeyError):
-        one.read("key")
-    one.pin("key")
-    assert one.get("key") == b"value"
-    assert one.read("key") == b"value"
-
-
 def test_a_key_is_stored_once_and_never_changed(enter: Enter) -> None:
     one, other = enter(), enter()
     assert one.put("key", b"value") is PutOutcome.STORED

@@ -5,8 +5,6 @@ read by its receiver straight into a registered buffer of its own, of which the 
 knows where objects are. It may die and restart: senders keep their copy of a message until it was received, and put it
 again.
 
-`encodings` keeps encodings that engines share, as objects of the same store.
-
 Every call into the library runs on a separate thread and has a deadline (`calls`), because the library has none;
 `store` names what its return codes mean.
 """

@@ -1,7 +1,4 @@
-"""Options of clients of a Mooncake store, with their defaults.
-
-Those of the transport are ``extra`` of a connector in vLLM-Omni's stage config.
-"""
+"""Options of the Mooncake transport, with their defaults: ``extra`` of a connector in vLLM-Omni's stage config."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/]+):(?P<port>\d{1,5})"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class ClientOptions(BaseModel):
-    """Options of any client of a Mooncake store. Unknown keys are errors."""
+class MooncakeOptions(BaseModel):
+    """Options of the Mooncake transport. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,6 +33,28 @@ class ClientOptions(BaseModel):
     connect_timeout_seconds: Seconds = Field(10.0, gt=0, description="How long to wait for the master at the start.")
     call_timeout_seconds: Seconds = Field(3.0, gt=0, description="How long the master may take to answer.")
     slowest_bytes_per_second: MemoryBytes = Field(20 * MIB, ge=1, description="A transfer that is slower is given up.")
+    retain: bool = Field(
+        True, description="Keep a copy of messages that were not received yet, in case the master loses them."
+    )
+    max_inflight: Count | None = Field(
+        None,
+        ge=1,
+        description="Most messages of an edge that are not received yet; beyond it, `put` waits for the receiver.",
+    )
+    window_size: StoredBytes | None = Field(
+        None,
+        ge=1,
+        description="Most bytes of an edge that are not received yet; beyond it, `put` waits for the receiver.",
+    )
+    put_timeout_seconds: Seconds = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
+    ttl_seconds: Seconds = Field(
+        600.0, gt=0, description="Age at which a message that was not received is dropped, and counted."
+    )
+    poll_seconds: Seconds = Field(5e-3, gt=0, description="Longest wait between two searches for a message.")
+    copy_out: bool = Field(False, description="Receivers get copies, not views of registered buffers.")
+    checksum: bool = Field(
+        True, description="Messages carry a CRC-32 of their tensors, and one that was altered on its way is an error."
+    )
 
     @field_validator("master")
     @classmethod
@@ -70,54 +89,3 @@ class ClientOptions(BaseModel):
     def transfer_seconds(self, nbytes: int) -> float:
         """Return how long a transfer of ``nbytes`` may take, in seconds."""
         return self.call_timeout_seconds + nbytes / self.slowest_bytes_per_second
-
-
-class MooncakeOptions(ClientOptions):
-    """Options of the Mooncake transport. Unknown keys are errors."""
-
-    retain: bool = Field(
-        True, description="Keep a copy of messages that were not received yet, in case the master loses them."
-    )
-    max_inflight: Count | None = Field(
-        None,
-        ge=1,
-        description="Most messages of an edge that are not received yet; beyond it, `put` waits for the receiver.",
-    )
-    window_size: StoredBytes | None = Field(
-        None,
-        ge=1,
-        description="Most bytes of an edge that are not received yet; beyond it, `put` waits for the receiver.",
-    )
-    put_timeout_seconds: Seconds = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
-    ttl_seconds: Seconds = Field(
-        600.0, gt=0, description="Age at which a message that was not received is dropped, and counted."
-    )
-    poll_seconds: Seconds = Field(5e-3, gt=0, description="Longest wait between two searches for a message.")
-    copy_out: bool = Field(False, description="Receivers get copies, not views of registered buffers.")
-    checksum: bool = Field(
-        True, description="Messages carry a CRC-32 of their tensors, and one that was altered on its way is an error."
-    )
-
-
-class SharedStoreOptions(ClientOptions):
-    """Options of ``encoder_share_store``: the part of an engine in a Mooncake store of encodings."""
-
-    host: str = Field(min_length=1, description="Address of this host that other hosts can reach.")
-    master: str = Field(description="Address of `mooncake_master`, as host:port.")
-    segment: MemoryBytes = Field(
-        512 * MIB,
-        ge=0,
-        description="Memory that this engine lends the store, in bytes; also the bound on the encodings that it puts. "
-        "0: it lends none, and puts what other processes have room for.",
-    )
-    namespace: str = Field(
-        "omni", description="Engines share encodings with the engines of one master that name the same namespace."
-    )
-    weights: str = Field(
-        "",
-        description="Name of the model's weights: engines that give the same name must have the same weights. Empty: a "
-        "hash of the weights' files, which is computed in the background when the engine starts.",
-    )
-    answer_seconds: Seconds = Field(
-        0.5, gt=0, description="How long an item waits for the store to answer before it is encoded here."
-    )

@@ -14,7 +14,7 @@ from vllm_omni_sched.clock import Clock, sleep_seconds
 from vllm_omni_sched.config.errors import ConfigError, RendezvousError, TransportClosedError
 from vllm_omni_sched.config.extras import how_to_install
 from vllm_omni_sched.connectors.mooncake.calls import Calls
-from vllm_omni_sched.connectors.mooncake.options import MIB, ClientOptions
+from vllm_omni_sched.connectors.mooncake.options import MIB, MooncakeOptions
 
 OK = 0
 NO_ROOM, TOO_SMALL, NOT_READY, MISSING, LEASE_OVER, RPC = -200, -600, -703, -704, -707, -900
@@ -66,7 +66,7 @@ class Store:
         RendezvousError: there is no master, or it does not take us.
     """
 
-    def __init__(self, options: ClientOptions, clock: Clock) -> None:
+    def __init__(self, options: MooncakeOptions, clock: Clock) -> None:
         self._options = options
         self._library = load_library()
         self.protocol = options.protocol()
@@ -227,7 +227,7 @@ class Store:
         ending.close(0.0)
 
 
-def reach_master(options: ClientOptions, clock: Clock) -> None:
+def reach_master(options: MooncakeOptions, clock: Clock) -> None:
     """Wait until a process listens at the master's address: the library waits silently, and then returns only a
     code.
 

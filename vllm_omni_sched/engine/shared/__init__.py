@@ -1,1 +1,1 @@
-"""Encoder outputs shared by engines, on one host and between hosts: an item that several get is encoded by one."""
+"""Encoder outputs shared by the engines of a host: an item that several get is encoded by one."""

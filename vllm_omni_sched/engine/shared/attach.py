@@ -1,34 +1,16 @@
-"""Configures the connector of shared encodings, reads its options, and finds its scheduler half."""
+"""Configures the connector of shared encodings, and finds its scheduler half."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.load import read_options
-from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.fitted import lane_facts, operators_connector
 from vllm_omni_sched.resource.engine.share_encodings import share_refusal
 
-if TYPE_CHECKING:
-    from vllm_omni_sched.connectors.mooncake.options import SharedStoreOptions
-
 SHARED_CONNECTOR = "vllm_omni_sched.engine.shared.connector"
 """Module of the connector through which engines of a host share encodings."""
-
-
-def store_options(config: OmniSchedConfig) -> SharedStoreOptions | None:
-    """Return the options in the group ``encoder_share_store``; None if there is no store between hosts.
-
-    Raises:
-        ConfigError: an option is unknown, missing, of the wrong type or out of range; the message names it.
-    """
-    if not config.encoder_share_store:
-        return None
-    from vllm_omni_sched.connectors.mooncake.options import SharedStoreOptions
-
-    return read_options(SharedStoreOptions, config.encoder_share_store, group="encoder_share_store")
 
 
 def attach_shared_encodings(vllm_config: Any) -> None:

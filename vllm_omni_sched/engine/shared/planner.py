@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.connectors.between_hosts import BetweenHosts, Inquiry, SharedItem, StoreCounts
-from vllm_omni_sched.connectors.encodings import ClaimOutcome, EncodingStore, PutOutcome
+from vllm_omni_sched.connectors.encodings import ClaimOutcome, EncodingStore
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
 _PAUSE_SECONDS = 0.002  # until an engine that only waits for other engines looks again
@@ -21,21 +20,14 @@ class SharedRequest(Protocol):
     num_computed_tokens: int
     mm_features: Sequence[Any]
 
-    def get_num_encoder_embeds(self, input_id: int) -> int: ...
-
 
 @dataclass
 class _Claimed:
-    """An encoding that this engine is to make, since when, and the requests that need it, with its place in each.
+    """An encoding that this engine is to make, since when, and the requests that need it, with its place in each."""
 
-    ``item``: what it is of. ``inquiry``: asks the store between hosts for it; None if it is to be made without asking.
-    """
-
-    item: SharedItem
     since: float
     needed_by: dict[str, tuple[SharedRequest, int]]
     is_being_made: bool = False
-    inquiry: Inquiry | None = None
 
     def was_passed(self, scheduled: Mapping[str, int]) -> bool:
         """Return whether a step has computed tokens of a request behind the start of the item."""
@@ -47,13 +39,9 @@ class _Claimed:
 
 @dataclass
 class SharedCounts:
-    """Encodings that were loaded or made here, and requests that waited for other engines of this host.
-
-    ``brought``: those of the loaded ones that this engine has brought from the store between hosts.
-    """
+    """Encodings that were loaded or made here, and requests that waited for other engines."""
 
     loaded: int = 0
-    brought: int = 0
     made: int = 0
     awaited: int = 0
     gave_up: int = 0
@@ -72,8 +60,6 @@ class SharedPlanner:
        encoder cache of this engine has it, and when all its requests have left.
     5. A claim whose encoding has not come ``wait_seconds`` after it was begun is released.
     6. A step in which requests wait for other engines, and nothing is computed, pauses before it ends.
-    7. With a store between hosts, what is claimed is asked for there before it is made, once for each request. The
-       requests that need it wait until the inquiry is over. What the inquiry has brought is loaded, the rest is made.
 
     Args:
         store: the store of this host.
@@ -82,7 +68,6 @@ class SharedPlanner:
         reports_of_all: whether a report says that all workers have carried out their orders.
         clock: seconds.
         pause: waits for so many seconds.
-        between_hosts: the way to the store between hosts, if there is one.
     """
 
     def __init__(
@@ -94,13 +79,9 @@ class SharedPlanner:
         reports_of_all: bool,
         clock: Clock,
         pause: Callable[[float], None],
-        between_hosts: BetweenHosts | None = None,
     ) -> None:
         self._store, self._window_tokens, self._wait_seconds = store, window_tokens, wait_seconds
         self._reports_of_all, self._clock, self._pause = reports_of_all, clock, pause
-        self.between_hosts = between_hosts
-        self._asked: dict[str, set[str]] = {}  # request id -> keys that the store between hosts was asked for
-        self._brought: set[str] = set()  # from there, and not loaded yet
         self._cached: Collection[str] = ()
         self._claims: dict[str, _Claimed] = {}
         self._waiting: dict[str, float] = {}  # request id -> since when it waits for another engine
@@ -123,36 +104,25 @@ class SharedPlanner:
 
     def may_run(self, request: SharedRequest, num_computed_tokens: int) -> bool:
         """Return whether the request may run: its encodings are in the store, in the encoder cache, or made here."""
-        name, needed, asks = request.request_id, dict[str, int](), False
+        name, needed = request.request_id, dict[str, int]()
         for number in self._window(request.mm_features, num_computed_tokens):
             feature = request.mm_features[number]
-            key, place = feature.identifier, (request, feature.mm_position.offset)
+            key, start = feature.identifier, feature.mm_position.offset
             claim = self._claims.get(key)
-            if claim is not None and claim.inquiry is not None:
-                claim = self._answered(key, claim)
             if claim is not None:
-                claim.needed_by.setdefault(name, place)
-                asks |= claim.inquiry is not None
+                claim.needed_by.setdefault(name, (request, start))
             elif key not in self._cached and key not in self._pinned and not self._store.has(key):
-                needed.setdefault(key, number)
-        if name in self._hurried or not (needed or asks):
+                needed.setdefault(key, start)
+        if name in self._hurried or not needed:
             self._waiting.pop(name, None)
             return True
         now = self._clock()
-        if not needed or self._store.claim(list(needed)) is ClaimOutcome.OURS:
+        if self._store.claim(list(needed)) is ClaimOutcome.OURS:
             self._waiting.pop(name, None)
-            for key in [key for key in needed if self._store.has(key)]:
-                del needed[key]  # another engine put it after the look above, so that it was not claimed
-            items = {key: _item(request, number) for key, number in needed.items()}
-            inquiry = self._ask(name, items)
-            for key, number in needed.items():
-                asked = inquiry if inquiry is not None and key in inquiry.items else None
-                place = request, request.mm_features[number].mm_position.offset
-                self._claims[key] = _Claimed(items[key], now, {name: place}, inquiry=asked)
-            if not asks and inquiry is None:
-                return True
-            self._waits = True
-            return False
+            for key, start in needed.items():
+                if not self._store.has(key):  # else another engine put it after the look above, and it is not claimed
+                    self._claims[key] = _Claimed(now, {name: (request, start)})
+            return True
         if name not in self._waiting:
             self._waiting[name] = now
             self.counts.awaited += 1
@@ -162,31 +132,6 @@ class SharedPlanner:
             return True
         self._waits = True
         return False
-
-    def _ask(self, name: str, needed: Mapping[str, SharedItem]) -> Inquiry | None:
-        """Ask the store between hosts, by rule 7; return None if there is nothing to wait for."""
-        if self.between_hosts is None:
-            return None
-        asked = self._asked.setdefault(name, set())
-        items = {key: item for key, item in needed.items() if key not in asked}
-        if not items:
-            return None
-        asked.update(items)
-        inquiry = self.between_hosts.ask(items)
-        return None if self.between_hosts.is_over(inquiry) else inquiry
-
-    def _answered(self, key: str, claim: _Claimed) -> _Claimed | None:
-        """Return the claim, without its inquiry if that is over; None if the inquiry has brought the encoding."""
-        assert claim.inquiry is not None
-        assert self.between_hosts is not None
-        if not self.between_hosts.is_over(claim.inquiry):
-            return claim
-        inquiry, claim.inquiry, claim.since = claim.inquiry, None, self._clock()
-        if key not in inquiry.fetched:
-            return claim
-        del self._claims[key]  # putting it into the store of the host has ended it
-        self._brought.add(key)
-        return None
 
     def _window(self, features: Sequence[Any], num_computed_tokens: int) -> Iterable[int]:
         """Return the indices of the items that a step from this token on may need."""
@@ -209,9 +154,6 @@ class SharedPlanner:
         if mm_hash in self._pinned:
             self._load[mm_hash] = None
             self.counts.loaded += 1
-            if mm_hash in self._brought:
-                self._brought.remove(mm_hash)
-                self.counts.brought += 1
             return
         self.counts.made += 1
         claim = self._claims.get(mm_hash)
@@ -242,14 +184,8 @@ class SharedPlanner:
     def carried_out(self, step: int, offered: Iterable[tuple[str, str]]) -> None:
         """Take a worker's report: it has carried out the orders of this step, and has put or refused encodings."""
         now = self._clock()
-        for key, outcome in offered:
-            claim = self._claims.pop(key, None)  # `put` has ended it
-            if self.between_hosts is None:
-                continue
-            if outcome in (PutOutcome.STORED.value, PutOutcome.KNOWN.value):
-                self.between_hosts.offer(key, None if claim is None else claim.item)
-            else:
-                self.between_hosts.drop(None if claim is None else claim.inquiry, key)
+        for key, _ in offered:
+            self._claims.pop(key, None)  # `put` has ended it
         for key, (ordered, since) in list(self._loading.items()):
             if ordered <= step and (self._reports_of_all or now - since >= _REPORT_SECONDS):
                 del self._loading[key]
@@ -261,46 +197,28 @@ class SharedPlanner:
         name = request.request_id
         self._waiting.pop(name, None)
         self._hurried.discard(name)
-        self._brought -= self._asked.pop(name, set())
         for key, claim in list(self._claims.items()):
             if claim.needed_by.pop(name, None) is not None and not claim.needed_by and not claim.is_being_made:
                 self._release(key)
 
     def count_into(self, metrics: SchedulerMetrics) -> None:
         """Copy this planner's counts into ``metrics``."""
-        counts = self.counts
-        store = StoreCounts() if self.between_hosts is None else self.between_hosts.counts
-        metrics.shared_host = counts.loaded - counts.brought
-        metrics.shared_store = counts.brought
-        metrics.shared_made = counts.made
-        metrics.shared_awaited_host = counts.awaited
-        metrics.shared_awaited_store = store.awaited
-        metrics.shared_gave_up_host = counts.gave_up
-        metrics.shared_gave_up_store = store.gave_up
-        metrics.shared_store_put = store.put
-        metrics.shared_store_refused = store.refused
-        metrics.shared_store_unavailable = store.unavailable
-        metrics.shared_store_malformed = store.malformed
+        metrics.shared_host = self.counts.loaded
+        metrics.shared_made = self.counts.made
+        metrics.shared_awaited = self.counts.awaited
+        metrics.shared_gave_up = self.counts.gave_up
 
     def _release(self, key: str) -> None:
-        claim = self._claims.pop(key)
+        del self._claims[key]
         self._store.release(key)
-        if self.between_hosts is not None:
-            self.between_hosts.drop(claim.inquiry, key)
 
     def _unpin(self, key: str) -> None:
         self._pinned.discard(key)
         self._store.unpin(key)
 
     def close(self) -> None:
-        """Leave the stores, with all claims and pins."""
-        if self.between_hosts is not None:
-            self.between_hosts.close()
+        """Leave the store, with all claims and pins."""
         self._store.close()
-
-
-def _item(request: SharedRequest, number: int) -> SharedItem:
-    return SharedItem(request.mm_features[number].modality, request.get_num_encoder_embeds(number))
 
 
 def _start(feature: Any) -> int:

@@ -11,13 +11,13 @@ from safetensors.torch import load, save
 from vllm_omni_sched.config.errors import EncodingLostError
 from vllm_omni_sched.connectors.encodings import EncodingStore, PutOutcome
 from vllm_omni_sched.engine.ahead.host_store import to_host
-from vllm_omni_sched.engine.shared.layouts import TENSOR_NAME
 from vllm_omni_sched.engine.shared.messages import SharedOrders, SharedReport
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
 
 _MOST_WAITING = 64  # encodings that wait to be written
+_TENSOR = "encoding"  # name of the only tensor in a file
 
 
 class SharedWorker:
@@ -61,7 +61,7 @@ class SharedWorker:
                     f"encoding {mm_hash} cannot be read from {self._store.directory}, though the scheduler has pinned "
                     f"it: was the directory emptied by hand? ({error!r})"
                 ) from error
-            encoder_cache[mm_hash] = load(data)[TENSOR_NAME].to(device)
+            encoder_cache[mm_hash] = load(data)[_TENSOR].to(device)
         self._step = orders.step
 
     def offer(self, mm_hash: str, encoding: torch.Tensor) -> None:
@@ -78,7 +78,7 @@ class SharedWorker:
             try:
                 if event is not None:
                     event.synchronize()
-                outcome = self._store.put(mm_hash, save({TENSOR_NAME: host.contiguous()}))
+                outcome = self._store.put(mm_hash, save({_TENSOR: host.contiguous()}))
             except (RuntimeError, MemoryError) as error:
                 logger.warning("encoding %s is not shared with other engines: %s", mm_hash, error)
                 self._store.end_claim(mm_hash)
