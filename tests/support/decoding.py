@@ -60,7 +60,7 @@ def video(name: str) -> Video:
 def plain(name: str) -> tuple[tuple[int | None, np.ndarray], ...]:
     """Return what a plain decoder makes of a clip: pts and picture of each frame, in its order."""
     size = output_size(video(name).index)
-    converter = Converter(video(name).index.rotation)
+    converter, rotation = Converter(), video(name).index.rotation
     frames = []
     with av.open(io.BytesIO(clip(name))) as file:
         stream = file.streams.video[0]
@@ -72,7 +72,7 @@ def plain(name: str) -> tuple[tuple[int | None, np.ndarray], ...]:
                 continue
             for frame in decoded:
                 picture = np.empty((*size, 3), np.uint8)
-                converter.convert(frame, picture)
+                converter.convert(frame, picture, rotation)
                 frames.append((frame.pts, picture))
     return tuple(frames)
 

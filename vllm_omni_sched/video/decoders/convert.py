@@ -9,23 +9,28 @@ flagged as interlaced or in a colour space unknown to libswscale, are converted 
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import glob
 import os
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import av
 import numpy as np
+from av.video.reformatter import VideoReformatter
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_BICUBIC = 4
+_FLAGS = 4  # SWS_BICUBIC
 _RGB24 = 2  # AV_PIX_FMT_RGB24, which has kept its number since the first version of FFmpeg
 _FULL_RANGE = 2  # AVCOL_RANGE_JPEG
 _ONE = 1 << 16  # contrast and saturation, in fixed point
 _ALIGNED_PIXELS = 16  # rows whose width is a multiple of it are converted uniformly up to their end
 _PADDED_PIXELS = 64
+_KEPT_CONTEXTS = 4  # one whose frames are changed in primaries or transfer has 16 bytes per pixel
+_KEPT_PIXELS = 1 << 21  # above 1080p, contexts are not kept for the next video
 _DIRECT = {"yuv420p", "yuvj420p", "yuv422p", "yuvj422p"}
 _DIRECT_SPACES = {1, 2, 4, 5, 6, 7, 9}  # BT.709, unknown, FCC, BT.601, SMPTE 170M and 240M, BT.2020
 
@@ -37,24 +42,26 @@ _KEPT_TRANSFERS = {1, 2, *range(4, 16), 17}  # all known ones except those of HD
 
 
 class Converter:
-    """Converts frames of one video, one after the other; used by one thread.
+    """Converts frames, one after the other; used by one thread.
 
-    Args:
-        rotation: degrees clockwise by which frames are turned; angles other than multiples of 90 are ignored, as
-            by OpenCV.
+    libswscale's contexts of the last few kinds of frames are kept, also for the next videos: where primaries or
+    transfer change, each takes seconds to compute a table of all colours.
     """
 
-    def __init__(self, rotation: int) -> None:
-        self._turns = -rotation // 90 % 4 if rotation % 90 == 0 else 0  # numpy counts counterclockwise
-        self._contexts: dict[_ContextKey, ctypes.c_void_p] = {}
+    def __init__(self) -> None:
+        self._direct = functools.lru_cache(_KEPT_CONTEXTS)(_DirectContext)
+        self._by_pyav = functools.lru_cache(_KEPT_CONTEXTS)(_PyAvContext)
+        self._most_pixels = 0  # of an image made by PyAV for this video
         self._scratch: npt.NDArray[np.uint8] = np.empty((0, 0, 3), np.uint8)
 
-    def convert(self, frame: av.VideoFrame, slot: npt.NDArray[np.uint8]) -> int:
+    def convert(self, frame: av.VideoFrame, slot: npt.NDArray[np.uint8], rotation: int = 0) -> int:
         """Write a frame into its slot; one of another size is scaled to it.
 
         Args:
             frame: as decoded.
             slot: uint8 of shape (height, width, 3), after rotation.
+            rotation: degrees clockwise by which the frame is turned; angles other than multiples of 90 are ignored, as
+                by OpenCV.
 
         Returns:
             Bytes written, including intermediate copies.
@@ -62,36 +69,32 @@ class Converter:
         Raises:
             av.FFmpegError: libswscale cannot convert such frames.
         """
-        height, width = slot.shape[:2] if self._turns % 2 == 0 else slot.shape[1::-1]
+        turns = -rotation // 90 % 4 if rotation % 90 == 0 else 0  # numpy counts counterclockwise
+        height, width = slot.shape[:2] if turns % 2 == 0 else slot.shape[1::-1]
         if (
             (frame.width, frame.height) != (width, height)
-            or _is_recoloured(frame)
-            or not _is_direct(kind := _context_key(frame))
+            or is_recoloured(frame)
+            or not _is_direct(kind := _frame_kind(frame))
         ):
-            image = _by_pyav(frame, width, height)
-        elif self._turns == 0 and width % _ALIGNED_PIXELS == 0:
-            _scale(self._context(kind), frame, slot)
+            colours = int(frame.color_primaries), int(frame.color_trc)
+            self._most_pixels = max(self._most_pixels, frame.width * frame.height, width * height)
+            context = self._by_pyav(_frame_kind(frame), colours, frame.interlaced_frame, (width, height))
+            image = context.convert(frame)
+        elif turns == 0 and width % _ALIGNED_PIXELS == 0:
+            self._direct(kind).convert(frame, slot)
             return slot.nbytes
         else:
             image = self._padded_image(width, height)
-            _scale(self._context(kind), frame, image)
-        np.copyto(slot, np.rot90(image, self._turns))
+            self._direct(kind).convert(frame, image)
+        np.copyto(slot, np.rot90(image, turns))
         return slot.nbytes + image.nbytes
 
-    def close(self) -> None:
-        """Free the contexts of libswscale; idempotent."""
-        libraries = _libraries()
-        for context in self._contexts.values():
-            assert libraries is not None
-            libraries.scale.sws_freeContext(context)
-        self._contexts.clear()
+    def end_video(self) -> None:
+        """Free what takes much memory: images, and contexts if one of them is for large frames."""
         self._scratch = np.empty((0, 0, 3), np.uint8)
-
-    def _context(self, kind: _ContextKey) -> ctypes.c_void_p:
-        context = self._contexts.get(kind)
-        if context is None:
-            context = self._contexts[kind] = _new_context(kind)
-        return context
+        if self._most_pixels > _KEPT_PIXELS:
+            self._by_pyav.cache_clear()
+        self._most_pixels = 0
 
     def _padded_image(self, width: int, height: int) -> npt.NDArray[np.uint8]:
         """Return an image whose rows are padded: libswscale converts the end of an unpadded row in another way."""
@@ -101,33 +104,51 @@ class Converter:
         return self._scratch
 
 
-def _by_pyav(frame: av.VideoFrame, width: int, height: int) -> npt.NDArray[np.uint8]:
-    try:
-        bgr = _to_bgr(frame, width, height, _target_colours(frame) if _is_recoloured(frame) else {})
-    except av.FFmpegError:  # a colour space that libswscale refuses
+class _PyAvContext:
+    """Converts frames of one kind by PyAV into new memory.
+
+    Args:
+        kind, colours, interlaced: of the frames, with their primaries and transfer; they tell contexts apart.
+        size: width and height of the images.
+    """
+
+    def __init__(self, kind: _FrameKind, colours: tuple[int, int], interlaced: bool, size: tuple[int, int]) -> None:
+        del kind, interlaced
+        self._size = size
+        primaries, transfer = (
+            own if own in kept else _BT709
+            for own, kept in zip(colours, (_KEPT_PRIMARIES, _KEPT_TRANSFERS), strict=True)
+        )
+        # The target's colours that libswscale assumes by default; PyAV changes none unless told.
+        recoloured = (primaries, transfer) != colours
+        self._colours = {"dst_color_primaries": primaries, "dst_color_trc": transfer} if recoloured else {}
+        self._reformatter, self._swapper = VideoReformatter(), VideoReformatter()
+        self._refused = False
+
+    def convert(self, frame: av.VideoFrame) -> npt.NDArray[np.uint8]:
+        """Return the frame as RGB; one in a colour space that libswscale refuses as if the space were unknown."""
+        if not self._refused:
+            try:
+                return self._rgb(frame, self._colours)
+            except av.FFmpegError as error:
+                if error.errno == errno.ENOMEM:
+                    raise
+                self._refused = True
         frame.colorspace = _UNKNOWN
-        bgr = _to_bgr(frame, width, height, {})
-    return bgr[:, :, ::-1].view(np.uint8)
+        return self._rgb(frame, {})
+
+    def _rgb(self, frame: av.VideoFrame, colours: dict[str, int]) -> npt.NDArray[Any]:
+        bgr = self._reformatter.reformat(frame, *self._size, "bgr24", interpolation=_FLAGS, threads=1, **colours)
+        return self._swapper.reformat(bgr, format="rgb24", interpolation=_FLAGS, threads=1).to_ndarray()
 
 
-def _to_bgr(frame: av.VideoFrame, width: int, height: int, colours: dict[str, int]) -> npt.NDArray[Any]:
-    return frame.reformat(width, height, "bgr24", interpolation="BICUBIC", threads=1, **colours).to_ndarray()
-
-
-def _is_recoloured(frame: av.VideoFrame) -> bool:
+def is_recoloured(frame: av.VideoFrame) -> bool:
     """Return whether OpenCV's conversion changes primaries or transfer, as with BT.2020, PQ and HLG."""
     return frame.color_primaries not in _KEPT_PRIMARIES or frame.color_trc not in _KEPT_TRANSFERS
 
 
-def _target_colours(frame: av.VideoFrame) -> dict[str, int]:
-    """Return the target's colours that libswscale assumes by default; PyAV changes none unless told."""
-    primaries = frame.color_primaries if frame.color_primaries in _KEPT_PRIMARIES else _BT709
-    transfer = frame.color_trc if frame.color_trc in _KEPT_TRANSFERS else _BT709
-    return {"dst_color_primaries": int(primaries), "dst_color_trc": int(transfer)}
-
-
-class _ContextKey(NamedTuple):
-    """The parameters of a context of libswscale."""
+class _FrameKind(NamedTuple):
+    """The properties of a frame that a context of libswscale depends on, except primaries and transfer."""
 
     width: int
     height: int
@@ -141,13 +162,13 @@ class _Libraries(NamedTuple):
     util: ctypes.CDLL
 
 
-def _context_key(frame: av.VideoFrame) -> _ContextKey:
+def _frame_kind(frame: av.VideoFrame) -> _FrameKind:
     name = frame.format.name
     full = frame.color_range == _FULL_RANGE or name.startswith("yuvj")
-    return _ContextKey(frame.width, frame.height, name, int(frame.colorspace), full)
+    return _FrameKind(frame.width, frame.height, name, int(frame.colorspace), full)
 
 
-def _is_direct(kind: _ContextKey) -> bool:
+def _is_direct(kind: _FrameKind) -> bool:
     """Return whether libswscale may be called directly: pairs of rows, one after the other, with nothing between."""
     return (
         kind.pixel_format in _DIRECT
@@ -162,7 +183,7 @@ def _equals_pyav(pixel_format: str, space: int, full_range: bool) -> bool:
     """Return whether libswscale, called directly, converts such frames as PyAV does."""
     if _libraries() is None:
         return False
-    kind = _ContextKey(64, 64, pixel_format, space, full_range)
+    kind = _FrameKind(64, 64, pixel_format, space, full_range)
     rows = np.arange(64 * 128, dtype=np.uint32) * 7919 >> 5
     planes = rows.astype(np.uint8).reshape(128, 64)[: 128 if "422" in pixel_format else 96]
     frame = av.VideoFrame(64, 64, pixel_format)
@@ -176,34 +197,34 @@ def _equals_pyav(pixel_format: str, space: int, full_range: bool) -> bool:
     frame.colorspace = space
     frame.color_range = _FULL_RANGE if full_range else 1
     out = np.zeros((64, 64, 3), np.uint8)
-    context = _new_context(kind)
-    _scale(context, frame, out)
-    _libraries().scale.sws_freeContext(context)  # type: ignore[union-attr]
-    return np.array_equal(out, _by_pyav(frame, 64, 64))
+    _DirectContext(kind).convert(frame, out)
+    return np.array_equal(out, _PyAvContext(kind, (_UNKNOWN, _UNKNOWN), False, (64, 64)).convert(frame))
 
 
-def _new_context(kind: _ContextKey) -> ctypes.c_void_p:
-    libraries = _libraries()
-    assert libraries is not None
-    number = libraries.util.av_get_pix_fmt(kind.pixel_format.encode())
-    size = kind.width, kind.height
-    address = libraries.scale.sws_getContext(*size, number, *size, _RGB24, _BICUBIC, None, None, None)
-    if not address:
-        raise MemoryError("libswscale cannot allocate the context that converts a frame")
-    context = ctypes.c_void_p(address)
-    source, target = libraries.scale.sws_getCoefficients(kind.space), libraries.scale.sws_getCoefficients(5)
-    libraries.scale.sws_setColorspaceDetails(context, source, kind.full_range, target, 1, 0, _ONE, _ONE)
-    return context
+class _DirectContext:
+    """Converts frames of one kind by libswscale, in place."""
 
+    def __init__(self, kind: _FrameKind) -> None:
+        libraries = _libraries()
+        assert libraries is not None
+        self._scale = libraries.scale
+        number = libraries.util.av_get_pix_fmt(kind.pixel_format.encode())
+        size = kind.width, kind.height
+        address = self._scale.sws_getContext(*size, number, *size, _RGB24, _FLAGS, None, None, None)
+        if not address:
+            raise MemoryError("libswscale cannot allocate the context that converts a frame")
+        self._context = ctypes.c_void_p(address)
+        weakref.finalize(self, self._scale.sws_freeContext, self._context)
+        source, target = self._scale.sws_getCoefficients(kind.space), self._scale.sws_getCoefficients(5)
+        self._scale.sws_setColorspaceDetails(self._context, source, kind.full_range, target, 1, 0, _ONE, _ONE)
 
-def _scale(context: ctypes.c_void_p, frame: av.VideoFrame, out: npt.NDArray[np.uint8]) -> None:
-    libraries = _libraries()
-    assert libraries is not None
-    planes = frame.planes
-    source = (ctypes.c_void_p * 4)(*[plane.buffer_ptr for plane in planes])
-    strides = (ctypes.c_int * 4)(*[plane.line_size for plane in planes])
-    target, stride = (ctypes.c_void_p * 4)(out.ctypes.data), (ctypes.c_int * 4)(out.strides[0])
-    libraries.scale.sws_scale(context, source, strides, 0, frame.height, target, stride)
+    def convert(self, frame: av.VideoFrame, out: npt.NDArray[np.uint8]) -> None:
+        """Write a frame as RGB."""
+        planes = frame.planes
+        source = (ctypes.c_void_p * 4)(*[plane.buffer_ptr for plane in planes])
+        strides = (ctypes.c_int * 4)(*[plane.line_size for plane in planes])
+        target, stride = (ctypes.c_void_p * 4)(out.ctypes.data), (ctypes.c_int * 4)(out.strides[0])
+        self._scale.sws_scale(self._context, source, strides, 0, frame.height, target, stride)
 
 
 @functools.cache

@@ -54,7 +54,7 @@ class PyAvDecoder(Decoder):
         self._reorder = 0
         self._packets = memoryview(b"")
         self._slots: npt.NDArray[np.uint8] = np.empty((0, 0, 0, 3), np.uint8)
-        self._converter: Converter | None = None
+        self._converter = Converter()
 
     def open(self, index: VideoIndex, packets: memoryview, frames: memoryview | DeviceRange) -> None:
         """Open a video; see `Decoder.open`."""
@@ -68,11 +68,10 @@ class PyAvDecoder(Decoder):
         height, width = output_size(index)
         slots = frames.nbytes // (height * width * 3)
         self._slots = np.frombuffer(frames, np.uint8, slots * height * width * 3).reshape(slots, height, width, 3)
-        self._converter = Converter(index.rotation)
 
     def decode(self, piece: Piece) -> PieceResult:
         """Decode a piece; see `Decoder.decode`."""
-        if self._index is None or self._converter is None:
+        if self._index is None:
             raise DecoderError("a piece cannot be decoded, because its video is not open in this decoder")
         run = _PieceRun(self._index, piece, self._slots, self._converter, self._clock)
         # A decoder that begins in the middle does not know yet how many frames it must hold back. One that begins with
@@ -106,9 +105,7 @@ class PyAvDecoder(Decoder):
         self._index = None
         self._packets = memoryview(b"")
         self._slots = np.empty((0, 0, 0, 3), np.uint8)
-        if self._converter is not None:
-            self._converter.close()
-            self._converter = None
+        self._converter.end_video()
 
     def _packet(self, number: int) -> av.Packet[Any]:
         assert self._index is not None
@@ -172,6 +169,7 @@ class _PieceRun:
             self._keys.setdefault(one.slot, []).append(key)
         self._slots = slots
         self._converter = converter
+        self._rotation = index.rotation
         self._clock = clock
         self._shown = 0
         self.pts_order = PtsOrder(self._from_pts)
@@ -222,7 +220,7 @@ class _PieceRun:
             return
         began = self._clock()
         try:
-            self.bytes_written += self._converter.convert(frame, self._slots[one.slot])
+            self.bytes_written += self._converter.convert(frame, self._slots[one.slot], self._rotation)
         except av.FFmpegError as error:  # only this frame is missing
             _check_memory(error)
             self.damaged = True

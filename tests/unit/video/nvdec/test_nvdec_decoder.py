@@ -121,6 +121,8 @@ def test_what_a_cpu_would_decode_otherwise_is_refused() -> None:
     assert refused(module, data, width=63) is Refusal.FORMAT
     assert refused(module, data, extradata_changes=((16, b""),)) is Refusal.CHANGES
     assert refused(module, video(options=f"{BFRAMES} x264-params=tff=1:log-level=none")) is Refusal.INTERLACED
+    for hdr in ("colorprim=bt2020", "transfer=arib-std-b67"):
+        assert refused(module, video(options=f"{BFRAMES} x264-params={hdr}:log-level=none")) is Refusal.FORMAT
     assert refused(module, data, extradata=b"\x01\x64\x00\x1f\xff\xe1\x00\x40") is Refusal.FAILED
     assert module.created == 0
 

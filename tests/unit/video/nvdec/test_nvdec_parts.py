@@ -32,7 +32,7 @@ def test_colours_are_those_of_a_cpu_to_the_bit(width: int, height: int, space: i
         padded[:, : values.shape[1]] = values
         plane.update(padded.tobytes())
     right = np.empty((height, width, 3), np.uint8)
-    Converter(0).convert(frame, right)
+    Converter().convert(frame, right)
     made = nv12_to_rgb(torch.from_numpy(samples), Colours(space, full))
     assert np.array_equal(made.numpy(), right)
 

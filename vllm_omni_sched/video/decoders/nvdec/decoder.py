@@ -99,6 +99,8 @@ class NvdecDecoder(Decoder):
             raise NvdecError(Refusal.INTERLACED, "the stream may hold fields")
         if first.pixel_format != index.pixel_format or first.colours.space not in SPACES:
             raise NvdecError(Refusal.FORMAT, f"frames are {first.pixel_format}, colour matrix {first.colours.space}")
+        if first.recoloured:
+            raise NvdecError(Refusal.FORMAT, "primaries or transfer of its frames are to be converted")
         self._colours = first.colours
         self._device.use()
         self._index, self._packets = index, packets
@@ -206,11 +208,14 @@ class NvdecDecoder(Decoder):
 
 
 class FirstFrame(NamedTuple):
-    """Properties of the first frame: FFmpeg's name of the pixel format, colours, and whether it consists of fields."""
+    """Properties of the first frame: FFmpeg's name of the pixel format, colours, whether it consists of fields, and
+    whether its primaries or transfer are converted.
+    """
 
     pixel_format: str
     colours: Colours
     interlaced: bool = False
+    recoloured: bool = False
 
 
 def first_frame(index: VideoIndex, packets: memoryview) -> FirstFrame | None:
@@ -221,6 +226,8 @@ def first_frame(index: VideoIndex, packets: memoryview) -> FirstFrame | None:
     if not find_spec("av"):
         return FirstFrame(index.pixel_format, Colours(2, index.pixel_format.startswith("yuvj")))
     import av
+
+    from vllm_omni_sched.video.decoders.convert import is_recoloured
 
     starts = np.flatnonzero(index.packets["flags"] & PacketFlag.START)
     if not len(starts):
@@ -236,5 +243,6 @@ def first_frame(index: VideoIndex, packets: memoryview) -> FirstFrame | None:
         return None
     for frame in frames:
         full = frame.color_range == _FULL_RANGE or frame.format.name.startswith("yuvj")
-        return FirstFrame(frame.format.name, Colours(int(frame.colorspace), full), frame.interlaced_frame)
+        colours = Colours(int(frame.colorspace), full)
+        return FirstFrame(frame.format.name, colours, frame.interlaced_frame, is_recoloured(frame))
     return None
