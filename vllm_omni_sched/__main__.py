@@ -1,16 +1,11 @@
-"""``python -m vllm_omni_sched`` is the command ``vllm-omni-sched``."""
-
-import os
-
-from vllm_omni_sched.sim import compiled
+"""Run ``vllm-omni-sched``, also as ``python -m vllm_omni_sched``."""
 
 
 def main() -> None:
-    """Run the command; simulations use the compiled modules, if there are any."""
-    compiled.use(os.environ.get(compiled.VARIABLE))
-    from vllm_omni_sched.cli import app  # imports modules that may be compiled
+    """Run the command."""
+    from vllm_omni_sched.cli import app
 
-    app(prog_name="vllm-omni-sched")
+    app()
 
 
 if __name__ == "__main__":

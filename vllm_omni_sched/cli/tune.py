@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,6 +39,8 @@ class _Job:
         accepted: returns whether a server would start with these options.
         space: parameters that are tuned.
         baselines: all options of each baseline, by name; the current ones first.
+        max_num_seqs: how many sequences the engine may run now.
+        flags: vLLM's own flags, tuned without any option of the scheduler; all trials have them.
         fixed: options that all trials have.
         default: values of the options that a trial does not set.
         what: description of the load.
@@ -53,10 +55,12 @@ class _Job:
     default: dict[str, Any]
     what: str
     costs: dict[str, str]
+    max_num_seqs: int
+    flags: Options = field(default_factory=dict)
 
     def whole(self, options: Options) -> Options:
         """Return all options of a server that tries these options."""
-        return self.fixed | next(iter(self.baselines.values())) | options
+        return self.fixed | next(iter(self.baselines.values())) | self.flags | options
 
     def trial(self, options: Options, seed: int) -> Measured:
         """Run a trial."""
@@ -97,6 +101,8 @@ def tune(
 ) -> None:
     """Propose options for your load and your SLO: simulated, with the expected gain and its uncertainty.
 
+    vLLM's own flags are tuned first: only what options gain beyond them is theirs.
+
     Ctrl-C ends the search and keeps the best so far. Exit status: 0 on success, 2 if an argument is invalid.
     """
     from vllm_omni_sched.sim.output.files import write_text
@@ -110,6 +116,7 @@ def tune(
             job = _scenario(source, ttft, itl)
         else:
             job = _trace(source, ttft or 2.0, itl or 0.1, (model, device, devices), scale, item_embeds)
+        _tune_flags(job, range(seeds))
         found = _search(job, trials, range(seeds), seed, quiet)
         if not found.tried:
             _leave(USAGE, "interrupted before anything was tried")
@@ -141,7 +148,7 @@ def _trace(
     from vllm_omni_sched.sim.costs.roofline import RooflineCosts
     from vllm_omni_sched.sim.engine.limits import EngineLimits
     from vllm_omni_sched.sim.tune.evaluate import on_trace
-    from vllm_omni_sched.sim.tune.space import space
+    from vllm_omni_sched.sim.tune.space import SEQUENCES, TOKENS, space
     from vllm_omni_sched.sim.workloads.replay import TraceOptions
     from vllm_omni_sched.sim.workloads.trace import read_trace
 
@@ -149,8 +156,13 @@ def _trace(
     trace = read_trace(source)
     shape = pick("model", model, MODELS)
     costs = RooflineCosts(shape, pick("device", device, DEVICES), devices)
-    embeds = max(EngineLimits(1).max_num_batched_tokens, shape.largest_item(shape.max_model_len))
-    limits = EngineLimits(costs.kv_tokens, encoder_budget_embeds=embeds, encoder_cache_embeds=embeds)
+
+    def limits(flags: Options) -> EngineLimits:
+        tokens = flags.get(TOKENS, EngineLimits(1).max_num_batched_tokens)
+        encoder = max(tokens, shape.largest_item(shape.max_model_len))
+        sequences = flags.get(SEQUENCES, EngineLimits(1).max_num_seqs)
+        return EngineLimits(costs.kv_tokens, sequences, tokens, encoder, encoder)
+
     refused = refusal(LaneFacts(workers=devices))
     fixed: Options = {"interactive_ttft_ms": 1e3 * ttft, "interactive_itl_ms": 1e3 * itl}
     replay = TraceOptions(file=source.name, scale=scale, item_embeds=item_embeds)
@@ -166,7 +178,8 @@ def _trace(
 
     parameters = space(itl, encodes=refused is None)
     source_of = {"engine": f"{costs.source.kind.value}: {costs.source.text}"}
-    return _Job(evaluate, accepted, parameters, {_DEFAULTS: {}}, fixed, default, what, source_of)
+    sequences = EngineLimits(1).max_num_seqs
+    return _Job(evaluate, accepted, parameters, {_DEFAULTS: {}}, fixed, default, what, source_of, sequences)
 
 
 def _scenario(source: Path, ttft: float | None, itl: float | None) -> _Job:
@@ -193,13 +206,25 @@ def _scenario(source: Path, ttft: float | None, itl: float | None) -> _Job:
         return True
 
     evaluate = on_scenario(scenario, runner())
-    return _Job(evaluate, accepted, parameters, baselines | {_DEFAULTS: {}}, fixed, default, what, costs)
+    baselines |= {_DEFAULTS: {}}
+    return _Job(evaluate, accepted, parameters, baselines, fixed, default, what, costs, engine.max_num_seqs)
 
 
 def _config(options: Options) -> OmniSchedConfig:
     from vllm_omni_sched.config.load import KEY, load_config
+    from vllm_omni_sched.sim.tune.space import policy_of
 
-    return load_config({KEY: dict(options)})
+    return load_config({KEY: policy_of(options)})
+
+
+def _tune_flags(job: _Job, seeds: range) -> None:
+    """Add vLLM with its own flags tuned to the baselines, if it does better than with those it has."""
+    from vllm_omni_sched.sim.tune.search import tuned_flags
+    from vllm_omni_sched.sim.tune.space import command_line
+
+    job.flags = tuned_flags(job.evaluate, seeds, job.max_num_seqs)
+    if job.flags:
+        job.baselines[f"vLLM with {command_line(job.flags)}"] = job.flags
 
 
 def _search(job: _Job, trials: int, seeds: range, seed: int, quiet: bool) -> Search:
@@ -245,15 +270,17 @@ def _record(
     job: _Job, verdict: str, options: Options, found: Search, compared: Comparison | None, seed: int
 ) -> dict[str, Any]:
     from vllm_omni_sched.sim.output.files import provenance
+    from vllm_omni_sched.sim.tune.space import flags_of, policy_of
 
     return {
         "tune": job.what,
         "simulated": True,
         "provenance": provenance(["vllm-omni-sched", *sys.argv[1:]], seed, job.costs, job.what),
         "said": verdict,
-        "options": options,
+        "flags": flags_of(options),
+        "options": policy_of(options),
         "interrupted": found.interrupted or compared is None,
         "trials": found.trials,
-        "tried": [{"options": job.whole(one.options), "attainment": one.attainment} for one in found.tried],
+        "tried": [{"options": policy_of(job.whole(one.options)), "attainment": one.attainment} for one in found.tried],
         "held_out": tune_view.as_record(compared),
     }

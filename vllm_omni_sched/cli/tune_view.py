@@ -45,9 +45,8 @@ def verdict(found: Search, compared: Comparison | None) -> str:
     if name == compared.now:
         others = [f"{_attained(one)} with {other}" for other, one in baselines.items() if other != name]
         return (
-            f"{text}No option is known to help: {_attained(proposed)} of the requests are within the SLO with {name}"
-            + "".join(f", {one}" for one in others)
-            + "."
+            f"{text}No option is known to help beyond vLLM's own flags: {_attained(proposed)} of the requests are "
+            f"within the SLO with {name}" + "".join(f", {one}" for one in others) + "."
         )
     over = "; ".join(
         f"instead of {_attained(baselines[other])} with {other}: {_points(gains.attainment)}"
@@ -87,9 +86,12 @@ def as_yaml(options: Options, what: str = "", text: str = "") -> str:
     import yaml
 
     from vllm_omni_sched.config.load import grouped
+    from vllm_omni_sched.sim.tune.space import command_line, flags_of, policy_of
 
-    head = "".join(f"# {line}\n" for line in (what, text) if line)
-    return head + yaml.safe_dump(grouped(options), sort_keys=False)
+    flags = command_line(flags_of(options))
+    also = f"with vLLM's own {flags}" if flags else ""
+    head = "".join(f"# {line}\n" for line in (what, text, also) if line)
+    return head + yaml.safe_dump(grouped(policy_of(options)), sort_keys=False)
 
 
 def as_record(compared: Comparison | None) -> dict[str, Any] | None:

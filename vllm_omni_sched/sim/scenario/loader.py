@@ -17,6 +17,8 @@ from vllm_omni_sched.config.stage_yaml import check_against, edge_connectors, re
 from vllm_omni_sched.sim.scenario.explain import explain_problem
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.stages import VideoStage
+from vllm_omni_sched.sim.workloads.replay import Replay, TraceOptions
+from vllm_omni_sched.sim.workloads.trace import read_trace
 from vllm_omni_sched.video.options import VideoOptions
 
 if sys.version_info >= (3, 11):
@@ -228,6 +230,8 @@ def build(raw: Mapping[str, Any], where: str, folder: Path, known: KnownNames) -
                 problems.append(str(error))
                 del values[key]
     _resolve(values, folder)
+    if not {"duration_seconds", "requests"} & values.keys():
+        values.update(_length_of_trace(values.get("workload")))
     try:
         scenario = Scenario.model_validate(values)
     except ValidationError as error:
@@ -237,6 +241,23 @@ def build(raw: Mapping[str, Any], where: str, folder: Path, known: KnownNames) -
     if problems:
         raise ConfigError(f"{where}: " + "; ".join(problems))
     return scenario
+
+
+def _length_of_trace(workload: Any) -> dict[str, float]:
+    """Return the time for which a trace has requests, so that none of them is left out; nothing of other workloads."""
+    if not isinstance(workload, Mapping) or workload.get("kind") != "trace":
+        return {}
+    try:
+        options = TraceOptions.model_validate(
+            {key: workload[key] for key in TraceOptions.model_fields.keys() & workload.keys()}
+        )
+        trace = read_trace(Path(options.file))
+    except (ConfigError, ValidationError):  # reported with the other problems of the workload
+        return {}
+    if not options.repeat:
+        return {}
+    scale = Replay(trace, options).rate * trace.seconds / trace.arrivals if trace.requests else 1.0
+    return {"duration_seconds": options.repeat * trace.seconds / scale}
 
 
 def _policy(options: Any) -> OmniSchedConfig:
@@ -250,7 +271,7 @@ def _policy(options: Any) -> OmniSchedConfig:
         return config
     except ConfigError as error:
         message = str(error)
-        for prefix in ("policy: ", f"additional_config[{KEY!r}]: "):
+        for prefix in ("policy: ", f"additional_config[{KEY!r}]: ", "in 'policy': "):
             message = message.removeprefix(prefix)
         raise ConfigError(message if "'policy." in message else f"[policy]: {message}") from None
 

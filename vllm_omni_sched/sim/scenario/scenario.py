@@ -139,7 +139,12 @@ class Scenario(Options):
 
     name: str = Field(min_length=1, description="Description of the simulation in a line.")
     seed: int = Field(1, ge=0, description="Seed of all random draws.")
-    duration_seconds: float = Field(600.0, gt=0, description="Time over which requests arrive.")
+    duration_seconds: float = Field(
+        600.0,
+        gt=0,
+        description="Time over which requests arrive. Default: 600; with a workload of kind `trace` that is not "
+        "repeated without end, its length.",
+    )
     requests: int | None = Field(
         None,
         ge=1,

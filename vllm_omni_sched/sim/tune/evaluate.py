@@ -1,7 +1,7 @@
 """Measure options under a load: a trace, different under each seed, or a scenario."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from vllm_omni_sched.sim.scenario.checks import problems_of
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.stages import EngineStage
 from vllm_omni_sched.sim.tune.search import Evaluate, Measured
-from vllm_omni_sched.sim.tune.space import Options
+from vllm_omni_sched.sim.tune.space import SEQUENCES, TOKENS, Options, flags_of, policy_of
 from vllm_omni_sched.sim.work import Request
 from vllm_omni_sched.sim.workloads.base import requests
 from vllm_omni_sched.sim.workloads.replay import Replay, TraceOptions
@@ -27,13 +27,14 @@ BLOCKS = 20
 """Least number of blocks into which a trace is cut."""
 HELD_OUT = 1_000_000
 """The first held-out seed; those below are for training."""
+_FIELDS = {TOKENS: "max_num_batched_tokens", SEQUENCES: "max_num_seqs"}
 
 
 def on_trace(
     trace: Trace,
     replay: TraceOptions,
     costs: EngineCosts,
-    limits: EngineLimits,
+    limits: Callable[[Options], EngineLimits],
     targets: tuple[float, float],
 ) -> Evaluate:
     """Return a function that simulates one engine under a trace, with exactly the given options.
@@ -41,6 +42,7 @@ def on_trace(
     Requests of a trace of intervals are drawn anew under each seed; for a trace of requests see `resample`.
 
     Args:
+        limits: returns the sizes of an engine with these flags of vLLM.
         targets: TTFT and inter-token latency of the SLO, in seconds.
     """
     workload = Replay(trace, replay)
@@ -48,12 +50,12 @@ def on_trace(
     seconds = trace.arrivals / workload.rate
 
     def evaluate(options: Options, seed: int) -> Measured:
-        config = load_config({KEY: dict(options)})
+        config = load_config({KEY: policy_of(options)})
         arriving, length = requests(workload, seed), seconds
         if whole:
             rng = np.random.default_rng(seed)
             arriving, length = resample(whole, seconds, rng, held_out=seed >= HELD_OUT), seconds / 2
-        seen = run_episode(arriving, costs, limits, config, length, targets, drain_seconds=60.0)
+        seen = run_episode(arriving, costs, limits(flags_of(options)), config, length, targets, drain_seconds=60.0)
         return Measured(seen.attainment, seen.ttft_p99)
 
     return evaluate
@@ -107,12 +109,13 @@ def own_options(scenario: Scenario) -> Options:
 
 
 def with_options(scenario: Scenario, options: Options) -> Scenario:
-    """Return the scenario as served with exactly these options.
+    """Return the scenario as served with exactly these options; flags are those of the stage that is tuned.
 
     Raises:
         ConfigError: a server would refuse them; the message says why.
     """
-    policy = load_config({KEY: dict(options)})
+    policy, flags, tuned = load_config({KEY: policy_of(options)}), flags_of(options), tunable(scenario).name
+    sizes = {_FIELDS[name]: value for name, value in flags.items()}
     # where items are encoded follows from the policy, as in a server
     stages = tuple(
         stage.model_copy(update={"encoder": None})
@@ -120,6 +123,7 @@ def with_options(scenario: Scenario, options: Options) -> Scenario:
         else stage
         for stage in scenario.stages
     )
+    stages = tuple(stage.model_copy(update=sizes) if stage.name == tuned else stage for stage in stages)
     changed = scenario.model_copy(update={"policy": policy, "stages": stages})
     for problem in problems_of(changed):
         raise ConfigError(problem)

@@ -77,8 +77,8 @@ class Compared:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The best few and the baselines, by name: first the present options, then the server's defaults if those
-    differ.
+    """The best few and the baselines, by name: the present options first, then the server's defaults if those differ,
+    then vLLM with its own flags tuned if those help.
     """
 
     baselines: Mapping[str, Compared]
@@ -96,15 +96,16 @@ class Comparison:
         """Return the options to serve with, and their name if they are a baseline.
 
         1. Of the options that are known to help over all baselines, those with the largest gain over the present ones.
-        2. Otherwise the baseline that is known to help over the present options: the server's defaults.
+        2. Otherwise the baseline that is known to help most over the present options: the server's defaults, or
+           vLLM's own flags.
         3. Otherwise the present options.
         """
         helps = [one for one in self.compared if one.helps]
         if helps:
             return "", max(helps, key=lambda one: one.over[self.now].attainment.mean)
-        for name, one in self.baselines.items():
-            if name != self.now and one.helps:
-                return name, one
+        known = [item for item in self.baselines.items() if item[0] != self.now and item[1].helps]
+        if known:
+            return max(known, key=lambda item: item[1].over[self.now].attainment.mean)
         return self.now, self.baselines[self.now]
 
 

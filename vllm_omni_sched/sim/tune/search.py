@@ -8,7 +8,7 @@ import numpy as np
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.extras import how_to_install
-from vllm_omni_sched.sim.tune.space import Options, Parameter, suggest
+from vllm_omni_sched.sim.tune.space import SEQUENCES, TOKENS, Options, Parameter, flag_values, suggest
 
 
 class Measured(NamedTuple):
@@ -99,6 +99,29 @@ def search(
         pass
     ordered = sorted(found.values(), key=lambda one: (-one.score, len(one.options)))
     return Search(tuple(ordered), done, done < trials)
+
+
+def tuned_flags(evaluate: Evaluate, seeds: Sequence[int], max_num_seqs: int) -> Options:
+    """Return the flags with which vLLM's own scheduler does best under the training seeds; none where none helps.
+
+    1. The tokens of a step are chosen first, then the number of sequences. Each value is tried.
+    2. A flag is set only where more requests are within the SLO than without it.
+    3. An interrupt ends that with the best so far.
+    """
+
+    def tried(flags: Options) -> Tried:
+        return Tried(flags, tuple(evaluate(flags, seed) for seed in seeds))
+
+    best: Tried | None = None
+    try:
+        best = tried({})
+        for name in (TOKENS, SEQUENCES):
+            for other in [tried(best.options | {name: value}) for value in flag_values(name, max_num_seqs)]:
+                if other.attainment > best.attainment:
+                    best = other
+    except KeyboardInterrupt:
+        pass
+    return {} if best is None else best.options
 
 
 def changed_options(options: Options, default: Mapping[str, Any]) -> Options:

@@ -5,7 +5,26 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 Options = dict[str, Any]
-"""Options as under ``omni_sched`` in vLLM's ``--additional-config``; missing ones have their defaults."""
+"""Options as under ``omni_sched`` in vLLM's ``--additional-config``, and flags of vLLM, whose names begin with ``--``;
+missing ones have their defaults."""
+
+TOKENS, SEQUENCES = "--max-num-batched-tokens", "--max-num-seqs"
+_TOKENS, _SEQUENCES = (256, 512, 1024, 2048, 4096, 8192), (8, 16, 32, 64, 128, 256)
+
+
+def flags_of(options: Options) -> Options:
+    """Return the flags of vLLM among the options."""
+    return {name: value for name, value in options.items() if name.startswith("--")}
+
+
+def policy_of(options: Options) -> Options:
+    """Return the options of the scheduler among the options."""
+    return {name: value for name, value in options.items() if not name.startswith("--")}
+
+
+def command_line(flags: Options) -> str:
+    """Return flags as they are given to ``vllm serve``."""
+    return " ".join(f"{name} {value}" for name, value in flags.items())
 
 
 class Trial(Protocol):
@@ -82,6 +101,11 @@ def space(itl_seconds: float, encodes: bool = True, max_num_seqs: int = 256) -> 
             Parameter("encoder_cache_order", ("age", "worth")),
         ]
     return found
+
+
+def flag_values(name: str, max_num_seqs: int) -> tuple[int, ...]:
+    """Return the values of a flag that are tried; more sequences than the server may run now are not."""
+    return _TOKENS if name == TOKENS else tuple(value for value in _SEQUENCES if value <= max_num_seqs)
 
 
 def suggest(parameters: Sequence[Parameter], trial: Trial) -> Options:

@@ -237,3 +237,16 @@ def test_files_of_workloads_inside_others_are_relative_to_the_scenario_too(tmp_p
     values = {"workload": {"kind": "mix", "parts": [{"kind": "trace", "file": "a.jsonl"}, {"kind": "text"}]}}
     _resolve(values, tmp_path)
     assert values["workload"]["parts"][0]["file"] == str(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize(("more", "served", "seconds"), [
+    ("", 2, 900.9), ("scale = 2.0", 2, 450.45), ("repeat = 2", 4, 1801.8),
+])  # fmt: skip
+def test_a_trace_is_simulated_to_its_end(tmp_path: Path, more: str, served: int, seconds: float) -> None:
+    text = SMALL.replace("duration_seconds = 1.0\n", "").replace("[cluster]", f"{more}\n[cluster]")
+    (tmp_path / "one.toml").write_text(text)
+    header = Header("vllm-omni-sched trace", 1, source="test")
+    write_trace(tmp_path / "requests.jsonl", header, [Exact(0.1, 9, 3, ()), Exact(600.6, 9, 3, ())])
+    one = load(tmp_path / "one.toml")
+    assert one.duration_seconds == pytest.approx(seconds)
+    assert len(simulate(one).records) == served
