@@ -23,10 +23,10 @@ from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE
 from vllm_omni_sched.connectors.auto import AutoOptions
 from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions
+from vllm_omni_sched.connectors.extra import read_extra
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
 from vllm_omni_sched.connectors.watch import WatchOptions
 from vllm_omni_sched.omni.connector import TransportConnector
-from vllm_omni_sched.omni.extra import options_from_extra
 from vllm_omni_sched.plugin import register
 
 pytestmark = pytest.mark.omni
@@ -178,7 +178,7 @@ def test_every_option_is_taken(options: type[BaseModel]) -> None:
     """Also beside those of the watch, which are in the same place."""
     defaults = {name: field.get_default(call_default_factory=True) for name, field in options.model_fields.items()}
     extra = {**defaults, "stall_seconds": 1.5, "leak_seconds": 2.5}
-    options_from_extra(options, extra, "C")
+    read_extra(options, extra)
     connector = TransportConnector({"stage_id": 0, **extra}, lambda: ScriptedTransport("scripted", [0.0]), 1.0)
     assert connector.watch.options == WatchOptions(stall_seconds=1.5, leak_seconds=2.5)
 

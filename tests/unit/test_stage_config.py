@@ -38,11 +38,9 @@ def test_the_complete_example_says_the_defaults():
     assert config.pools.of_connectors == article().pools.of_connectors
     for name in config.pools.of_connectors:
         del given["pools"][name]
-    assert given["monitoring"]["journal"].pop("path") == "/var/log/omni/faults.jsonl"
     assert given["graph"]["priority"].pop("by_modality") == {"audio": "realtime"}
     assert given["graph"]["priority"].pop("client_classes") == ["interactive", "batch"]
     usual = StageSchedConfig().model_dump()
-    del usual["monitoring"]["journal"]["path"]
     del usual["graph"]["priority"]["by_modality"], usual["graph"]["priority"]["client_classes"]
     del (
         usual["runtime"]["connectors"],

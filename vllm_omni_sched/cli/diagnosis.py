@@ -7,7 +7,8 @@ import os
 import platform
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched import __version__
 from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, Status, features, versions
+from vllm_omni_sched.config.checks import problems
 from vllm_omni_sched.config.errors import OmniSchedError
 from vllm_omni_sched.config.extras import how_to_install, version_of
 from vllm_omni_sched.config.load import KEY, ResolvedOption, load_config, read_options, read_yaml, resolved
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
-from vllm_omni_sched.config.stage_yaml import VARIABLE, load_stage_config, resolved_stage_options
+from vllm_omni_sched.config.stage_yaml import VARIABLE, file_named, load_stage_config, resolved_stage_options
 from vllm_omni_sched.connectors import native
-from vllm_omni_sched.connectors.mooncake import store
+from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
 from vllm_omni_sched.connectors.named_routes import EdgeConnector, Route, resolved_connectors
 from vllm_omni_sched.engine.metrics.nvml import NvmlDevices
 from vllm_omni_sched.graph.partition import StageReason
@@ -37,7 +39,7 @@ from vllm_omni_sched.video.pool.kinds import NVDEC, DecoderKind, decoder_kinds
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.placement.initial_placement import Suggestion
-    from vllm_omni_sched.omni.stages.start.deployed import Deployed
+    from vllm_omni_sched.omni.stages.start.plan import StagePlan
 
 _WITHOUT = {
     sandbox.Part.SECCOMP: "decoder processes could reach the network",
@@ -132,7 +134,6 @@ DEPLOY_KEYS = frozenset(
     {KEY, "async_chunk", "base_config", "connectors", "edges", "pipeline", "platforms", "session_mode", "stages"}
 )
 """Top-level keys of vLLM-Omni's deploy YAML that distinguish it from a file of our options."""
-REACH_SECONDS = 2.0  # to connect to the master of a Mooncake store
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ class StagesDiagnosis:
     active: bool = False
     note: str = ""
     options: list[ResolvedOption] = field(default_factory=list)
-    pipeline: list[Status] = field(default_factory=list)  # parts that all stages share
+    async_chunk: bool = False  # stages exchange chunks
     stages: list[StageFinding] = field(default_factory=list)
     edges: list[EdgeFinding] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # what would stop the pipeline if it were started here and now
@@ -199,49 +200,56 @@ def diagnose_stages(file: Path, model: str | None = None) -> StagesDiagnosis:
     """
     try:
         is_deploy = _is_deploy_yaml(file)
-        config = load_stage_config(file, os.environ) if is_deploy else load_stage_config(None, {VARIABLE: str(file)})
+        at = (file, os.environ) if is_deploy else (None, {VARIABLE: str(file)})
+        config = load_stage_config(*at)
     except OmniSchedError as error:
         return StagesDiagnosis(str(file), problems=[str(error)])
-    known = StagesDiagnosis(
-        str(file), config is not None, options=[] if config is None else resolved_stage_options(config)
-    )
     if config is None:
-        return known
+        return StagesDiagnosis(str(file))
+    known = StagesDiagnosis(str(file), True, options=resolved_stage_options(config))
     if find_spec("vllm_omni") is None:
         known.problems.append("vLLM-Omni is not installed in this environment; there are no stages without it")
         return known
-    found: Deployed | None = None
-    if is_deploy:
-        from vllm_omni_sched.omni.stages.start.deployed import deployed
+    from vllm_omni_sched.omni.stages.placement.initial_placement import assign_initial_devices, suggest_devices
+    from vllm_omni_sched.omni.stages.start.deployed import deployed, load_plugins
+    from vllm_omni_sched.omni.stages.start.edges import check_reachable
+    from vllm_omni_sched.omni.stages.start.plan import option_checks, plan_stages
 
-        try:
-            found = deployed(file, model, config)
-        except OmniSchedError as error:
-            known.problems.append(str(error))
-            return known
-    connectors: Mapping[str, EdgeConnector] = {}
+    load_plugins()
     try:
-        connectors = resolved_connectors(config)
-        _load_mooncake(connectors)
+        found = deployed(file, model) if is_deploy else None
     except OmniSchedError as error:
-        known.problems.append(f"{file}: {error}")
+        known.problems.append(str(error))
         return known
-    warnings = list(_warnings(connectors))
-    if found is None:
+
+    named = file_named(*at)
+    planned: list[StagePlan] = []
+    checks = [*option_checks(config)]
+    partition, suggestion = config.graph.partition, None
+    if found is not None:
+        suggestion = suggest_devices(partition, found.stage_configs)
+        if partition.enabled:
+            checks.append(partial(assign_initial_devices, partition, found.stage_configs))
+        checks.append(lambda: planned.append(plan_stages(config, found.stage_configs, found.transfer)))
+    wrong = problems(map(named, checks))
+    connectors = {} if wrong else resolved_connectors(config)
+    warnings = [*problems([named(partial(check_reachable, config))]), *_addresses(connectors)] if not wrong else []
+    if found is None or not planned:
         how = "give --model, from which the pipeline follows" if is_deploy else "give the deploy YAML"
         note = f"The stages of the pipeline are not known, so their names and edges are not checked: {how}."
-        parts, every = list(_shared_parts(config, None)), list(_every_edge(config, connectors))
-        return StagesDiagnosis(str(file), True, note, known.options, parts, edges=every, warnings=warnings)
-    return StagesDiagnosis(
-        str(file),
-        True,
-        "",
-        known.options,
-        list(_shared_parts(config, found)),
-        [_stage(config, found, one) for one in found.graph.stages],
-        list(_edges(found, connectors)),
-        warnings,
-        suggestion=None if found.suggestion is None else _suggestion(found.graph, found.suggestion),
+        note = note if found is None else ""
+        edges = list(_every_edge(config, connectors))
+        return replace(known, note=note, edges=edges, warnings=warnings, problems=wrong)
+    (plan,) = planned
+    chunked = found.async_chunk and (plan.graph.chunked or not plan.graph.branches)
+    return replace(
+        known,
+        async_chunk=chunked,
+        stages=[_stage(config, one, found.stage_configs[one.stage_id], chunked) for one in plan.graph.stages],
+        edges=list(_edges(plan, connectors)),
+        warnings=warnings,
+        problems=wrong,
+        suggestion=None if suggestion is None else _suggestion(plan.graph, suggestion),
     )
 
 
@@ -278,50 +286,25 @@ _WHY = {
 
 def _is_deploy_yaml(file: Path) -> bool:
     content = read_yaml(str(file), "--stages", only=KEY)
-    return not isinstance(content, Mapping) or bool(DEPLOY_KEYS & content.keys())
+    return isinstance(content, Mapping) and bool(DEPLOY_KEYS & content.keys())
 
 
-def _stage(config: StageSchedConfig, found: Deployed, stage: Stage) -> StageFinding:
-    devices = found.devices.get(stage.stage_id, "")
-    parts = list(_parts(config, found, stage))
-    return StageFinding(stage.stage_id, stage.name, stage.kind.value, stage.replicas, devices, parts)
+def _stage(config: StageSchedConfig, stage: Stage, given: Any, chunked: bool) -> StageFinding:
+    from vllm_omni_sched.omni.stages.start.capacity import max_num_seqs_in
+
+    devices = getattr(getattr(given, "runtime_config", None), "devices", None) or ""
+    parts = list(_parts(config, stage, max_num_seqs_in(given), chunked))
+    return StageFinding(stage.stage_id, stage.name, stage.kind.value, stage.replicas, str(devices), parts)
 
 
-def _load_mooncake(connectors: Mapping[str, EdgeConnector]) -> None:
-    """Check that the Mooncake library is there if a connector of ours needs it.
-
-    Raises:
-        ConfigError: it is not installed, or what it needs of the system is not.
-    """
-    if any(one.mooncake is not None for one in connectors.values()):
-        store.load_library()
-
-
-def _warnings(connectors: Mapping[str, EdgeConnector]) -> Iterator[str]:
-    for one in connectors.values():
-        if one.mooncake is None:
-            continue
-        extra, options = one.mooncake
-        if (why := _unreachable(options.master_address)) is not None:
+def _addresses(connectors: Mapping[str, EdgeConnector]) -> Iterator[str]:
+    """Yield what is wrong on this host, and would not be on others."""
+    for at, options in (part for one in connectors.values() for part in one.parts()):
+        if isinstance(options, MooncakeOptions) and not _is_own_address(options.host):
             yield (
-                f"option '{extra}.master': nothing answers at {options.master} from here ({why}). The stages would not "
-                "start: start `mooncake_master` there, correct the address, or remove the connector if all stages are "
-                "on one host"
+                f"option '{at}.host': {options.host} is not an address of this host. Set the one at which other hosts "
+                "reach it, on each host its own"
             )
-        if not _is_own_address(options.host):
-            yield (
-                f"option '{extra}.host': {options.host} is not an address of this host. Set the one at which other "
-                "hosts reach it, on each host its own"
-            )
-
-
-def _unreachable(address: tuple[str, int]) -> str | None:
-    """Return why no connection to an address can be made; None if it can."""
-    try:
-        socket.create_connection(address, timeout=REACH_SECONDS).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
 
 
 def _is_own_address(host: str) -> bool:
@@ -342,67 +325,33 @@ def _every_edge(config: StageSchedConfig, connectors: Mapping[str, EdgeConnector
             yield EdgeFinding("every edge", one.name, one.extra, "runtime.connectors", list(one.routes))
 
 
-def _edges(found: Deployed, connectors: Mapping[str, EdgeConnector]) -> Iterator[EdgeFinding]:
+def _edges(plan: StagePlan, connectors: Mapping[str, EdgeConnector]) -> Iterator[EdgeFinding]:
     routes = next((list(one.routes) for one in connectors.values() if one.routes), [])
-    for stage in found.graph.stages:
+    for stage in plan.graph.stages:
         for source in stage.sources:
             edge = str(source), str(stage.stage_id)
-            name = f"{found.graph.stage(source)} -> {stage}"
-            if (spec := found.connectors.get(edge)) is None:
+            name = f"{plan.graph.stage(source)} -> {stage}"
+            if (spec := plan.connectors.get(edge)) is None:
                 yield EdgeFinding(name, None, {}, "vLLM-Omni's default")
             else:
-                ours = edge in found.ours
+                ours = edge in plan.ours
                 written = "runtime.connectors" if ours else "deploy YAML"
                 yield EdgeFinding(name, spec.name, spec.extra, written, routes if ours else [])
 
 
-def _shared_parts(config: StageSchedConfig, found: Deployed | None) -> Iterator[Status]:
-    """Yield the parts that are active in all stages or in none."""
-    runtime, graph, watching = config.runtime, config.graph, config.monitoring
-    if found is not None:
-        how = f"{_at_once(found)} at once" if found.chunked else "one stage after the other"
-        yield Status("async_chunk", found.chunked, how)
-    yield _part("merging", graph.merging.enabled, "identical work runs once", "graph.merging.enabled")
-    classes = ", ".join(f"{name} (rank {one.rank})" for name, one in graph.priority.classes.items())
-    yield _part("priority", graph.priority.enabled, f"classes {classes}", "graph.priority.enabled")
-    devices = ", ".join(graph.partition.devices)
-    yield _part("partition", graph.partition.enabled, f"devices {devices}", "graph.partition.enabled")
-    total = config.pools.total_bytes
-    shares = ", ".join(f"{name} {share:g}" for name, share in config.pools.shares.model_dump().items())
-    yield Status("pools", total is not None, f"{total:,} bytes: {shares}" if total else "'pools.total_bytes' is null")
-    stalls = runtime.stalls_after_seconds
-    yield Status(
-        "stall",
-        stalls is not None,
-        "'runtime.stall_seconds' is null" if stalls is None else f"a request without progress for {stalls:g} s fails",
-    )
-    preload = runtime.preload
-    ahead = f"{preload.threads} threads, at most {preload.memory_fraction:.0%} of the available memory"
-    yield _part("preload", preload.enabled, ahead, "runtime.preload.enabled")
-    yield _part("monitoring", watching.enabled, "stages are watched, metrics published", "monitoring.enabled")
-    looks = f"a look each {watching.anomaly.interval_seconds:g} s"
-    off = "monitoring.enabled" if not watching.enabled else "monitoring.anomaly.enabled"
-    yield _part("anomaly", watching.enabled and watching.anomaly.enabled, looks, off)
-    ahead = f"{watching.forecast.horizon_seconds:g} s ahead" + (
-        ", replicas move" if watching.forecast.move_replicas else ""
-    )
-    ahead += f", history in {watching.forecast.history_path}" if watching.forecast.history_path else ""
-    journal = watching.journal
-    kept = f"{journal.path}, at most {journal.max_bytes:,} bytes"
-    yield Status("journal", journal.path is not None, kept if journal.path else "'monitoring.journal.path' is null")
-    yield _part("forecast", watching.forecast.enabled, ahead, "monitoring.forecast.enabled")
+def _parts(config: StageSchedConfig, stage: Stage, own: int | None, chunked: bool) -> Iterator[Status]:
+    """Yield the parts whose state follows from more than one option, or from the stage.
 
-
-def _parts(config: StageSchedConfig, found: Deployed, stage: Stage) -> Iterator[Status]:
-    """Yield the parts that differ between stages."""
+    Args:
+        own: the stage's `max_num_seqs`; None for vLLM-Omni's default.
+        chunked: whether stages exchange chunks.
+    """
     limits = config.batching.of_stage(stage.stage_id, stage.name)
-    own = found.max_num_seqs.get(stage.stage_id)
     most = limits.max_batch_size if own is None else min(limits.max_batch_size, own)
     capped = "" if own is None or own >= limits.max_batch_size else f" (the stage's max_num_seqs is {own})"
     if limits.enabled:
-        least = min(limits.min_batch_size, most)
         aim = f"aims at {limits.target_latency_ms:g} ms, adjusted each {limits.adjust_interval_ms:g} ms"
-        yield Status("batching", True, f"{least} to {most} requests{capped}, {aim}")
+        yield Status("batching", True, f"{limits.min_batch_size} to {most} requests{capped}, {aim}")
     else:
         yield Status("batching", False, f"not steered: always {most} requests{capped}")
     if stage.kind is not StageKind.AR:
@@ -413,16 +362,10 @@ def _parts(config: StageSchedConfig, found: Deployed, stage: Stage) -> Iterator[
     first = f"work of more than {config.batching.progressive.first_units} units starts in turn"
     yield Status("progressive", window is not None, off if window is None else first)
     yield _balancing(config, stage)
-    yield _credits(config, found, stage)
-    recovery = config.runtime.recovery
-    again = (
-        f"{recovery.max_restarts} restarts in {recovery.window_seconds:g} s"
-        if recovery.restart
-        else "its requests go to other replicas; it is not started again"
-    )
-    yield _part("recovery", recovery.enabled, again, "runtime.recovery.enabled")
-    yield _hangs(config)
-    yield _remedies(config)
+    credits, off = config.runtime.credits, "'runtime.credits.enabled' is false"
+    if credits.enabled:
+        off = "stages that exchange chunks start at once (async_chunk)" if chunked else ""
+    yield Status("credits", not off, off or f"room for {credits.capacity} requests")
 
 
 def _balancing(config: StageSchedConfig, stage: Stage) -> Status:
@@ -433,43 +376,6 @@ def _balancing(config: StageSchedConfig, stage: Stage) -> Status:
         return Status("balancing", False, "the stage has one replica")
     warm = ", affinity" if affinity and policy is BalancePolicy.COST else ""
     return Status("balancing", True, f"{policy.value} among {stage.replicas} replicas{warm}")
-
-
-def _at_once(found: Deployed) -> str:
-    """Return which stages of a request run at once in async-chunk mode."""
-    return "stages that exchange chunks" if found.graph.branches else "all stages of a request"
-
-
-def _credits(config: StageSchedConfig, found: Deployed, stage: Stage) -> Status:
-    options = config.runtime.credits
-    if not options.enabled:
-        return Status("credits", False, "'runtime.credits.enabled' is false")
-    if found.chunked:
-        return Status("credits", False, f"{_at_once(found)} start at once (async_chunk)")
-    return Status("credits", True, f"room for {options.capacity} requests")
-
-
-def _hangs(config: StageSchedConfig) -> Status:
-    recovery, watching = config.runtime.recovery, config.monitoring
-    if not recovery.enabled:
-        return Status("hangs", False, "'runtime.recovery.enabled' is false")
-    if recovery.hang_seconds is None:
-        return Status("hangs", False, "'runtime.recovery.hang_seconds' is null")
-    if not (watching.enabled and watching.anomaly.enabled):
-        return Status("hangs", False, "they need 'monitoring.anomaly'")
-    return Status("hangs", True, f"a replica that hangs for {recovery.hang_seconds:g} s more is ended")
-
-
-def _remedies(config: StageSchedConfig) -> Status:
-    recovery = config.runtime.recovery
-    if not recovery.act_on:
-        return Status("remedies", False, "'runtime.recovery.act_on' is empty: anomalies are only reported")
-    how = "it would be replaced (dry_run)" if recovery.dry_run else "the replica is replaced"
-    return Status("remedies", True, f"after {', '.join(recovery.act_on)}, {how}")
-
-
-def _part(name: str, active: bool, reason: str, option: str) -> Status:
-    return Status(name, active, reason if active else f"{option!r} is false")
 
 
 PLUGIN_GROUP = "vllm.general_plugins"

@@ -66,8 +66,6 @@ def stage_parts(found: StagesDiagnosis) -> list[RenderableType]:
     parts: list[RenderableType] = []
     if found.options:
         parts.append(options_table(f"\nOptions of the stage scheduler, {found.file}", found.options))
-    if found.pipeline:
-        parts.append(statuses_table("\nStage scheduler, all stages", found.pipeline))
     parts += [_stage(stage) for stage in found.stages]
     if found.edges:
         parts.append(_edges(found.edges))

@@ -86,7 +86,7 @@ def read_options(
     Args:
         model: pydantic model that forbids unknown keys.
         options: the options as the operator wrote them.
-        where: the place of the options, for messages.
+        where: the place of the options, for messages; empty if the caller names it.
         group: the key that holds the options, if they are a group in other options.
 
     Raises:
@@ -96,7 +96,8 @@ def read_options(
     try:
         return model(**{str(k): v for k, v in options.items()})
     except ValidationError as error:
-        raise ConfigError(f"{where}: " + "; ".join(explain(e, model, prefix) for e in error.errors())) from None
+        problems = "; ".join(explain(one, model, prefix) for one in error.errors())
+        raise ConfigError(f"{where}: {problems}" if where else problems) from None
 
 
 def _contradictions(config: OmniSchedConfig) -> Iterator[str]:

@@ -39,7 +39,10 @@ def load_stage_config(deploy_yaml: Path | None, environ: Mapping[str, str]) -> S
 
 @contextmanager
 def file_named(deploy_yaml: Path | None, environ: Mapping[str, str]) -> Iterator[None]:
-    """Add the file of the options to a `ConfigError` of the block; arguments as for `load_stage_config`."""
+    """Add the file of the options to a `ConfigError` of the block, or of the function that it decorates.
+
+    Arguments as for `load_stage_config`.
+    """
     try:
         yield
     except ConfigError as error:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.bounds import Seconds
 from vllm_omni_sched.connectors.compression.compressor import Compressor
 from vllm_omni_sched.connectors.compression.options import CompressionOptions
 from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcTransport
-from vllm_omni_sched.connectors.disk import DiskOptions, DiskTransport
+from vllm_omni_sched.connectors.disk import DiskTransport
 from vllm_omni_sched.connectors.modality import Modality
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakeTransport
 from vllm_omni_sched.connectors.routing import Presence, RoutedTransport, RoutingOptions, Way
@@ -44,22 +43,13 @@ class ForeignOptions(BaseModel):
     )
 
 
-def tiered_transport(
-    first: Transport, arena: ArenaOptions | None, mooncake: MooncakeOptions | None, options: TiersOptions
-) -> TieredTransport:
+def tiered_transport(first: Transport, arena: ArenaOptions, options: TiersOptions) -> TieredTransport:
     """Return the tiers that the options enable, below ``first``, which consists of an arena, a Mooncake store or both.
 
     Raises:
-        ConfigError: the options cannot be combined; see also `MooncakeTransport` and `DiskTransport`.
+        ConfigError: see `MooncakeTransport` and `DiskTransport`.
         RendezvousError: the directory of the disk cannot be used, or there is no Mooncake master.
     """
-    if arena is None:
-        raise ConfigError("option `tiers`: the tier above them is the arena, and `arena` is null; set one of them")
-    if mooncake is not None and options.mooncake is not None:
-        raise ConfigError(
-            "option `tiers`: Mooncake is the transport between hosts or a tier; unset one of both `mooncake`"
-        )
-    _check_ages({"arena": arena, "mooncake": mooncake, **_below(options)}, options.ttl_seconds)
     tiers = [Tier(first, {kind.value: arena.pool(kind).max_bytes for kind in Modality})]
     with contextlib.ExitStack() as undo:
         for name in options.order:
@@ -74,24 +64,6 @@ def tiered_transport(
         transport = TieredTransport(tiers, options, arena.max_inflight, arena.window_size)
         undo.pop_all()
     return transport
-
-
-def _below(options: TiersOptions) -> dict[str, MooncakeOptions | DiskOptions | None]:
-    return {f"tiers.{name}": options.mooncake if name == "mooncake" else options.disk for name in options.order}
-
-
-def _check_ages(limits: Mapping[str, ArenaOptions | MooncakeOptions | DiskOptions | None], ttl_seconds: float) -> None:
-    """Raise `ConfigError` if a tier drops messages before `tiers.ttl_seconds`.
-
-    Such messages would count as received, and distort expected waits.
-    """
-    for name, options in limits.items():
-        if options is not None and options.ttl_seconds < ttl_seconds:
-            raise ConfigError(
-                f"option `{name}.ttl_seconds` ({options.ttl_seconds:g}) is below `tiers.ttl_seconds` "
-                f"({ttl_seconds:g}): messages that it drops would count as received; raise the first, or lower "
-                "the second"
-            )
 
 
 HOST, NETWORK = 0, 1  # distances
@@ -121,6 +93,49 @@ class AutoOptions(RoutingOptions):
     )
     put_timeout_seconds: Seconds = Field(30.0, ge=0, description="How long `put` waits for room or for its receiver.")
 
+    @model_validator(mode="after")
+    def _can_be_combined(self) -> AutoOptions:
+        if self.cuda_ipc is not None and self.arena is None:
+            raise ValueError("option 'cuda_ipc' needs the arena, through which its messages go: leave 'arena' out")
+        near = None if self.arena is None else "arena" if self.cuda_ipc is None else "cuda_ipc"
+        ways = {name for name in (near, self.mooncake and "mooncake") if name}
+        for name in ways & self.foreign.keys():
+            raise ValueError(f"option 'foreign.{name}' has the name of another transport: take a different one")
+        ways |= self.foreign.keys()
+        if not ways:
+            raise ValueError("option 'arena' is null, and no other transport is named: name one")
+        for edge, names in self.edges.items():
+            if not set(names) <= ways:
+                raise ValueError(f"option 'edges.{edge}' names {names}; there are {sorted(ways)}")
+        return self
+
+    @model_validator(mode="after")
+    def _tiered(self) -> AutoOptions:
+        """Refuse what tiers cannot have: a message that a tier drops counts as received, and distorts waits."""
+        tiers = self.tiers
+        if tiers is None:
+            return self
+        if self.foreign:
+            raise ValueError(
+                "options 'tiers' and 'foreign' exclude each other: vLLM-Omni's connectors do not report when a message "
+                "was received, so that tiers would keep each of them forever; unset one of both"
+            )
+        if self.arena is None:
+            raise ValueError("option 'tiers': the tier above them is the arena, and 'arena' is null; set one of them")
+        if self.mooncake is not None and tiers.mooncake is not None:
+            raise ValueError(
+                "option 'tiers': Mooncake is the transport between hosts or a tier; unset one of both 'mooncake'"
+            )
+        below = {f"tiers.{name}": getattr(tiers, name) for name in tiers.order}
+        for name, one in {"arena": self.arena, "mooncake": self.mooncake, **below}.items():
+            if one is not None and one.ttl_seconds < tiers.ttl_seconds:
+                raise ValueError(
+                    f"option '{name}.ttl_seconds' ({one.ttl_seconds:g}) is below 'tiers.ttl_seconds' "
+                    f"({tiers.ttl_seconds:g}): messages that it drops would count as received; raise the first, or "
+                    "lower the second"
+                )
+        return self
+
 
 MoreWays = Callable[[Sequence[Way]], Iterable[Way]]
 
@@ -135,16 +150,9 @@ def auto_transport(
         stage, replica: the stage replica that this process serves; announced to others of the same arena.
 
     Raises:
-        ConfigError: the options name no transport, or one that cannot work.
+        ConfigError: a transport cannot work.
         RendezvousError: the arena's directory cannot be used, or no Mooncake master answers.
     """
-    if options.cuda_ipc is not None and options.arena is None:
-        raise ConfigError("option `cuda_ipc` needs the arena, through which its messages go: leave `arena` out")
-    if options.tiers is not None and options.foreign:
-        raise ConfigError(
-            "options `tiers` and `foreign` exclude each other: vLLM-Omni's connectors do not report when a message was "
-            "received, so that tiers would keep each of them forever; unset one of both"
-        )
     ways: list[Way] = []
     arena: ArenaTransport | None = None
     presence: Presence | None = None
@@ -171,8 +179,8 @@ def auto_transport(
         far = any(way.distance for way in ways)
         compressor = Compressor(options.compression) if far else None
         transport: Transport = RoutedTransport(ways, options, compressor, presence=presence)
-        if options.tiers is not None:
+        if options.tiers is not None and options.arena is not None:
             first = transport if len(ways) > 1 else ways[0].transport  # a single transport needs no routing
-            transport = tiered_transport(first, options.arena, options.mooncake, options.tiers)
+            transport = tiered_transport(first, options.arena, options.tiers)
         undo.pop_all()
     return transport

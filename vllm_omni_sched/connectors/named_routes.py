@@ -6,7 +6,7 @@ in the design article, become transports of one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,16 +14,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import read_options
-from vllm_omni_sched.config.nearest import did_you_mean, is_misspelt
 from vllm_omni_sched.config.stage_options import ConnectorOptions, StageSchedConfig
 from vllm_omni_sched.config.stage_options import PoolOptions as PoolSizes
 from vllm_omni_sched.config.units import Bytes
 from vllm_omni_sched.connectors.arena import ArenaOptions, tuning
 from vllm_omni_sched.connectors.arena.options import PoolOptions
 from vllm_omni_sched.connectors.auto import AutoOptions, ForeignOptions
+from vllm_omni_sched.connectors.extra import check_extra, own_keys
 from vllm_omni_sched.connectors.modality import Modality
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
-from vllm_omni_sched.connectors.watch import WatchOptions
 
 AUTO = "OmniAutoConnector"
 SHARED = "SharedMemoryConnector"
@@ -72,20 +71,28 @@ class Route:
 class EdgeConnector:
     """A connector for the edges of a pipeline, in the form of vLLM-Omni's configuration.
 
-    ``routes``: the named connectors that were combined into it; empty if it is one by itself.
+    ``routes``: the named connectors that were combined into it; empty if it is one by itself. ``options``: those of
+    ours in ``extra``, by the keys under which they are written.
     """
 
     name: str
     extra: Mapping[str, Any]
     routes: tuple[Route, ...] = ()
 
-    @property
-    def mooncake(self) -> tuple[str, MooncakeOptions] | None:
-        """Return the key and the options of the route through a Mooncake store; None without one."""
-        for route in self.routes:
-            if "master" in route.values:
-                return f"runtime.connectors.{route.name}.extra", MooncakeOptions(**self.extra["mooncake"])
-        return None
+    options: Mapping[str, BaseModel] = field(default_factory=dict, compare=False)
+
+    def parts(self) -> Iterator[tuple[str, BaseModel]]:
+        """Yield the key and the values of all groups of options, with those in others."""
+        for at, options in self.options.items():
+            yield from _groups(at, options)
+
+
+def _groups(at: str, options: BaseModel) -> Iterator[tuple[str, BaseModel]]:
+    yield at, options
+    for name, value in options:
+        for key, one in value.items() if isinstance(value, dict) else [("", value)]:
+            if isinstance(one, BaseModel):
+                yield from _groups(f"{at}.{name}" + (f".{key}" if key else ""), one)
 
 
 def resolved_connectors(config: StageSchedConfig) -> dict[str, EdgeConnector]:
@@ -124,16 +131,17 @@ def resolved_connectors(config: StageSchedConfig) -> dict[str, EdgeConnector]:
 def _with_pools(name: str, connector: ConnectorOptions, pools: PoolSizes) -> EdgeConnector:
     """Return a connector that stands alone, with the sizes of pools in its options if it has pools."""
     extra = dict(connector.extra)
-    if not pools.of_connectors or connector.name not in HAVE_POOLS:
-        return EdgeConnector(connector.name, extra)
-    inside = extra if connector.name == ARENA else extra.get("arena", {})
-    at = f"runtime.connectors.{name}.extra" + ("" if connector.name == ARENA else ".arena")
-    if not isinstance(inside, Mapping):
-        raise ConfigError(
-            f"option '{at}' must be a mapping to have pools, got {inside!r}; remove it, or the sizes in 'pools'"
-        )
-    arena = _sized(inside, pools, at)
-    return EdgeConnector(connector.name, arena if connector.name == ARENA else {**extra, "arena": arena})
+    at = f"runtime.connectors.{name}.extra"
+    if pools.of_connectors and connector.name in HAVE_POOLS:
+        within, key = (extra, at) if connector.name == ARENA else (extra.get("arena", {}), f"{at}.arena")
+        if not isinstance(within, Mapping):
+            raise ConfigError(
+                f"option '{key}' must be a mapping to have pools, got {within!r}; remove it, or the sizes in 'pools'"
+            )
+        arena = _sized(within, pools, key)
+        extra = arena if connector.name == ARENA else {**extra, "arena": arena}
+    options = check_extra(connector.name, extra, at)
+    return EdgeConnector(connector.name, extra, options={} if options is None else {at: options})
 
 
 def _sized(arena: Mapping[str, Any], pools: PoolSizes, at: str) -> dict[str, Any]:
@@ -182,16 +190,16 @@ class _Combination:
         at = f"runtime.connectors.{name}"
         if connector.name == SHARED:
             own = self._own(name, connector.extra, SharedMemoryExtra)
-            self.shared[name] = read_options(SharedMemoryExtra, own, "stage scheduler", group=f"{at}.extra")
+            self.shared[name] = read_options(SharedMemoryExtra, own, "", group=f"{at}.extra")
         elif connector.name == ARENA:
             self._only("arena", name, self.arena)
             own = self._own(name, connector.extra, ArenaOptions)
-            read_options(ArenaOptions, own, "stage scheduler", group=f"{at}.extra")
+            read_options(ArenaOptions, own, "", group=f"{at}.extra")
             self.arena = name, own
         elif connector.name in MOONCAKE:
             self._only("Mooncake store", name, self.mooncake)
             own = self._own(name, connector.extra, MooncakeOptions)
-            read_options(MooncakeOptions, own, "stage scheduler", group=f"{at}.extra")
+            read_options(MooncakeOptions, own, "", group=f"{at}.extra")
             self.mooncake = name, own
         elif connector.name in HAVE_POOLS:
             raise ConfigError(
@@ -216,21 +224,16 @@ class _Combination:
 
     def _own(self, name: str, extra: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
         """Return the options of a route; those that vLLM-Omni's models keep beside them go to the whole connector."""
-        own: dict[str, Any] = {}
-        known = {*model.model_fields, *WatchOptions.model_fields}
+        own = own_keys(extra, model.model_fields, f"runtime.connectors.{name}.extra")
         for key, value in extra.items():
-            if key in model.model_fields:
-                own[key] = value
-            elif key not in known and is_misspelt(key, known):
-                prefix = f"runtime.connectors.{name}.extra."
-                raise ConfigError(f"unknown option '{prefix}{key}'; {did_you_mean(key, sorted(known), prefix.__add__)}")
-            elif self.common.setdefault(key, value) != value:
+            if key in own:
+                continue
+            if self.common.setdefault(key, value) != value:
                 raise ConfigError(
                     f"options 'runtime.connectors.{self._given_by[key]}.extra.{key}' and "
                     f"'runtime.connectors.{name}.extra.{key}' are for one connector: give both the same value"
                 )
-            else:
-                self._given_by.setdefault(key, name)
+            self._given_by.setdefault(key, name)
         return own
 
     def result(self) -> EdgeConnector:
@@ -249,9 +252,12 @@ class _Combination:
             extra["mooncake"] = self.mooncake[1]
         if self.foreign:
             extra["foreign"] = self.foreign
-        own = {key: value for key, value in extra.items() if key in AutoOptions.model_fields}
-        options = read_options(AutoOptions, own, "stage scheduler, 'runtime.connectors'")
-        return EdgeConnector(AUTO, extra, tuple(self._routes(options, thresholds)))
+        options = check_extra(AUTO, extra, "runtime.connectors")
+        assert isinstance(options, AutoOptions)
+        parts: dict[str, BaseModel | None] = {} if self.mooncake is None else {self.mooncake[0]: options.mooncake}
+        parts |= {name: options.arena} if self.has_arena else {}
+        given = {f"runtime.connectors.{name}.extra": one for name, one in parts.items() if one is not None}
+        return EdgeConnector(AUTO, extra, tuple(self._routes(options, thresholds)), given)
 
     def _routes(self, options: AutoOptions, thresholds: Mapping[Modality, tuple[str, int]]) -> list[Route]:
         found = []

@@ -9,8 +9,8 @@ from typing import Any
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE, sweep
+from vllm_omni_sched.connectors.extra import read_extra
 from vllm_omni_sched.omni.connector import TransportConnector
-from vllm_omni_sched.omni.extra import options_from_extra
 
 
 class ArenaConnector(TransportConnector):
@@ -25,7 +25,7 @@ class ArenaConnector(TransportConnector):
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        options = options_from_extra(ArenaOptions, config, type(self).__name__)
+        options = read_extra(ArenaOptions, config)
         check_meeting(options, type(self).__name__)
         super().__init__(config, lambda: ArenaTransport(options), options.put_timeout_seconds)
 

@@ -6,9 +6,9 @@ import os
 from typing import Any
 
 from vllm_omni_sched.connectors.auto import AutoOptions, MoreWays, auto_transport
+from vllm_omni_sched.connectors.extra import ENGINES, read_extra
 from vllm_omni_sched.omni.arena_connector import check_meeting
 from vllm_omni_sched.omni.connector import TransportConnector
-from vllm_omni_sched.omni.extra import ENGINES, options_from_extra
 
 REPLICA_VARIABLE = "VLLM_OMNI_REPLICA_ID"
 
@@ -25,7 +25,7 @@ class OmniAutoConnector(TransportConnector):
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        options = options_from_extra(AutoOptions, config, type(self).__name__)
+        options = read_extra(AutoOptions, config)
         if options.arena is not None:
             check_meeting(options.arena, type(self).__name__)
         engine = {key: value for key, value in config.items() if key in ENGINES}

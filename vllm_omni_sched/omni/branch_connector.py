@@ -13,9 +13,9 @@ from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import ConnectorError
+from vllm_omni_sched.connectors.extra import ENGINES
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.chunks import ChunkJoin, as_last
-from vllm_omni_sched.omni.extra import ENGINES
 
 logger = get_logger(__name__)
 

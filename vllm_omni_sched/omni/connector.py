@@ -13,12 +13,12 @@ from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import ConnectorError
 from vllm_omni_sched.connectors.arrivals import Arrivals
 from vllm_omni_sched.connectors.edge import Edge
+from vllm_omni_sched.connectors.extra import read_watch
 from vllm_omni_sched.connectors.latency_histogram import LatencyHistogram
 from vllm_omni_sched.connectors.receive_queue import Missed
 from vllm_omni_sched.connectors.transport import Health, Status, Transport
-from vllm_omni_sched.connectors.watch import Watch, WatchOptions
+from vllm_omni_sched.connectors.watch import Watch
 from vllm_omni_sched.logs import get_logger
-from vllm_omni_sched.omni.extra import options_from_extra
 from vllm_omni_sched.omni.metrics import metrics_of_this_process
 from vllm_omni_sched.omni.payloads import pack, unpack
 
@@ -48,7 +48,7 @@ class TransportConnector(SharedMemoryConnector):
     def __init__(self, config: dict[str, Any], transport: Callable[[], Transport], put_timeout_seconds: float) -> None:
         super().__init__(config)
         self._put_timeout = put_timeout_seconds
-        self.watch = Watch(options_from_extra(WatchOptions, config, type(self).__name__, beside=True))
+        self.watch = Watch(read_watch(config))
         self._watching = threading.Lock()
         self.times: dict[tuple[str, str], LatencyHistogram] = {}  # by one of `TIMES` and the transport
         self._transport: Transport | None = transport()

@@ -6,9 +6,9 @@ from typing import Any
 
 from vllm_omni_sched.connectors.cuda_ipc import CudaIpcTransport
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions
+from vllm_omni_sched.connectors.extra import read_extra
 from vllm_omni_sched.omni.arena_connector import check_meeting
 from vllm_omni_sched.omni.connector import TransportConnector
-from vllm_omni_sched.omni.extra import options_from_extra
 
 
 class CudaIpcConnector(TransportConnector):
@@ -23,6 +23,6 @@ class CudaIpcConnector(TransportConnector):
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        options = options_from_extra(CudaIpcConnectorOptions, config, type(self).__name__)
+        options = read_extra(CudaIpcConnectorOptions, config)
         check_meeting(options.arena, type(self).__name__)
         super().__init__(config, lambda: CudaIpcTransport(options, options.arena), options.arena.put_timeout_seconds)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm_omni_sched.connectors.extra import read_extra
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakeTransport
 from vllm_omni_sched.omni.connector import TransportConnector
-from vllm_omni_sched.omni.extra import options_from_extra
 
 
 class MooncakePoolConnector(TransportConnector):
@@ -21,5 +21,5 @@ class MooncakePoolConnector(TransportConnector):
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        options = options_from_extra(MooncakeOptions, config, type(self).__name__)
+        options = read_extra(MooncakeOptions, config)
         super().__init__(config, lambda: MooncakeTransport(options), options.put_timeout_seconds)

@@ -12,13 +12,15 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec, OmniTransferConfig
 from vllm_omni.engine import stage_runtime
-from vllm_omni.engine.stage_runtime import DistStageRuntime, StageRuntime
+from vllm_omni.engine.stage_runtime import StageRuntime
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_yaml import VARIABLE, load_stage_config, read_stage_options
 from vllm_omni_sched.graph.stages import GraphError, Stage, StageGraph, StageKind
 from vllm_omni_sched.omni.stages.start import edges, hooks
+from vllm_omni_sched.omni.stages.start.edges import check_connectors
 from vllm_omni_sched.omni.stages.start.graph import check_one_host
+from vllm_omni_sched.omni.stages.start.plan import plan_stages
 from vllm_omni_sched.plugin import register
 
 pytestmark = pytest.mark.omni
@@ -54,7 +56,8 @@ def line(**connectors: Any) -> list[Any]:
 
 def connected(runtime: dict[str, Any], transfer: Any = None, stages: list[Any] | None = None) -> Any:
     config = read_stage_options({"runtime": runtime}, "here")
-    return edges.with_our_connectors(config, SimpleNamespace(_stage_configs=stages or line()), transfer)
+    check_connectors(config)
+    return plan_stages(config, stages or line(), transfer).transfer
 
 
 def test_without_connectors_of_ours_nothing_changes() -> None:
@@ -75,9 +78,11 @@ def test_edges_are_named_by_name_or_id(named: dict[str, str]) -> None:
 
 
 def test_edges_that_meet_in_no_stage_may_differ() -> None:
-    fork = [stage(0, "in", []), stage(1, "left", []), stage(2, "sound", [0]), stage(3, "picture", [1])]
+    names, pairs = {0: "in", 1: "left", 2: "sound", 3: "picture"}, [(0, 2), (1, 3)]
     runtime = {"connectors": {"a": ARENA, "s": SHM}, "edges": {"in->sound": "a", "left->picture": "s"}}
-    found = connected(runtime, stages=fork).connectors
+    config = read_stage_options({"runtime": runtime}, "here")
+    check_connectors(config)
+    found = edges.merged_connectors(config, names, pairs, {}, set())
     assert {edge: spec.name for edge, spec in found.items()} == {
         ("0", "2"): "ArenaConnector",
         ("1", "3"): "SharedMemoryConnector",
@@ -124,10 +129,13 @@ def test_bad_edges_are_refused_by_name(named: dict[str, str], says: str) -> None
 def test_the_article_s_file_is_one_connector_on_all_edges(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
     monkeypatch.setattr(edges, "reach_master", lambda options, clock: tried.append(options.master))
+    monkeypatch.setattr(edges, "load_library", lambda: None)
     article = Path(__file__).parents[2] / "support" / "article.yaml"
     config = load_stage_config(None, {VARIABLE: str(article)})
     assert config is not None
-    found = edges.with_our_connectors(config, SimpleNamespace(_stage_configs=line()), None).connectors
+    check_connectors(config)
+    edges.check_reachable(config)
+    found = plan_stages(config, line(), None).connectors
     assert set(found) == {("0", "1"), ("1", "2")}
     (one, other) = found.values()
     assert one == other
@@ -142,13 +150,13 @@ def test_a_mooncake_store_without_a_master_is_refused_before_stages_load_their_m
     far = {"name": "MooncakeConnector", "extra": extra}
     says = r"\.far\.extra\.master': no Mooncake master answers at 127\.0\.0\.1:1 .*: start .*; or remove the connector"
     with pytest.raises(ConfigError, match=says):
-        connected({"connectors": {"near": SHM, "far": far}})
+        edges.check_reachable(read_stage_options({"runtime": {"connectors": {"near": SHM, "far": far}}}, "here"))
 
 
 def test_sizes_of_pools_without_a_connector_that_has_any_are_refused() -> None:
     config = read_stage_options({"text_pool_size": "1MB"}, "here")
     with pytest.raises(ConfigError, match=r"'pools\.text_pool_size' is for the shared memory .*: add one"):
-        edges.with_our_connectors(config, SimpleNamespace(_stage_configs=line()), None)
+        check_connectors(config)
 
 
 def test_an_unknown_connector_is_refused_by_name() -> None:
@@ -161,7 +169,7 @@ def test_an_unknown_connector_is_refused_by_name() -> None:
 def test_on_several_hosts_the_deploy_yaml_has_to_say_it() -> None:
     options = read_stage_options({"runtime": {"connectors": {"ours": ARENA}}}, "here")
     with pytest.raises(ConfigError, match=r"'runtime\.connectors': .*--stage-id"):
-        edges.with_our_connectors(options, object.__new__(DistStageRuntime), None)
+        plan_stages(options, line(), None, several_hosts=True)
 
 
 @pytest.fixture
@@ -188,7 +196,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             [1],
             r"deploy\.yaml: 'omni_sched': option 'runtime\.edges\.thinker->vocoder': the pipeline has no such edge",
         ),
-        ("", [0, 1], r"stage talker \(1\) waits for chunks .* give the edge 0->1 one"),
+        ("", [0, 1], r"deploy\.yaml: 'omni_sched': stage talker \(1\) waits for chunks .* give the edge 0->1 one"),
         ("", [2], r"in a cycle: vocoder \(2\)"),
         ("", [-1], r"unreachable from .*: vocoder \(2\)"),
     ],
@@ -249,6 +257,6 @@ def test_stages_on_several_hosts_do_not_branch() -> None:
             Stage(2, "painter", StageKind.AR, (0,), final_output=True),
         ]
     )
-    check_one_host(branching, object.__new__(StageRuntime))
+    check_one_host(branching, several_hosts=False)
     with pytest.raises(GraphError, match=r"several hosts \(--stage-id\)"):
-        check_one_host(branching, object.__new__(DistStageRuntime))
+        check_one_host(branching, several_hosts=True)

@@ -93,11 +93,6 @@ def test_or_the_environment_gives_the_options(make: Make, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (
-            "omni_sched: {batching: {stages: {stage7: {max_batch_size: 2}}}}\n",
-            r"batching\.stages\.stage7.*no such stage",
-        ),
-        ("omni_sched: {batching: {stages: {9: {max_batch_size: 2}}}}\n", r"batching\.stages\.9.*no such stage"),
         ("omni_sched: {batching: {max_batch_sice: 2}}\n", "max_batch_sice"),
         ("omni_sched: {balancing: {policy: best}}\n", "policy"),
         ("omni_sched: [1]\n", "mapping"),
@@ -106,11 +101,6 @@ def test_or_the_environment_gives_the_options(make: Make, monkeypatch: pytest.Mo
 def test_bad_options_are_refused_with_what_is_wrong(make: Make, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         make(text)
-
-
-def test_an_unknown_stage_is_told_with_the_file(make: Make) -> None:
-    with pytest.raises(ConfigError, match=r"deploy\.yaml: 'omni_sched': option 'batching\.stages\.stage7'"):
-        make("omni_sched: {batching: {stages: {stage7: {}}}}\n")
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(ScheduledOrchestrator, Orchestrator), (ScheduledPool, StagePool)])

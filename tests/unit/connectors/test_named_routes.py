@@ -173,7 +173,7 @@ def test_pools_of_a_single_connector_have_the_sizes(connector: dict[str, Any], e
         (
             {"a": shm(1, modality="txt"), "b": shm()},
             {},
-            r"a\.extra\.modality': input should be 'text', .*, got 'txt'",
+            r"a\.extra\.modality' must be one of .*, got 'txt'; did you mean 'text'",
         ),
         ({"a": shm("1 mile"), "b": shm()}, {}, r"\.a\.extra\.shm_threshold_bytes': '1 mile' is not a size"),
         ({"a": shm(-1), "b": shm()}, {}, r"\.a\.extra\.shm_threshold_bytes': .*the nearest valid value is 0"),

@@ -5,8 +5,10 @@ each 1000 ms, to a latency target of 50 ms). Its own file loads as it is printed
 options. `config.stage_yaml` reads them.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from enum import Enum
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -16,6 +18,9 @@ from vllm_omni_sched.config.stage_options.batching import BatchingOptions
 from vllm_omni_sched.config.stage_options.graph import GraphOptions
 from vllm_omni_sched.config.units import Bytes
 from vllm_omni_sched.config.validators import absolute
+
+_HOST = re.compile(r"\[?[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*\]?|[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+"""An IP address, or a name."""
 
 
 class BalancePolicy(str, Enum):
@@ -104,6 +109,14 @@ class HostOptions(Options):
         default_factory=dict, description="The same of the link of a single host, by its address."
     )
 
+    @field_validator("standby", "links")
+    @classmethod
+    def _hosts(cls, value: Collection[str]) -> Collection[str]:
+        for host in value:
+            if not _HOST.fullmatch(host):
+                raise ValueError(f"{host!r} is no address of a host: give an IP address or the name of a host")
+        return value
+
 
 class CreditOptions(Options):
     """Options of back-pressure from the last stage to the first."""
@@ -154,12 +167,22 @@ class RuntimeOptions(Options):
 
     @model_validator(mode="after")
     def _connected(self) -> "RuntimeOptions":
+        circle: TopologicalSorter[str] = TopologicalSorter()
         for edge, name in self.edges.items():
-            if not all(part.strip() for part in edge.partition("->")):
+            start, _, end = (part.strip() for part in edge.partition("->"))
+            if not (start and end) or start == end:
                 raise ValueError(f"option 'edges.{edge}' must name two stages, such as 'thinker->talker'")
+            circle.add(end, start)
             if name not in self.connectors:
                 known = list(self.connectors)
                 raise ValueError(f"option 'edges.{edge}' must be one of the connectors {known}, got {name!r}")
+        try:
+            circle.prepare()
+        except CycleError as error:
+            raise ValueError(
+                f"option 'edges': {'->'.join(error.args[1])} is a circle, so that no stage of it could start: remove "
+                "one of these edges"
+            ) from None
         if self.stall_seconds is not None and "stall_seconds" in self.model_fields_set:
             for option, seconds in self._repairs_within().items():
                 if self.stall_seconds <= seconds:

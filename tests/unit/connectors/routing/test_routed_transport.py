@@ -22,12 +22,12 @@ from vllm_omni_sched.connectors.auto import AutoOptions
 from vllm_omni_sched.connectors.compression.compressor import Compressor
 from vllm_omni_sched.connectors.compression.options import CompressionOptions
 from vllm_omni_sched.connectors.edge import Edge
+from vllm_omni_sched.connectors.extra import read_extra
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.routing import RoutedTransport, RoutingOptions
 from vllm_omni_sched.connectors.routing.learnt import REPORT_EVERY
 from vllm_omni_sched.connectors.routing.transport import Way
 from vllm_omni_sched.connectors.transport import Status, Traffic
-from vllm_omni_sched.omni.extra import options_from_extra
 
 EDGE = Edge("0", "1")
 
@@ -295,4 +295,4 @@ def test_what_fits_no_path_is_said_to_be_too_large() -> None:
 )
 def test_keys_that_name_nothing_are_refused(options, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
-        options_from_extra(AutoOptions, options, "OmniAutoConnector")
+        read_extra(AutoOptions, options)

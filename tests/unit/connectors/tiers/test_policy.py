@@ -11,11 +11,10 @@ from pydantic import ValidationError
 
 from tests.support.scripted_transport import ScriptedTransport
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.connectors.arena import ArenaOptions
-from vllm_omni_sched.connectors.auto import AutoOptions, auto_transport, tiered_transport
+from vllm_omni_sched.connectors.auto import AutoOptions, auto_transport
 from vllm_omni_sched.connectors.edge import Edge
+from vllm_omni_sched.connectors.extra import read_extra
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.mooncake import MooncakeOptions
 from vllm_omni_sched.connectors.routing import RoutedTransport
 from vllm_omni_sched.connectors.tiers import Tier, TieredTransport, TiersOptions
 from vllm_omni_sched.connectors.tiers.keeper import Waits
@@ -180,11 +179,15 @@ def test_tiers_that_cannot_be() -> None:
             TieredTransport(tiers, RULES)
     with pytest.raises(ConfigError, match="needs room"):
         TieredTransport([one, Tier(two.transport, {"": 0})], RULES)
-    with pytest.raises(ConfigError, match="`arena` is null"):
-        tiered_transport(one.transport, None, None, TiersOptions())
-    store = MooncakeOptions()
-    with pytest.raises(ConfigError, match="unset one of both"):
-        tiered_transport(one.transport, ArenaOptions(), store, TiersOptions(mooncake=store))
+    for refused, says in (
+        ({"arena": None, "mooncake": {}, "tiers": {}}, "'arena' is null"),
+        ({"mooncake": {}, "tiers": {"mooncake": {}}}, "unset one of both"),
+        ({"arena": None}, "no other transport is named"),
+        ({"edges": {"0->1": ["mooncake"]}}, r"'edges.0->1' names \['mooncake'\]; there are \['arena'\]"),
+        ({"foreign": {"arena": {"name": "X"}}}, "'foreign.arena' has the name of another transport"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            read_extra(AutoOptions, refused)
 
 
 def test_paths_that_do_not_tell_what_was_got_have_no_tiers(tmp_path: Any) -> None:
@@ -192,9 +195,9 @@ def test_paths_that_do_not_tell_what_was_got_have_no_tiers(tmp_path: Any) -> Non
     options: dict[str, Any] = {"arena": {"directory": str(tmp_path), "arena": "a"}, "foreign": {"x": {"name": "X"}}}
     auto_transport(AutoOptions.model_validate(options)).close()
     with pytest.raises(
-        ConfigError, match=r"`tiers` and `foreign` exclude each other: .* do not report when a message was received"
+        ConfigError, match=r"'tiers' and 'foreign' exclude each other: .* do not report when a message was received"
     ):
-        auto_transport(AutoOptions.model_validate(options | {"tiers": {"disk": {"directory": str(tmp_path)}}}))
+        read_extra(AutoOptions, options | {"tiers": {"disk": {"directory": str(tmp_path)}}})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -209,11 +212,8 @@ def test_paths_that_do_not_tell_what_was_got_have_no_tiers(tmp_path: Any) -> Non
 )
 def test_no_tier_drops_messages_before_all_do(named: str, options: dict[str, Any]) -> None:
     """Dropped messages would count as received, and be learnt from."""
-    given = AutoOptions.model_validate({"tiers": {}, **options})
-    assert given.arena is not None
-    assert given.tiers is not None
-    with pytest.raises(ConfigError, match=rf"`{named}.ttl_seconds` \(60\) is below `tiers.ttl_seconds` \(6"):
-        tiered_transport(ScriptedTransport("first", [0.0]), given.arena, given.mooncake, given.tiers)
+    with pytest.raises(ConfigError, match=rf"'{named}.ttl_seconds' \(60\) is below 'tiers.ttl_seconds' \(6"):
+        read_extra(AutoOptions, {"tiers": {}, **options})
 
 
 def test_tiers_are_asked_for_by_options(tmp_path: Any) -> None:

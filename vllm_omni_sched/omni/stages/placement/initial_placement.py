@@ -41,7 +41,13 @@ def assign_initial_devices(options: PartitionOptions, stage_configs: Sequence[An
             number,
         )
     names = {number: _name(config) for number, config in enumerate(stage_configs)}
-    plan = first_plan(options, placed, fixed, options.payloads(names), splits=False)
+    try:
+        plan = first_plan(options, placed, fixed, options.payloads(names), splits=False)
+    except ConfigError as error:
+        better = suggest_devices(options, stage_configs)
+        if better is None or not better.stages:
+            raise
+        raise ConfigError(f"{error}; or split a stage in the deploy YAML: stages {better.stages}") from None
     if plan is None or plan.assignment is None:
         return
     logger.info("partition: %s", plan)

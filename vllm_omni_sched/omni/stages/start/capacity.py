@@ -19,8 +19,20 @@ def max_num_seqs_of(pool: Any, runtime: Any) -> int:
     scheduler = getattr(pool.stage_vllm_config, "scheduler_config", None)
     found = getattr(scheduler, "max_num_seqs", None)
     if found is None and pool.stage_id < len(configs := getattr(runtime, "_stage_configs", ())):
-        config = configs[pool.stage_id]
-        given = getattr(config, "diffusion_config", None) or getattr(config, "engine_args", None)
-        found = given.get("max_num_seqs") if isinstance(given, Mapping) else getattr(given, "max_num_seqs", None)
+        found = max_num_seqs_in(configs[pool.stage_id])
         found = found or (1 if pool.stage_type == "diffusion" else None)  # vLLM-Omni's default
     return int(found or UNBOUNDED)
+
+
+def max_num_seqs_in(config: Any) -> int | None:
+    """Return the `max_num_seqs` that the deploy YAML gives a stage; None for vLLM-Omni's default.
+
+    Args:
+        config: vLLM-Omni's config of the stage.
+    """
+    for name in ("diffusion_config", "engine_args", "scheduler_config"):
+        given = getattr(config, name, None)
+        found = given.get("max_num_seqs") if isinstance(given, Mapping) else getattr(given, "max_num_seqs", None)
+        if found is not None:
+            return int(found)
+    return None

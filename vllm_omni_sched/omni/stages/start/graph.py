@@ -8,6 +8,7 @@ from typing import Any
 from vllm_omni_sched.graph.stages import GraphError, Stage, StageGraph, StageKind
 from vllm_omni_sched.omni.stages.payloads import connector_config
 from vllm_omni_sched.omni.stages.start.caches import sends_caches
+from vllm_omni_sched.omni.stages.start.edges import metadata
 
 
 def graph_of(pools: Iterable[Any]) -> StageGraph:
@@ -29,40 +30,28 @@ def _reads_chunks(pool: Any) -> bool:
     return any(target == pool.stage_id for _, target in config["extra"].get("edges", ()))
 
 
-def graph_of_metadata(stages: Iterable[Any]) -> StageGraph:
-    """Return the graph of stages before they start, from vLLM-Omni's `StageMetadata`, which does not mark generation.
-
-    Raises:
-        GraphError: as for `checked`.
-    """
-    return checked(
-        _stage(int(one.stage_id), one, StageKind.DIFFUSION if one.stage_type == "diffusion" else StageKind.AR, 1)
-        for one in stages
-    )
-
-
-def graph_of_pipeline(pipeline: Any, replicas: Mapping[int, int]) -> StageGraph:
-    """Return the graph of a pipeline that is not started, from vLLM-Omni's `PipelineConfig`.
+def graph_of_configs(stage_configs: Iterable[Any]) -> StageGraph:
+    """Return the graph of stages before they start.
 
     Args:
-        replicas: replicas of each stage by its id; 1 for missing ones.
+        stage_configs: vLLM-Omni's configs of all stages.
 
     Raises:
         GraphError: as for `checked`.
     """
-    kinds = {"llm_generation": StageKind.GENERATION, "diffusion": StageKind.DIFFUSION}
-    return checked(
-        Stage(
-            stage_id=one.stage_id,
-            name=one.model_stage or f"stage {one.stage_id}",
-            kind=kinds.get(str(one.execution_type.value), StageKind.AR),
-            sources=tuple(one.input_sources) or ((one.stage_id - 1,) if one.stage_id else ()),
-            final_output=bool(one.final_output),
-            modality=one.final_output_type or "text",
-            replicas=max(replicas.get(one.stage_id, 1), 1),
-        )
-        for one in pipeline.stages
-    )
+    told = [(config, metadata(config)) for config in stage_configs]
+    return checked(_stage(int(one.stage_id), one, _kind_of(config, one), _replicas(one)) for config, one in told)
+
+
+def _replicas(told: Any) -> int:
+    return int(getattr(getattr(told, "runtime_cfg", None), "num_replicas", None) or 1)
+
+
+def _kind_of(config: Any, told: Any) -> StageKind:
+    if told.stage_type == "diffusion":
+        return StageKind.DIFFUSION
+    execution = getattr(getattr(config, "stage_pipeline_config", None), "execution_type", None)
+    return StageKind.GENERATION if getattr(execution, "value", "") == "llm_generation" else StageKind.AR
 
 
 def checked(stages: Iterable[Stage]) -> StageGraph:
@@ -174,15 +163,13 @@ def makes_chunks(stage: Any) -> bool:
     return bool(getattr(stage, "async_chunk_process_next_stage_input_func", None))
 
 
-def check_one_host(graph: StageGraph, runtime: Any) -> None:
+def check_one_host(graph: StageGraph, several_hosts: bool) -> None:
     """Check that stages which are more than a line run on one host.
 
     Raises:
         GraphError: they do not.
     """
-    from vllm_omni.engine.stage_runtime import DistStageRuntime
-
-    if graph.branches and isinstance(runtime, DistStageRuntime):
+    if graph.branches and several_hosts:
         raise GraphError("stages branch, and run on several hosts (--stage-id): only a line of stages can do that")
 
 

@@ -12,8 +12,9 @@ from random import Random  # noqa: TID251 (made here, where the driver are put t
 from typing import Any
 
 from vllm_omni_sched import __version__
+from vllm_omni_sched.config.checks import refuse
 from vllm_omni_sched.config.stage_options import StageSchedConfig
-from vllm_omni_sched.config.stage_yaml import check_against, file_named, load_stage_config
+from vllm_omni_sched.config.stage_yaml import file_named, load_stage_config
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.stages.reports.stage_reporter import disable_reports, enable_reports
@@ -53,11 +54,17 @@ def _options(config_path: str | None) -> tuple[StageSchedConfig | None, Abstract
 
 def _initialize_stages(original: Callable[..., Any]) -> Callable[..., Any]:
     def initialize_stages(self: Any, *arguments: Any, **more: Any) -> Any:
-        config, _ = _options(self.config_path)
-        if config is not None and config.graph.partition.enabled:
+        config, named = _options(self.config_path)
+        if config is not None:
             from vllm_omni_sched.omni.stages.placement.initial_placement import assign_initial_devices
+            from vllm_omni_sched.omni.stages.start.edges import check_reachable
+            from vllm_omni_sched.omni.stages.start.plan import option_checks
 
-            assign_initial_devices(config.graph.partition, self.stage_configs)
+            with named:
+                refuse(option_checks(config))
+                check_reachable(config)
+                if config.graph.partition.enabled:
+                    assign_initial_devices(config.graph.partition, self.stage_configs)
         if config is not None and config.monitoring.enabled:
             enable_reports(os.environ)
         else:
@@ -71,24 +78,15 @@ def _build_init_plans(original: Callable[..., Any]) -> Callable[..., Any]:
     def build_logical_stage_init_plans(self: Any, omni_transfer_config: Any, *others: Any) -> Any:
         config, named = _options(self._config_path)
         if config is not None:
-            from vllm_omni_sched.omni.stages.start.branch_edges import with_branch_connector
-            from vllm_omni_sched.omni.stages.start.edges import metadata, with_our_connectors
-            from vllm_omni_sched.omni.stages.start.graph import (
-                check_one_host,
-                chunk_stages,
-                graph_of_metadata,
-                with_chunks,
-            )
+            from vllm_omni.engine.stage_runtime import DistStageRuntime
 
-            graph = graph_of_metadata(metadata(self))  # before a stage has loaded its model
-            check_one_host(graph, self)
+            from vllm_omni_sched.omni.stages.start.plan import plan_stages
+
             with named:
-                check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
-                omni_transfer_config = with_our_connectors(config, self, omni_transfer_config)
-            connectors = getattr(omni_transfer_config, "connectors", None) or {}
-            carried = {(int(source), int(target)) for source, target in connectors}
-            graph = with_chunks(graph, carried, *chunk_stages(self._stage_configs))
-            omni_transfer_config = with_branch_connector(graph, omni_transfer_config)
+                several = isinstance(self, DistStageRuntime)
+                omni_transfer_config = plan_stages(
+                    config, self._stage_configs, omni_transfer_config, several_hosts=several
+                ).transfer
         plans = original(self, omni_transfer_config, *others)
         if config is not None and config.runtime.preload.enabled:
             from vllm_omni_sched.omni.stages.start.preload import preload_first
@@ -110,7 +108,7 @@ def _how(graph: StageGraph, async_chunk: bool) -> str:
 
 def _create_orchestrator(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_orchestrator(self: Any, **arguments: Any) -> Any:
-        config, named = _options(self.config_path)
+        config, _ = _options(self.config_path)
         if config is None:
             return original(self, **arguments)
         from vllm_omni_sched.omni.heartbeat import check_timeout
@@ -128,8 +126,6 @@ def _create_orchestrator(original: Callable[..., Any]) -> Callable[..., Any]:
         check_overrides(ScheduledPool)
         graph = graph_of(arguments["stage_pools"])
         check_handoffs(graph, arguments["stage_pools"], arguments.get("pd_config"))
-        with named:
-            check_against(config, {stage.stage_id: stage.name for stage in graph.stages})
         driver = PipelineDriver(config, graph, bool(arguments["async_chunk"]), Random())
         logger.info(
             "vllm-omni-sched %s schedules the stages %s of a pipeline, %s. Options given: %s.",
