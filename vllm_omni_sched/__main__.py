@@ -5,7 +5,7 @@ def main() -> None:
     """Run the command."""
     from vllm_omni_sched.cli import app
 
-    app()
+    app(prog_name="vllm-omni-sched")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.config.units import UnitError, bytes_of
 from vllm_omni_sched.connectors.auto import AutoOptions
 from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions
-from vllm_omni_sched.connectors.mooncake.options import SharedStoreOptions
 from vllm_omni_sched.connectors.named_routes import SharedMemoryExtra
 from vllm_omni_sched.preprocess.options import PreprocessOptions
 from vllm_omni_sched.sim.scenario.stages import EngineStage
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.once
 
 MODELS = (
     *(OmniSchedConfig, StageSchedConfig, VideoOptions, PreprocessOptions, SharedMemoryExtra, EngineStage),
-    *(AutoOptions, CudaIpcConnectorOptions, SharedStoreOptions),
+    *(AutoOptions, CudaIpcConnectorOptions),
 )
 BYTES = re.compile(r"(^|_)bytes(_|$)|_pool_size$|^(window_size|segment|localbuf)$")
 
