@@ -21,7 +21,6 @@ import change_tables  # noqa: E402 - the root has to be importable first
 import connector_tables  # noqa: E402
 import costs_tables  # noqa: E402
 import fidelity_tables  # noqa: E402
-import learning_tables  # noqa: E402
 import paper_tables  # noqa: E402
 import result_tables  # noqa: E402
 import simulator_tables  # noqa: E402
@@ -336,7 +335,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "study-day-night-models": lambda: change_tables.spoken(paper_tables.study("day-night")),
     "study-failures": lambda: change_tables.failures(paper_tables.study("failures")),
     **costs_tables.PARTS,
-    "learning": lambda: learning_tables.learning(result_tables.load(RESULTS, "learning")),
     "anomaly": lambda: stage_tables.anomaly(result_tables.load(RESULTS, "anomaly")),
     "gpu-vllm": lambda: result_tables.gpu_vllm(result_tables.load(RESULTS, "gpu")),
     "gpu-ipc": lambda: result_tables.gpu_ipc(result_tables.load(RESULTS, "gpu.ipc")),

@@ -30,7 +30,6 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     "by arrival": {**OURS, "waiting_order": "arrival"},
     "prompts unbounded": {**OURS, "prefill_control": "off"},
     "prefill PID": {**OURS, "prefill_control": "pid"},
-    "prefill AIMD": {**OURS, "prefill_control": "aimd"},
     "batch PID": {**OURS, "batch_control": "pid"},
     "pieces": {**OURS, "pieces": True},
 }

@@ -27,7 +27,6 @@ def test_every_benchmark_is_listed_and_explained():
         "gpu.nvdec",
         "handover",
         "hosts",
-        "learning",
         "mixed",
         "mooncake",
         "overhead",

@@ -49,7 +49,6 @@ def test_rounds_and_limits(seed: int) -> None:
         "waiting_order": "sla",
         "prefill_control": "adaptive",
         "batch_control": "pid",
-        "encoder_split": True,
         "pieces": True,
     }
     scheduler = scheduler_with(options, max_num_seqs=8, num_blocks=40)

@@ -1,4 +1,4 @@
-"""The limits of a step, on the real scheduler: requests, prompt tokens, encodes. Tokens are made up."""
+"""The limits of a step, on the real scheduler: requests and prompt tokens. Tokens are made up."""
 
 from __future__ import annotations
 
@@ -60,41 +60,9 @@ def test_long_prompts_share_a_step_instead_of_queueing_behind_each_other():
     assert steps[True] == {"huge": 118, "large": 118, "small": 20}
 
 
-def test_the_encoder_budget_is_split_among_modalities():
-    scheduler = scheduler_with({"encoder_split": True}, max_num_batched_tokens=512, encoder_cache_size=512)
-    scheduler.max_num_encoder_input_tokens = 32  # of four items
-    scheduler.omni.policies.core.limits.split.profiled_embeds = 32
-    pictures = [make_item(4 + i * EMBEDS, EMBEDS, f"picture-{i}") for i in range(6)]
-    sounds = [make_item(4 + i * EMBEDS, EMBEDS, f"sound-{i}", modality="audio") for i in range(6)]
-    scheduler.add_request(request("pictures", 80, pictures))
-    scheduler.add_request(request("sounds", 80, sounds))
-    encoded = run_step(scheduler).scheduled.scheduled_encoder_inputs
-    assert encoded == {"pictures": [0, 1], "sounds": [0, 1]}
-    parts = scheduler.omni.metrics.encoder_parts
-    assert (parts["fair"], parts["all"]) == (2, 0)
-
-
-def test_a_step_encodes_beside_decodes_what_the_target_allows(monkeypatch: pytest.MonkeyPatch):
-    scheduler = scheduler_with(
-        {"encoder_split": True, "itl_target_ms": 50}, max_num_batched_tokens=512, encoder_cache_size=512
-    )
-    profiled = scheduler.max_num_encoder_input_tokens
-    costs = scheduler.omni.policies.core.costs
-    monkeypatch.setattr(costs, "encode_seconds", lambda modality, embeds: 0.02 * embeds / EMBEDS)  # two in 50 ms
-    scheduler.add_request(request("alone", 80, [make_item(4 + i * EMBEDS, EMBEDS, f"a{i}") for i in range(6)]))
-    assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"alone": [*range(6)]}
-    scheduler.add_request(request("beside", 80, [make_item(4 + i * EMBEDS, EMBEDS, f"b{i}") for i in range(6)]))
-    assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"beside": [0, 1]}
-    assert scheduler.max_num_encoder_input_tokens == profiled
-    # not even one: it would never get its turn
-    monkeypatch.setattr(costs, "encode_seconds", lambda modality, embeds: 100.0 * embeds / EMBEDS)
-    assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"beside": [2]}
-    assert scheduler.omni.metrics.encoder_budgets == {"wanted": 2, "profiled": 0, "largest_item": 1}
-
-
 def test_the_time_of_an_encode_is_learnt_from_its_step(monkeypatch: pytest.MonkeyPatch):
     clock = Clock(monkeypatch)
-    scheduler = scheduler_with({"encoder_split": True}, max_num_batched_tokens=512, encoder_cache_size=512)
+    scheduler = scheduler_with({"encode_rounds": True}, max_num_batched_tokens=512, encoder_cache_size=512)
     schedule = scheduler.schedule
 
     def slow() -> Any:

@@ -135,7 +135,6 @@ EVERYTHING = {
     "control_interval_ms": 1,
     "prefill_min_tokens": 4,
     "pieces": True,
-    "encoder_split": True,
     "encode_rounds": True,
     "slo_metrics": True,
 }
@@ -148,7 +147,7 @@ def test_whatever_is_steered_every_request_leaves_once(seed: int, async_scheduli
     chance = random.Random(seed)
     options = {name: value for name, value in EVERYTHING.items() if chance.random() < 0.7}
     if chance.random() < 0.3:
-        options["prefill_control"] = "aimd"
+        options["prefill_control"] = "pid"
     scheduler = scheduler_with(
         options,
         async_scheduling=async_scheduling,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from vllm_omni_sched.core.engine.core import EngineCore
 
 _EVENTS = {
-    "": ("enter", "leave", "begin_step", "step_ended", "waiting_request", "encoder_part"),
+    "": ("enter", "leave", "begin_step", "step_ended", "waiting_request"),
     "ahead": (
         "next_chunk",
         "cut",
@@ -26,7 +26,6 @@ _EVENTS = {
         "rest_seconds",
     ),
     "rounds": ("cut", "end"),
-    "limits": ("encodes",),
 }
 _ASKED = {"least_itl", "decodes", "prompts", "waiting", "has_encoding", "items_within"}
 """Methods of views and prompts; all else about them are values."""

@@ -260,7 +260,6 @@ SHORTER_SCRIPTS = {"patches/check.py": ("--fast",)}
 MODULES = {
     "dev.release_notes": ("tests/dev/test_release_notes.py", 'main(["Unreleased"])'),
     "hatchling": ("tests/dev/test_release.py", '"-m", "hatchling", "build"'),
-    "vllm_omni_sched.sim.compiled.build": ("tests/unit/sim/test_compiled.py", "building.build("),
 }
 
 

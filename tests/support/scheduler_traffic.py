@@ -117,8 +117,6 @@ class SchedulerTraffic:
         metrics.batch_updates["over_target" if load > 1.4 else "on_target" if load > 0.8 else "under_target"] += 2
         metrics.prefill_limit = round(1024 / load)
         metrics.prefill_updates["over_target" if load > 1.3 else "under_target"] += 2
-        metrics.encoder_budgets["profiled" if load > 1 else "wanted"] += 2
-        metrics.encoder_parts["fair" if load > 1 else "all"] += 2
 
     def _requests(self, load: float) -> None:
         metrics, rng = self.metrics, self._rng

@@ -65,9 +65,7 @@ class ControlMode(str, Enum):
 
     OFF = "off"
     PID = "pid"
-    AIMD = "aimd"
     ADAPTIVE = "adaptive"
-    LEARNED = "learned"
 
 
 EXPERT_GROUP = "expert"
@@ -265,7 +263,7 @@ class OmniSchedConfig(BaseModel):
         description="Measure TTFT, inter-token latency, goodput and waiting requests by class; costs some microseconds "
         "per step.",
     )
-    batch_control: Literal[ControlMode.OFF, ControlMode.PID, ControlMode.AIMD] = Expert(
+    batch_control: Literal[ControlMode.OFF, ControlMode.PID] = Expert(
         ControlMode.OFF, description="Controller of the number of running requests, from the step time."
     )
     batch_min: int = Expert(1, ge=1, description="Least number of running requests under `batch_control`.")
@@ -273,8 +271,7 @@ class OmniSchedConfig(BaseModel):
     prefill_control: ControlMode = Field(
         ControlMode.OFF,
         description="Controller of the prompt tokens that a step computes beside decodes, from the step time; "
-        "'adaptive' learns the cost of a token; 'learned' also raises or lowers the aim, as chosen by a bandit "
-        "that was trained in the simulator to keep `interactive_itl_ms`.",
+        "'adaptive' learns the cost of a token.",
     )
     prefill_min_tokens: int = Expert(
         64, ge=1, description="Least number of prompt tokens of a step under `prefill_control`."
@@ -283,7 +280,7 @@ class OmniSchedConfig(BaseModel):
         1000.0,
         gt=0.0,
         le=60_000.0,
-        description="Time between decisions of 'pid', 'aimd' and 'learned', in milliseconds.",
+        description="Time between decisions of 'pid', in milliseconds.",
     )
     control_target_ms: float = Field(
         50.0, gt=0.0, le=60_000.0, description="Step time that the controllers aim at, in milliseconds."
@@ -292,11 +289,6 @@ class OmniSchedConfig(BaseModel):
         False,
         description="Split long prompts into pieces while others wait, so that each gets a fair part of a "
         "step's tokens.",
-    )
-    encoder_split: bool = Expert(
-        False,
-        description="While requests decode, encode in a step only what `itl_target_ms` allows, split fairly "
-        "among modalities.",
     )
     kv_lending: float = Field(
         0.0,

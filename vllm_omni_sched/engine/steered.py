@@ -26,13 +26,12 @@ from vllm_omni_sched.engine.lending.facts import lending_facts
 from vllm_omni_sched.engine.refusals import Refusals
 from vllm_omni_sched.engine.scheduler_view import RequestPrompt, SchedulerView, prompt_tokens_of
 from vllm_omni_sched.graph.promises import promises_of, usual_class
-from vllm_omni_sched.items import FeatureList
 from vllm_omni_sched.items.feature_list import Strip
 from vllm_omni_sched.logs import logger_name
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.slo import SloMeter
 from vllm_omni_sched.monitor.waiting_counts import WaitingCounts
-from vllm_omni_sched.resource.engine.encoder_budget import LOOK_AHEAD
+from vllm_omni_sched.resource.engine.pieces import LOOK_AHEAD
 
 logger = init_logger(logger_name(__name__))
 
@@ -231,16 +230,13 @@ class SteeredSteps:
             tokens = core.ahead.cut(request.request_id, start, tokens)
         if core.rounds is not None:
             tokens = core.rounds.cut(RequestPrompt(request), start, tokens, self.view, budget, shift)
-        part = self._part(request.mm_features, start, budget) if core.limits.parts else budget
+        part = budget
         if self.lent is not None and self.planner is not None and self.planner.decisions.goes_ahead(request.request_id):
             part = self._encoder_budget  # vLLM counts what it loads from the lane, too, before it knows that
         inputs, tokens, left, *more = self._inputs.decide(scheduler, ask, request, start, tokens, part, shift)
         while inputs and (item := self._without_data(request, inputs)) is not None:
             tokens = max(0, item.start - shift - start)
             inputs, tokens, left, *more = self._inputs.decide(scheduler, ask, request, start, tokens, part, shift)
-        if core.limits.parts:
-            for i in inputs:
-                core.limits.encodes(request.mm_features[i].modality, request.get_num_encoder_embeds(i))
         return (inputs, tokens, budget - (part - left), *more)
 
     def _without_data(self, request: Request, inputs: Sequence[int]) -> PromptItem | None:
@@ -253,15 +249,6 @@ class SteeredSteps:
             return None
         items = map(RequestPrompt(request).item, inputs)
         return min(filter(self.planner.decisions.takes, items), key=lambda item: item.start, default=None)
-
-    def _part(self, features: Any, num_computed_tokens: int, budget: int) -> int:
-        """Return the part of ``budget`` that is left to the next item's modality, in embeddings."""
-        if not isinstance(features, FeatureList):
-            return budget
-        following = features.spans.num_covered(num_computed_tokens)
-        if following >= len(features):
-            return budget
-        return self.core.encoder_part(features[following].modality, budget)
 
     def observe(self, scheduler_output: SchedulerOutput, outputs: dict[int, Any]) -> None:
         """Give the core the time of a step, and record the tokens of each request."""

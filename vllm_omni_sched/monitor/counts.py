@@ -19,7 +19,6 @@ from enum import Enum
 from vllm_omni_sched.graph.order import DEFAULT_CLASSES, PlaceReason
 from vllm_omni_sched.resource.batch_size import LimitReason
 from vllm_omni_sched.resource.engine.encode_rounds import RoundReason
-from vllm_omni_sched.resource.engine.encoder_budget import BudgetReason, ModalityReason
 from vllm_omni_sched.resource.engine.host_tier import HostReason
 from vllm_omni_sched.resource.engine.lane import ShareReason, WhereReason
 from vllm_omni_sched.resource.engine.lending import LendingReason
@@ -105,8 +104,6 @@ class SchedulerMetrics:
     batch_updates: dict[str, int] = field(default_factory=lambda: _by_reason(LimitReason))
     prefill_limit: int = 0
     prefill_updates: dict[str, int] = field(default_factory=lambda: _by_reason(LimitReason))
-    encoder_budgets: dict[str, int] = field(default_factory=lambda: _by_reason(BudgetReason))
-    encoder_parts: dict[str, int] = field(default_factory=lambda: _by_reason(ModalityReason))
     encode_rounds: dict[str, int] = field(default_factory=lambda: _by_reason(RoundReason))
     step_requests: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS))
     ttft_seconds: dict[str, Histogram] = field(default_factory=_waits_by_class)

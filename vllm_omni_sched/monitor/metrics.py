@@ -244,20 +244,6 @@ METRICS: tuple[Metric, ...] = (
         label="reason",
     ),
     Metric(
-        "encoder_budgets_total",
-        "counter",
-        "Steps for which the encoder budget was set, by reason; option `encoder_split`.",
-        {EACH: "encoder_budgets"},
-        label="reason",
-    ),
-    Metric(
-        "encoder_budget_parts_total",
-        "counter",
-        "Parts of a step's encoder budget given to a modality, by reason; option `encoder_split`.",
-        {EACH: "encoder_parts"},
-        label="reason",
-    ),
-    Metric(
         "encode_rounds_total",
         "counter",
         "Decisions to encode an item in the step, to hold it back, or to let a first token wait, by reason; held ones "

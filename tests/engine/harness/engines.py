@@ -49,7 +49,6 @@ STEERED = {
     "prefill_min_tokens": 16,
     "control_interval_ms": 20,
     "pieces": True,
-    "encoder_split": True,
     "slo_metrics": True,
 }
 ROUNDS = {

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.resource.batch_size import AimdBatch, BatchControl, FixedBatch, LimitReason
+from vllm_omni_sched.resource.batch_size import BatchControl, FixedBatch, LimitReason
 from vllm_omni_sched.resource.engine.prefill_budget import AdaptivePrefill
 from vllm_omni_sched.resource.pid import PidBatch, PidGains
 
@@ -34,7 +34,6 @@ class Case:
 
 CONTROLS = {
     "pid": Case(PidBatch, (10, 30), swing=0.15),
-    "aimd": Case(AimdBatch, (10, 30), swing=0.15),
     "adaptive": Case(AdaptivePrefill, (200, 7000), swing=0.15, settle_seconds=20.0),
 }
 STEERED = pytest.mark.parametrize("case", CONTROLS.values(), ids=CONTROLS)
@@ -155,9 +154,8 @@ def test_steps_that_were_not_full_do_not_raise_the_limit_but_may_lower_it(case):
     assert control.limit < settled
 
 
-@pytest.mark.parametrize("make", [PidBatch, AimdBatch])
-def test_one_decision_per_interval(make):
-    control = make()
+def test_one_decision_per_interval():
+    control = PidBatch()
     limits = []
     for i in range(1, 41):
         control.observe(0.001, i / 10)
@@ -179,27 +177,6 @@ def test_pid_changes_by_no_more_than_its_factor(latencies):
         assert (before - 0.5) / 1.5 - 0.5 <= control.limit <= (before + 0.5) * 1.5 + 0.5
 
 
-def test_aimd_steps():
-    control = AimdBatch(increase=2, decrease=0.5, maximum=10)
-    control.observe(0.01, 0.0)
-    rows = []
-    for i, latency in enumerate([0.01, 0.01, 0.01, 0.05, 0.052, 0.06, 1.0, 1.0, 1.0, 0.01], 1):
-        control.observe(latency, float(i))
-        rows.append((control.limit, control.reason.value))
-    assert rows == [
-        (3, "under_target"),
-        (5, "under_target"),
-        (7, "under_target"),
-        (7, "on_target"),
-        (7, "on_target"),
-        (5, "over_target"),
-        (2, "over_target"),
-        (1, "at_min"),
-        (1, "at_min"),
-        (3, "under_target"),
-    ]
-
-
 def test_fixed_stays():
     control = FixedBatch(4)
     control.observe(10.0, 0.0)
@@ -218,8 +195,6 @@ def test_fixed_stays():
         (lambda: PidGains(integral=0), "integral"),
         (lambda: PidGains(proportional=-1), "gains"),
         (lambda: PidGains(derivative_filter=1), "derivative_filter"),
-        (lambda: AimdBatch(increase=0), "increase"),
-        (lambda: AimdBatch(decrease=1), "decrease"),
         (lambda: AdaptivePrefill(itl_target_seconds=0), "itl_target_seconds"),
         (lambda: AdaptivePrefill(forgetting=0), "forgetting"),
         (lambda: AdaptivePrefill(max_factor=1), "max_factor"),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.resource.engine.encoder_budget import longest_piece, max_min
+from vllm_omni_sched.resource.engine.pieces import longest_piece, max_min
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ replicas = {replicas}
 {stage}
 """
 OURS = '[policy]\nwaiting_order = "sla"\nencode_ahead = true\n'
-ALL = OURS + 'pieces = true\nencoder_split = true\nbatch_control = "aimd"\nprefill_control = "adaptive"\n'
+ALL = OURS + 'pieces = true\nbatch_control = "pid"\nprefill_control = "adaptive"\n'
 DEATHS = '[[failures]]\nstage = "llm"\nkind = "replica"\nevery_seconds = 5.0\nrestart_seconds = 2.0\n'
 CASES = {
     "stock": (10.0, "", 3, ""),

@@ -43,7 +43,7 @@ class EngineCore:
                           before `ahead.take_actions`, `lending.plan`: KV blocks to lend or to take back
     request may go next   `ahead.next_chunk`: run it or hold it back, items to encode ahead
     request is admitted   before: `lending.may_admit`: admit it beside the loan, or wait; after: `lending.admitted`
-    chunk is planned      `ahead.cut`, `rounds.cut`: its tokens; `encoder_part`: what it may encode
+    chunk is planned      `ahead.cut`, `rounds.cut`: its tokens
     encoder makes room    `ahead.load`: take the encoding from the lane
     step is planned       `ahead.take_actions`: items for the lane, encodings to drop or load
     item is encoded       `ahead.encoded`, `ahead.failed`: requests to look at again, or to fail
@@ -78,7 +78,7 @@ class EngineCore:
         self.costs = CostModel()
         self.steps = StepMeter()
         parts = self.costs, self.steps, self.metrics, self.history
-        self.limits = StepLimits(config, facts, self.costs, self.metrics)
+        self.limits = StepLimits(config, facts, self.metrics)
         self.ahead = EncodeAhead(config, facts, *parts) if config.encode_ahead and facts.encodes else None
         self.rounds: RoundScheduling | None = None
         if config.encode_rounds and facts.encodes:
@@ -192,18 +192,11 @@ class EngineCore:
         tokens = limits.max_tokens(max_tokens, decoding)
         budget = tokens - decoding
         longest = limits.longest_chunk(view, budget)
-        encoder = limits.encoder_plan(view, tokens)
-        embeds = None if encoder is None else encoder.embeds
-        if lending is not None:
-            embeds = min(limits.encoder_embeds if embeds is None else embeds, lending.left_for_step())
+        embeds = None if lending is None else min(limits.encoder_embeds, lending.left_for_step())
         if self.rounds is None:
             return StepPlan(requests, tokens, longest, embeds)
         rounds = self.rounds.begin(view, requests, budget, tokens, now)
         return StepPlan(requests, decoding + rounds.prompt_tokens, min(longest, rounds.longest), embeds, rounds.aside)
-
-    def encoder_part(self, modality: str, budget: int) -> int:
-        """Return the embeddings of ``budget`` that are left to a modality in this step."""
-        return min(budget, self.limits.parts.get(modality, budget))
 
     def step_ended(
         self,
@@ -253,4 +246,3 @@ class EngineCore:
             self.ahead.validate()
         if self.rounds is not None:
             self.rounds.validate(self.book)
-        assert all(embeds >= 0 for embeds in self.limits.parts.values()), "a modality has less than nothing left"

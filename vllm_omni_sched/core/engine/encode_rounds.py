@@ -17,7 +17,7 @@ from vllm_omni_sched.resource.engine.encode_rounds import (
     RoundSnapshot,
     RoundStep,
 )
-from vllm_omni_sched.resource.engine.encoder_budget import LOOK_AHEAD
+from vllm_omni_sched.resource.engine.pieces import LOOK_AHEAD
 
 
 class RoundLimits(NamedTuple):

@@ -11,7 +11,6 @@ from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.encode_ahead import EncodeAhead
 from vllm_omni_sched.core.engine.requests import EngineFacts, EngineView, LendingFacts, LendingView, Prompt, PromptItem
 from vllm_omni_sched.monitor.step_times import CostModel, StepMeter
-from vllm_omni_sched.resource.engine.encoder_budget import LOOK_AHEAD
 from vllm_omni_sched.resource.engine.lending import (
     EncodeDemand,
     LendingPlan,
@@ -19,6 +18,7 @@ from vllm_omni_sched.resource.engine.lending import (
     LendingSnapshot,
     MemoryLending,
 )
+from vllm_omni_sched.resource.engine.pieces import LOOK_AHEAD
 
 _SAFETY = 2.0  # encodes may take so many times as long as forecast before running requests need what was lent
 _LEAST_STEPS = 4  # a loan lasts for at least so many steps: planned, sent, computed, reported

@@ -1,8 +1,7 @@
 """Make the controller of a limit from the mode that an option names."""
 
 from vllm_omni_sched.config.options import ControlMode, OmniSchedConfig
-from vllm_omni_sched.resource.batch_size import AimdBatch, BatchControl
-from vllm_omni_sched.resource.engine.learned import shipped
+from vllm_omni_sched.resource.batch_size import BatchControl
 from vllm_omni_sched.resource.engine.prefill_budget import AdaptivePrefill
 from vllm_omni_sched.resource.pid import PidBatch
 
@@ -13,10 +12,6 @@ def make_control(mode: ControlMode, config: OmniSchedConfig, minimum: int, maxim
     minimum = min(minimum, maximum)
     if mode is ControlMode.PID:
         return PidBatch(target, interval, minimum, maximum)
-    if mode is ControlMode.AIMD:
-        return AimdBatch(target, interval, minimum, maximum, increase=max(1, maximum // 32))
     if mode is ControlMode.ADAPTIVE:
         return AdaptivePrefill(target, minimum, maximum)
-    if mode is ControlMode.LEARNED:
-        return shipped().control(target, config.interactive_itl_ms / 1e3, interval, minimum, maximum)
     return None

@@ -21,7 +21,7 @@ class Encoding:
 
     def __init__(self, limits: EngineLimits, core: EngineCore) -> None:
         self._limits, self._core = limits, core
-        self._ahead, self._parts = core.ahead, core.limits
+        self._ahead = core.ahead
         self._index = WorthIndex(core.config.encoder_cache_order, half_life_seconds=30.0)
         self._embeds: dict[str, int] = {}
         self.has = self._embeds.__contains__
@@ -63,7 +63,7 @@ class Encoding:
     def _make(self, item: PromptItem, now: float) -> bool:
         content, modality, embeds = item.content, item.modality, item.embeds
         ready = self._ahead is not None and self._ahead.is_ready(content)
-        if not ready and embeds > self._core.encoder_part(modality, self.left):
+        if not ready and embeds > self.left:
             return False
         if not self._room(embeds):
             return False
@@ -77,7 +77,6 @@ class Encoding:
             return True
         self.encoded += 1
         self.left -= embeds
-        self._parts.encodes(modality, embeds)
         counts = self.step.setdefault(modality, [0, 0])
         counts[0] += 1
         counts[1] += embeds

@@ -67,7 +67,7 @@ class Parameter:
         return float(f"{trial.suggest_float(self.name, self.low, self.high, log=True):.3g}")
 
 
-_STEERED = ("pid", "aimd", "adaptive", "learned")
+_STEERED = ("pid", "adaptive")
 
 
 def space(itl_seconds: float, encodes: bool = True, max_num_seqs: int = 256) -> list[Parameter]:
@@ -80,7 +80,7 @@ def space(itl_seconds: float, encodes: bool = True, max_num_seqs: int = 256) -> 
     low, high = 200 * itl_seconds, 1000 * itl_seconds
     found = [
         Parameter("prefill_control", ("off", *_STEERED)),
-        Parameter("batch_control", ("off", "pid", "aimd")),
+        Parameter("batch_control", ("off", "pid")),
         Parameter(
             "control_target_ms", low=low, high=high, when={"prefill_control": _STEERED, "batch_control": _STEERED}
         ),
@@ -96,8 +96,7 @@ def space(itl_seconds: float, encodes: bool = True, max_num_seqs: int = 256) -> 
             Parameter("encode_ahead", (False, True)),
             Parameter("encode_lane_min_share", low=0.05, high=0.6, when=ahead),
             Parameter("encode_rounds", (False, True), when={"encode_ahead": (False,)}),
-            Parameter("encoder_split", (False, True)),
-            Parameter("itl_target_ms", low=low, high=high, when=ahead | {"encoder_split": (True,)}),
+            Parameter("itl_target_ms", low=low, high=high, when=ahead),
             Parameter("encoder_cache_order", ("age", "worth")),
         ]
     return found

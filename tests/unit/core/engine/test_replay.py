@@ -16,7 +16,7 @@ from vllm_omni_sched.sim.work import Item, Request
 OPTIONS: dict[str, dict[str, Any]] = {
     "ahead": {"encode_ahead": True, "waiting_order": "sla", "prefill_control": "adaptive"},
     "rounds": {"encode_rounds": True, "pieces": True, "batch_control": "pid"},
-    "split": {"encoder_split": True, "waiting_order": "sla"},
+    "order": {"waiting_order": "sla"},
 }
 
 
