@@ -181,14 +181,6 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM refuses updates of ended sessions",
     ),
     Override(
-        f"{_S}._free_encoder_inputs",
-        "super() decides for single items, and the encodings that it frees leave the encoder cache in one pass, in its "
-        "order",
-        "encoder_cache, no EC connector, 8 encodings of a request or more, items in order",
-        "tests/properties/test_one_shot.py",
-        "vLLM frees what a request has passed by one call of its encoder cache manager",
-    ),
-    Override(
         f"{_S}._handle_stopped_request, _update_request_as_session",
         "after super(): a session that stopped while it was preempted is queued at the end of the step; "
         "super() is told that all its tokens but the last are computed",

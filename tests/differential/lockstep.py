@@ -149,8 +149,9 @@ class Lockstep:
 
     def _arrive(self) -> None:
         resumable = self.rng.random() < 0.35
-        capacity = self.workload.settings.capacity
-        limit = min(capacity, self.rng.choice((20, 60, 150)))
+        settings = self.workload.settings
+        capacity = settings.capacity
+        limit = min(capacity, self.rng.choice((60, 150, 400) if settings.many_items else (20, 60, 150)))
         chunk = self.workload.new_chunk(None, limit, resumable=resumable, now=self.step)
         if chunk is None:
             return
@@ -159,7 +160,9 @@ class Lockstep:
             self._sessions[chunk.request_id] = capacity - len(chunk.tokens) - chunk.max_tokens
 
     def _continue_session(self, session: str) -> None:
-        budget = min(self._sessions[session], self.rng.choice((3, 8, 40)))
+        budget = min(
+            self._sessions[session], self.rng.choice((8, 40, 150) if self.workload.settings.many_items else (3, 8, 40))
+        )
         chunk = self.workload.new_chunk(session, budget, resumable=True, now=self.step)
         if chunk is None or self.rng.random() < 0.04:
             self._end_session(session)

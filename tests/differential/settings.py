@@ -35,6 +35,7 @@ class Settings:
     worker_is_separate_process: bool
     num_steps: int
     read_ahead: int
+    many_items: bool
     fresh_contents: float
     overlapping_items: float
     nested_items: bool
@@ -50,13 +51,18 @@ class Settings:
         return (self.num_blocks - 2) * self.block_size
 
 
-def random_settings(rng: random.Random, contents: Sequence[Content], **overrides: Any) -> Settings:
+def random_settings(rng: random.Random, contents: Sequence[Content], *, many_items: bool, **overrides: Any) -> Settings:
+    """Return the settings that a seed draws for these contents, with ``overrides``.
+
+    With ``many_items`` dozens of encodings leave a request in one step, and the ids of a session's items exceed the
+    table of the set that holds them: vLLM releases in the order of that set.
+    """
     longest = max(content.length for content in contents)
     max_item_embeds = max(1, *(content.num_embeds for content in contents))
     disable_chunked_mm_input = rng.random() < 0.3
     # Without chunks an item must fit into one step.
     least_tokens = max(4, longest) if disable_chunked_mm_input else 4
-    max_num_batched_tokens = max(least_tokens, rng.choice((6, 16, 48, 200)))
+    max_num_batched_tokens = max(least_tokens, rng.choice((48, 200) if many_items else (6, 16, 48, 200)))
     block_size = rng.choice((4, 8, 16))
     scarce_blocks = 3 + rng.choice((60, 150, 400)) // block_size
     prefix_caching = rng.random() < 0.6
@@ -65,11 +71,11 @@ def random_settings(rng: random.Random, contents: Sequence[Content], **overrides
         "use_v2_model_runner": rng.random() < 0.5,
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_num_seqs": min(max_num_batched_tokens, rng.choice((1, 2, 4, 8))),
-        "num_blocks": scarce_blocks if rng.random() < 0.8 else 1000,
+        "num_blocks": scarce_blocks if rng.random() < (0.3 if many_items else 0.8) else 1000,
         "block_size": block_size,
         "max_item_embeds": max_item_embeds,
-        "encoder_budget": max_item_embeds * rng.choice((1, 1, 2, 20)),
-        "encoder_cache_size": max_item_embeds * rng.choice((1, 2, 3, 20)),
+        "encoder_budget": max_item_embeds * rng.choice((2, 20, 60) if many_items else (1, 1, 2, 20)),
+        "encoder_cache_size": max_item_embeds * rng.choice((10, 20, 60) if many_items else (1, 2, 3, 20)),
         "enable_prefix_caching": prefix_caching,
         "disable_chunked_mm_input": disable_chunked_mm_input,
         "long_prefill_token_threshold": rng.choice((0, 0, 0, 5)),
@@ -80,8 +86,9 @@ def random_settings(rng: random.Random, contents: Sequence[Content], **overrides
         "worker_is_separate_process": rng.random() < 0.5,
         "num_steps": rng.choice((40, 80, 120)),
         "read_ahead": 0,  # tokens behind a chunk that a drafter reads
+        "many_items": many_items,
         # Probabilities: an item was never seen before; a second item lies on its tokens.
-        "fresh_contents": rng.choice((0.0, 0.5, 1.0)),
+        "fresh_contents": rng.choice((0.5, 1.0) if many_items else (0.0, 0.5, 1.0)),
         "overlapping_items": rng.choice((0.0, 0.0, 0.1)),
         # What stock itself does not do right, and ours does, cannot be compared.
         "nested_items": rng.random() < 0.5 and not _bisects_items(),

@@ -69,8 +69,9 @@ class Workload:
     def __init__(self, seed: int, **overrides: Any) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
-        self.contents = _catalog(self.rng)
-        self.settings: Settings = random_settings(self.rng, self.contents, **overrides)
+        many_items = overrides.pop("many_items", self.rng.random() < 0.25)
+        self.contents = _catalog(self.rng, 4 if many_items else self.rng.choice((1, 4, 12, 40)))
+        self.settings: Settings = random_settings(self.rng, self.contents, many_items=many_items, **overrides)
         self.options = random_options(self.rng)
         self._prompts: list[tuple[tuple[int, ...], tuple[tuple[int, Content], ...]]] = []
         self._num_requests = 0
@@ -100,7 +101,7 @@ class Workload:
         else:
             tokens_list, items_list = [], []
         shape = self.rng.choice(("text", "mixed", "mixed", "frames", "frames"))
-        for _ in range(self.rng.randrange(1, 4 if is_update else 7)):
+        for _ in range(self.rng.randrange(1, (4 if is_update else 7) * (10 if self.settings.many_items else 1))):
             if shape != "text" and self.rng.random() < 0.75:
                 content = self._content()
                 if len(tokens_list) + content.length <= limit:
@@ -153,8 +154,7 @@ def _cut(
     return tokens[:length], [(offset, content) for offset, content in items if offset + content.length <= length]
 
 
-def _catalog(rng: random.Random) -> tuple[Content, ...]:
-    largest = rng.choice((1, 4, 12, 40))
+def _catalog(rng: random.Random, largest: int) -> tuple[Content, ...]:
     contents = []
     for index in range(rng.choice((2, 6, 20))):
         length = rng.randint(1, largest)

@@ -67,16 +67,6 @@ class Cache(RuleBasedStateMachine):
         """Also an item that was never held, or is released twice: both are no-ops."""
         self.both("free_encoder_input", self.requests[request], item)
 
-    @rule(request=requests_, chosen=st.sets(items))
-    def consume_at_once(self, request: int, chosen: set[int]) -> None:
-        """Some of what is held, in the order in which vLLM comes by it."""
-        one = self.requests[request]
-        ids = [item for item in self.stock.get_cached_input_ids(one) if item in chosen]
-        for item in ids:
-            self.stock.free_encoder_input(one, item)
-        if ids:
-            self.ours.free_inputs(one, ids)
-
     @rule(request=requests_)
     def finish(self, request: int) -> None:
         self.both("free", self.requests[request])

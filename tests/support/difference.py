@@ -77,12 +77,17 @@ def _first_of_mappings(left: Mapping[Any, Any], right: Any, path: str, ignore: C
 def _first_of_sequences(left: Sequence[Any], right: Any, path: str, ignore: Collection[str]) -> Difference | None:
     if not _is_sequence(right) or len(left) != len(right):
         return Difference(path, left, right)
-    if left and isinstance(left[0], int | str | bytes) and list(left) == list(right):
+    if left and _is_plain(left[0]) and list(left) == list(right):
         return None  # the common case of long lists, at the speed of the interpreter
     for index, (one, other) in enumerate(zip(left, right, strict=True)):
         if found := first_difference(one, other, f"{path}[{index}]", ignore):
             return found
     return None
+
+
+def _is_plain(value: Any) -> bool:
+    values = value if isinstance(value, tuple) else (value,)
+    return all(isinstance(one, int | str | bytes) for one in values)
 
 
 def _is_sequence(value: Any) -> bool:

@@ -6,11 +6,14 @@ It executes nothing. It keeps each request's tokens, blocks and items as runner 
 
 from __future__ import annotations
 
+import copyreg
+import io
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
 
@@ -51,15 +54,12 @@ class Worker:
         self.encoder_outputs: set[str] = set()
         self.encoder_input_updates: dict[tuple[str, int], Any] = {}
         self.complaints: set[Complaint] = set()
-        self.max_message_bytes = 0
 
     def receive(self, output: SchedulerOutput) -> SchedulerOutput:
         """Take the message of one step; returns it as a runner of vLLM sees it, with session messages expanded."""
         self.complaints = set()
         if self._separate_process:
-            message = pickle.dumps(output)
-            self.max_message_bytes = max(self.max_message_bytes, len(message))
-            output = pickle.loads(message)
+            output = pickle.loads(_pickled(output))
         else:
             output = replace(output, scheduled_new_reqs=list(output.scheduled_new_reqs))
         if self._expander is not None:
@@ -150,3 +150,12 @@ def _embeds(position: Any, first: int, last: int) -> int:
 def needs_data(request: WorkerRequest) -> Callable[[Any], bool]:
     """Whether an item's data may still be asked for: vLLM's own rule for what it strips."""
     return lambda feature: feature.mm_position.offset + feature.mm_position.length > request.num_computed_tokens
+
+
+def _pickled(output: SchedulerOutput) -> bytes:
+    """Pickle a message with its tensors as arrays: torch writes an archive of its own for each, at 2 ms."""
+    stream = io.BytesIO()
+    pickler = pickle.Pickler(stream, protocol=5)
+    pickler.dispatch_table = copyreg.dispatch_table | {torch.Tensor: lambda one: (torch.from_numpy, (one.numpy(),))}
+    pickler.dump(output)
+    return stream.getvalue()

@@ -62,7 +62,6 @@ def build_extension(scheduler: Any, config: OmniSchedConfig, features: Mapping[s
         native_windows=native_windows,
         running=RequestStatus.RUNNING,
         index=index_items,
-        frees_at_once=_frees_at_once(scheduler),
         metrics=metrics,
     )
     sender = None
@@ -89,14 +88,6 @@ def build_extension(scheduler: Any, config: OmniSchedConfig, features: Mapping[s
         index_all=not native_windows or steered.looks_ahead or scheduler.enable_kv_cache_events,
         gives_back=not runner_v2,
         publisher=publisher,
-    )
-
-
-def _frees_at_once(scheduler: Any) -> bool:
-    return (
-        isinstance(scheduler.encoder_cache_manager, OmniEncoderCacheManager)
-        and getattr(scheduler, "ec_connector", None) is None  # a connector is notified of each item
-        and not scheduler.is_encoder_decoder
     )
 
 

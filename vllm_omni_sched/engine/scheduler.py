@@ -16,7 +16,6 @@ from vllm.v1.request import Request
 from vllm_omni_sched import compat
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.engine.build import build_extension
-from vllm_omni_sched.engine.encoder.inputs import LEAST_HELD
 from vllm_omni_sched.engine.extension import SchedulerExtension
 from vllm_omni_sched.engine.fitted import engine_options
 from vllm_omni_sched.engine.start import start_line
@@ -84,13 +83,6 @@ class OmniSchedulerMixin(WaitingOrderMixin, _Base):
             if self.omni.pending is None:
                 return ask(scheduled, new_requests, scheduled_encoder_inputs)
             return self.omni.pending.updates(self, ask, scheduled, new_requests, scheduled_encoder_inputs)
-
-    def _free_encoder_inputs(self, request: Request) -> None:
-        held = self.encoder_cache_manager.get_cached_input_ids(request)
-        if len(held) >= LEAST_HELD:
-            self.omni.inputs.free_passed(self, super()._free_encoder_inputs, request, held)
-        elif held:
-            super()._free_encoder_inputs(request)
 
     # -- a request's life --------------------------------------------------
 

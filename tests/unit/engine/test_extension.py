@@ -78,7 +78,6 @@ def make_inputs(metrics: SchedulerMetrics | None = None, *, narrows: bool = True
         native_windows=native,
         running=RUNNING,
         index=index,
-        frees_at_once=True,
         metrics=metrics or SchedulerMetrics(),
     )
 
@@ -105,7 +104,7 @@ def test_no_part_imports_vllm() -> None:
         "from vllm_omni_sched.engine.sessions.registry import Sessions\n"
         "from vllm_omni_sched.monitor.counts import SchedulerMetrics\n"
         "m, r = SchedulerMetrics(), Refusals()\n"
-        "i = EncoderInputs(narrows=True, native_windows=True, running=0, index=bool, frees_at_once=True, metrics=m)\n"
+        "i = EncoderInputs(narrows=True, native_windows=True, running=0, index=bool, metrics=m)\n"
         "print(SchedulerExtension(m, i, Sessions(r), r, bool).schedule(None, lambda: 'output'))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -75,7 +75,6 @@ def _bare_extension() -> Any:
         native_windows=True,
         running=RequestStatus.RUNNING,
         index=index_items,
-        frees_at_once=False,
         metrics=metrics,
     )
     return SchedulerExtension(metrics, inputs, Sessions(refusals), refusals, sort_update)

@@ -1,6 +1,5 @@
 """vLLM's encoder cache manager, with release of an item in constant time."""
 
-from collections.abc import Collection, Iterable
 from typing import Any
 
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
@@ -47,7 +46,8 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
        repeated item is recognised without a search (in vLLM since 0.33; 0.29-0.32
        scan the request's cached items for every one released). Nearly all counts
        are 1, so only the uses beyond the first are stored.
-    3. Every decision (hit, room, eviction order) is vLLM's own.
+    3. Every decision (hit, room, eviction order) is vLLM's own. Items are released by vLLM's loops, one by one:
+       the order of their release, and so of their eviction, is that of a set, and depends on every change of it.
 
     Usable alone: ``--ec-manager-config '{"encoder_cache_manager_cls":
     "vllm_omni_sched.OmniEncoderCacheManager"}'``.
@@ -111,6 +111,7 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
         def free_encoder_input(self, request: Request, input_id: int) -> None:
             request_id = request.request_id
             mm_hash = request.mm_features[input_id].identifier
+            users = self.cached.get(mm_hash)
             held = self.request_cached_ids.get(request_id)
             if held is not None and input_id in held:
                 held.remove(input_id)
@@ -118,9 +119,14 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
                     del self.request_cached_ids[request_id]
                 if self._is_repeat(request_id, mm_hash):
                     return
-            elif held and request_id in self.cached.get(mm_hash, ()):
+            elif held and users and request_id in users:
                 return
-            self._release(request, (input_id,))
+            if users:
+                users.discard(request_id)
+                if not users:
+                    num_embeds = request.get_num_encoder_embeds(input_id)
+                    self.freeable[mm_hash] = num_embeds
+                    self.num_freeable_slots += num_embeds
 
     def _is_repeat(self, request_id: str, mm_hash: str) -> bool:
         """Take off one use of a content by a request; return False if it was the last one."""
@@ -135,61 +141,6 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
             if not repeats:
                 del self._repeats[request_id]
         return True
-
-    def _release(self, request: Request, input_ids: Iterable[int]) -> None:
-        """End the request's reference to each of these entries; entries without references become freeable."""
-        request_id, features, cached = request.request_id, request.mm_features, self.cached
-        sizes = getattr(self, "num_embeds_by_hash", None)
-        for input_id in input_ids:
-            mm_hash = features[input_id].identifier
-            users = cached.get(mm_hash)
-            if not users:
-                continue
-            users.discard(request_id)
-            if not users:
-                num_embeds = request.get_num_encoder_embeds(input_id) if sizes is None else sizes[mm_hash]
-                self.freeable[mm_hash] = num_embeds
-                self.num_freeable_slots += num_embeds
-
-    def free_inputs(self, request: Request, input_ids: list[int]) -> None:
-        """Do `free_encoder_input` for each of these items, all held by the request, in one pass."""
-        request_id, features = request.request_id, request.mm_features
-        held = self.request_cached_ids[request_id]
-        if len(input_ids) == len(held):
-            self.free(request)
-            return
-        held.difference_update(input_ids)
-        last_uses: Collection[int] = input_ids
-        if _NATIVE_REFS:
-            uses = self.request_hash_refs[request_id]
-            last_uses = []
-            for input_id in input_ids:
-                mm_hash = features[input_id].identifier
-                left = uses[mm_hash] - 1
-                if left:
-                    uses[mm_hash] = left
-                else:
-                    del uses[mm_hash]
-                    last_uses.append(input_id)
-        elif request_id in self._repeats:
-            last_uses = [i for i in input_ids if not self._is_repeat(request_id, features[i].identifier)]
-        self._release(request, last_uses)
-
-    def free(self, request: Request) -> None:
-        """Give up all references of a request, in vLLM's order, in one pass."""
-        request_id, features = request.request_id, request.mm_features
-        held: Collection[int] = self.request_cached_ids.pop(request_id, ())
-        if not held:
-            if _NATIVE_REFS:
-                self.request_hash_refs.pop(request_id, None)
-            return
-        if _NATIVE_REFS:
-            uses = self.request_hash_refs.pop(request_id, {})
-            if len(uses) < len(held):
-                self._repeats[request_id] = {h: n - 1 for h, n in uses.items() if n > 1}
-        if request_id in self._repeats:
-            held = [i for i in held if not self._is_repeat(request_id, features[i].identifier)]
-        self._release(request, held)
 
     def get_freed_mm_hashes(self) -> list[str]:
         if not self.freed:

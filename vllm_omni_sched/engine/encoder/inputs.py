@@ -1,20 +1,16 @@
-"""Encoder inputs of a step: vLLM decides on the items that overlap its tokens, and frees those that it has passed.
+"""Encoder inputs of a step: vLLM decides on the items that overlap its tokens.
 
 vLLM's own methods decide. They are shown fewer items: `_try_schedule_encoder_inputs` of every version walks or bisects
 ``request.mm_features`` and reports positions in it, and a list of items that *all* overlap the window is one on which
 scan and bisect agree, sorted or not. Nothing here imports vLLM.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from vllm_omni_sched.engine.protocols import EncoderCache, Request, Scheduler
 from vllm_omni_sched.items import FeatureList, ends_after, in_order
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
-
-LEAST_HELD = 8
-"""Least number of encodings held by a request for which bisection is cheaper than vLLM's loop."""
 
 Inputs = tuple[Any, ...]
 """Answer of `_try_schedule_encoder_inputs`: ids to encode, number of tokens, budget left, and since 0.23 further lists
@@ -53,12 +49,10 @@ class EncoderInputs:
         native_windows: whether vLLM bisects items that are in order.
         running: vLLM's status of a request that runs.
         index: makes the items of a request a `FeatureList`.
-        frees_at_once: whether encodings may leave the encoder cache together: its manager is an
-            `OmniEncoderCacheManager`, and nobody is notified of single items.
         metrics: counts windows and items.
     """
 
-    __slots__ = ("_frees_at_once", "_index", "_metrics", "_narrows", "_native_windows", "_running", "num_indexed")
+    __slots__ = ("_index", "_metrics", "_narrows", "_native_windows", "_running", "num_indexed")
 
     def __init__(
         self,
@@ -67,10 +61,8 @@ class EncoderInputs:
         native_windows: bool,
         running: object,
         index: Callable[[Any], bool],
-        frees_at_once: bool,
         metrics: SchedulerMetrics,
     ) -> None:
-        self._frees_at_once = frees_at_once
         self._narrows = narrows
         self._native_windows = native_windows
         self._running = running
@@ -126,45 +118,6 @@ class EncoderInputs:
             scheduler.encoder_cache_manager = manager
         return ([ids[i] for i in inputs], num_tokens, budget, *([ids[i] for i in local] for local in more))
 
-    def free_passed(
-        self, scheduler: Scheduler, ask: Callable[[Any], None], request: Request, held: Collection[int]
-    ) -> None:
-        """Free the same encodings after a step as vLLM, at a third of its cost per item.
-
-        1. vLLM's `_free_encoder_inputs` (``ask``) frees every encoding whose item ends before some position. That
-           position differs between versions, so vLLM is asked about single items.
-        2. Consecutive items end in their order. The first kept item is found by bisection, nearly always among the
-           last two.
-        3. The items before it leave the encoder cache in vLLM's order, by one call of its manager.
-
-        Args:
-            held: items of the request that are in the encoder cache, `LEAST_HELD` or more.
-        """
-        if not self._frees_at_once or not in_order(request.mm_features):
-            ask(request)
-            return
-        manager = scheduler.encoder_cache_manager
-        question = scheduler.encoder_cache_manager = _Question()
-
-        def is_kept(input_id: int) -> bool:
-            question.asked, question.freed = input_id, False
-            ask(request)
-            return not question.freed
-
-        try:
-            ids = sorted(held)
-            num_freed = len(ids)
-            while num_freed > len(ids) - 2 and is_kept(ids[num_freed - 1]):
-                num_freed -= 1
-            if num_freed == len(ids) - 2:
-                num_freed = bisect_left(ids, True, hi=num_freed, key=is_kept)
-        finally:
-            scheduler.encoder_cache_manager = manager
-        if num_freed == len(ids):
-            manager.free(request)
-        elif num_freed:
-            manager.free_inputs(request, [i for i in held if i < ids[num_freed]])
-
 
 def _as_indexed(features: list[Any]) -> FeatureList:
     assert isinstance(features, FeatureList), "a list that vLLM cannot search was not indexed when its request came"
@@ -206,19 +159,3 @@ class WindowedManager:
 
     def can_allocate(self, view: WindowedRequest, input_id: int, budget: int, num_embeds_to_schedule: int) -> bool:
         return self._manager.can_allocate(view.request, view.ids[input_id], budget, num_embeds_to_schedule)
-
-
-class _Question:
-    """Stands in for the manager while vLLM is asked about one encoding; records the answer and frees nothing."""
-
-    __slots__ = ("asked", "freed")
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.freed = False
-
-    def get_cached_input_ids(self, request: object) -> tuple[int, ...]:
-        return (self.asked,)
-
-    def free_encoder_input(self, request: object, input_id: int) -> None:
-        self.freed = True
