@@ -6,12 +6,13 @@ registers our video loader. If vLLM-Omni is loaded, or once its engine is, our c
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
 from vllm_omni_sched import compat
+from vllm_omni_sched.config.load import KEY, load_config
 from vllm_omni_sched.engine.named import uses_our_scheduler
 from vllm_omni_sched.engine.video import choice, service
 from vllm_omni_sched.engine.video.loader import FlashCodecLoader
@@ -66,6 +67,8 @@ def _check_options_early(create_engine_config: Callable[..., Any]) -> Callable[.
             from vllm_omni_sched.engine.start import check_and_attach
 
             check_and_attach(vllm_config)
+        else:
+            _warn_of_unused(vllm_config, chosen)
         if chosen:
             choice.set_up(vllm_config, self.media_io_kwargs)
         else:
@@ -73,6 +76,29 @@ def _check_options_early(create_engine_config: Callable[..., Any]) -> Callable[.
         return vllm_config
 
     return wrapper
+
+
+def _warn_of_unused(vllm_config: Any, loader_chosen: bool) -> None:
+    """Say once for a server that options of ours have no effect without our scheduler.
+
+    Those of the video loader have one if it is chosen without a profile. Otherwise nothing of ours is read or refused.
+    """
+    additional, parallel = vllm_config.additional_config, vllm_config.parallel_config
+    if not isinstance(additional, Mapping) or KEY not in additional:
+        return
+    if parallel._api_process_rank > 0 or (parallel._api_process_rank == 0 and parallel._api_process_count > 1):
+        return  # the parent of several API processes says it
+    options = additional[KEY]
+    unused = list(options) if isinstance(options, Mapping) else [options]
+    if loader_chosen:
+        unused = sorted(load_config(additional).given - {"video"})
+        if not unused:
+            return
+    logger.warning(
+        "Options of omni_sched are given (%s), but --scheduler-cls is not vllm_omni_sched.OmniScheduler: they have no "
+        "effect. Add --scheduler-cls vllm_omni_sched.OmniScheduler, or remove them.",
+        ", ".join(map(str, unused)) or "defaults",
+    )
 
 
 def _promote_after_init_device(init_device: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import pytest
 from tests.engine.conftest import Results
 from tests.engine.harness.compare import first_difference
 from tests.engine.harness.processes import OUR_PLUGIN, run_program
-from tests.engine.harness.refusals import ACCEPTED, REFUSED
+from tests.engine.harness.refusals import ACCEPTED, REFUSED, UNWARNED, WARNED
 from tests.engine.harness.scenarios import SCENARIOS
 from tests.engine.harness.server import Server
 from tests.engine.harness.spec import OURS
@@ -41,6 +41,19 @@ def test_configuration_is_refused(outcomes, case):
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_configuration_is_accepted(outcomes, case):
     assert outcomes[case] is None
+
+
+@pytest.mark.parametrize("case", WARNED)
+def test_options_without_the_scheduler_have_one_warning(outcomes, case):
+    """In both environments: the early check is where the versions of vLLM differ most."""
+    (said,) = outcomes[case]
+    assert said.startswith(f"Options of omni_sched are given {WARNED[case].says[0]}, but --scheduler-cls is not ")
+    assert "they have no effect. Add --scheduler-cls vllm_omni_sched.OmniScheduler" in said
+
+
+@pytest.mark.parametrize("case", UNWARNED)
+def test_there_is_no_warning_where_options_have_an_effect(outcomes, case):
+    assert outcomes[case] == []
 
 
 @pytest.fixture(scope="module")

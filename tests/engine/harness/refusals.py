@@ -6,6 +6,7 @@ All of them are tried in one process, and only as far as vLLM's configuration: n
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ class Case:
     additional_config: Any
     says: Sequence[str]
     error: str = "ConfigError"
-    scheduler: str = OURS
+    scheduler: str | None = OURS
     files: Mapping[str, str] = field(default_factory=dict)
     circumstance: str = "none"
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -156,14 +157,69 @@ ACCEPTED = {
 }
 
 
+OURS_LOADER = {"media_io_kwargs": {"video": {"video_backend": "omni_flashcodec"}}}
+STOCK = "vllm.v1.core.sched.scheduler.Scheduler"
+WARNED = {
+    "a-profile-alone": Case({"omni_sched": "chat"}, ["(chat)"], scheduler=None),
+    "the-profile-of-videos-alone": Case({"omni_sched": "video"}, ["(video)"], scheduler=None),
+    "options-alone": Case(_options(encode_ahead=True, release="keep"), ["(encode_ahead, release)"], scheduler=None),
+    "defaults-alone": Case(_options(), ["(defaults)"], scheduler=None),
+    "a-file-alone": Case({"omni_sched": "none.yaml"}, ["(none.yaml)"], scheduler=None),
+    "wrong-options-alone": Case(_options(release="spil"), ["(release)"], scheduler=None),
+    "another-scheduler": Case(_options(release="keep"), ["(release)"], scheduler=STOCK),
+    "the-parent-of-several": Case(
+        _options(release="keep"), ["(release)"], scheduler=None, args={"_api_process_count": 2, "_api_process_rank": -1}
+    ),
+    "more-than-the-loader-s": Case(
+        _options(video={"decoders": 1}, release="keep"), ["(release)"], scheduler=None, args=OURS_LOADER
+    ),
+}
+UNWARNED = {
+    "none-of-ours": Case({"another_plugin": [1]}, [], scheduler=None),
+    "nothing": Case(None, [], scheduler=None),
+    "with-the-scheduler": Case(_options(release="keep"), []),
+    "the-loader-s": Case(_options(video={"decoders": 1}), [], scheduler=None, args=OURS_LOADER),
+    "one-of-several": Case(
+        _options(release="keep"), [], scheduler=None, args={"_api_process_count": 2, "_api_process_rank": 0}
+    ),
+}
+
+
+class Warnings(logging.Handler):
+    """Keeps what our package warns of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+def warnings(case: Case, model: str, folder: Path) -> list[str]:
+    """Return what is warned of while vLLM makes its configuration."""
+    from vllm_omni_sched.engine.video import service
+    from vllm_omni_sched.logs import LOGGER
+
+    handler = Warnings()
+    logging.getLogger(LOGGER).addHandler(handler)
+    try:
+        with mock.patch.object(service, "get"):  # no decoders
+            refused = outcome(case, model, folder)
+    finally:
+        logging.getLogger(LOGGER).removeHandler(handler)
+    return handler.said if refused is None else [refused["message"]]
+
+
 def outcome(case: Case, model: str, folder: Path) -> dict[str, str] | None:
     """Return what `create_engine_config` raised, or None if it made a config."""
     from vllm.engine.arg_utils import EngineArgs
 
     for name, text in case.files.items():
         (folder / name).write_text(text)
-    args: dict[str, Any] = {"model": model, "scheduler_cls": case.scheduler, "dtype": "float32", "max_model_len": 1024}
-    args |= case.args
+    args: dict[str, Any] = {"model": model, "dtype": "float32", "max_model_len": 1024, **case.args}
+    if case.scheduler is not None:
+        args["scheduler_cls"] = case.scheduler
     if isinstance(args.get("kv_transfer_config"), Mapping):
         from vllm.config import KVTransferConfig
 
@@ -214,11 +270,11 @@ def _circumstance(name: str, args: dict[str, Any]) -> Iterator[None]:
 
 
 def main(model: str, folder: str) -> None:
-    results = {}
-    for name, case in (REFUSED | ACCEPTED).items():
+    results: dict[str, Any] = {}
+    for name, case in (REFUSED | ACCEPTED | WARNED | UNWARNED).items():
         own = Path(folder) / name
         own.mkdir()
-        results[name] = outcome(case, model, own)
+        results[name] = (warnings if name in WARNED | UNWARNED else outcome)(case, model, own)
     print(json.dumps(results))
 
 
