@@ -6,6 +6,7 @@ import functools
 import io
 import itertools
 import struct
+import tempfile
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
@@ -37,7 +38,7 @@ def encode(
     times: Iterable[int] | None = None,
     rate: int = 30,
     rotation: int = 0,
-    audio: bool = False,
+    audio: str = "",
     options: dict[str, str] | None = None,
     **stream_attributes: Any,
 ) -> bytes:
@@ -46,7 +47,7 @@ def encode(
     Args:
         times: when frames are shown, in units of 1/1000 s; evenly by default.
         rotation: degrees clockwise by which players turn it.
-        audio: with a track of silence beside it.
+        audio: encoder of a track of silence beside it.
         options: of the encoder.
         stream_attributes: set on the stream's codec context.
     """
@@ -63,7 +64,7 @@ def encode(
             setattr(stream.codec_context, name, value)
         if rotation:
             stream.set_display_rotation(-rotation)
-        sound = file.add_stream("aac", rate=48000) if audio else None
+        sound = file.add_stream(audio, rate=48000) if audio else None
         when = iter(times) if times is not None else itertools.count()
         for n in range(frames):
             frame = av.VideoFrame.from_ndarray(scene(n, *size), format="rgb24").reformat(format=pixel_format)
@@ -114,12 +115,6 @@ def sound_with_cover() -> bytes:
     return out.getvalue()
 
 
-def longer(data: bytes, seconds: float) -> bytes:
-    """Return a Matroska file whose header says that it is longer than it is."""
-    at = data.index(b"\x44\x89\x88") + 3  # Duration, a float of 8 bytes, in milliseconds
-    return data[:at] + struct.pack(">d", 1e3 * seconds) + data[at + 8 :]
-
-
 def remux(data: bytes, container: str, *, skip: int = 0, keep: range | None = None) -> bytes:
     """Return the same packets in another container.
 
@@ -139,6 +134,19 @@ def remux(data: bytes, container: str, *, skip: int = 0, keep: range | None = No
                 packet.dts -= skip * step
                 file.mux(packet)
     return out.getvalue()
+
+
+def header_first(data: bytes) -> bytes:
+    """Return the same video as an MP4 with its header in front."""
+    with tempfile.NamedTemporaryFile(suffix=".mp4") as out:  # FFmpeg opens it a second time
+        with av.open(io.BytesIO(data)) as source, av.open(out.name, "w", options={"movflags": "faststart"}) as file:
+            stream = source.streams.video[0]
+            copy = file.add_stream_from_template(stream)
+            for packet in source.demux(stream):
+                if packet.size:
+                    packet.stream = copy
+                    file.mux(packet)
+        return out.read()
 
 
 def edited(data: bytes, edits: Iterable[tuple[int, int]]) -> bytes:
@@ -164,6 +172,31 @@ def edited(data: bytes, edits: Iterable[tuple[int, int]]) -> bytes:
         size = int.from_bytes(out[box : box + 4], "big") + grown + len(edts)
         out[box : box + 4] = size.to_bytes(4, "big")
     return bytes(out)
+
+
+def packed(data: bytes) -> bytes:
+    """Return an AVI of the same MPEG-4 as DivX packs it: in one packet with a reference is the B-VOP behind it, and the
+    next packet is a VOP that is not coded. Two more of these are at the end, so that packets outnumber frames.
+    """
+    out = io.BytesIO()
+    uncoded = b"\0\0\1\xb6\x50\xcf"  # times have 5 bits
+    with av.open(io.BytesIO(data)) as source, av.open(out, "w", format="avi") as file:
+        stream = source.streams.video[0]
+        copy = file.add_stream_from_template(stream)
+        vops = [bytes(packet) for packet in source.demux(stream) if packet.size]
+        is_b = [vop[vop.index(b"\0\0\1\xb6") + 4] >> 6 == 2 for vop in vops]
+        first = vops[0].index(b"\0\0\1\xb6")
+        vops[0] = vops[0][:first] + b"\0\0\1\xb2DivX503b1393p" + vops[0][first:]
+        packets = [
+            uncoded if is_b[n] else vop + vops[n + 1] if is_b[n + 1 : n + 2] == [True] else vop
+            for n, vop in enumerate(vops)
+        ]
+        for n, content in enumerate([*packets, uncoded, uncoded]):
+            packet = av.Packet(content)
+            packet.stream, packet.pts, packet.dts, packet.time_base = copy, n, n, stream.time_base
+            packet.is_keyframe = content.startswith(b"\0\0\1\xb0")
+            file.mux(packet)
+    return out.getvalue()
 
 
 def damaged(data: bytes, *, at: float = 0.5, nbytes: int = 40, seed: int = 0) -> bytes:
@@ -253,7 +286,7 @@ _SPECS: dict[str, dict[str, Any]] = {
     "h264_rotated": _x264(rotation=90),
     "h264_upside_down": _x264(rotation=180),
     "h264_rotated_left": _x264(rotation=270),
-    "h264_audio": _x264(audio=True),
+    "h264_audio": _x264(audio="aac"),
     "h264_mkv": _x264(container="matroska"),
     "h264_ts": _x264(container="mpegts", gop=20),
     "h264_flv": _x264(container="flv"),
@@ -280,6 +313,7 @@ _SPECS: dict[str, dict[str, Any]] = {
     "mpeg4_b_avi": {"encoder": "mpeg4", "container": "avi", "options": {"g": "12", "bf": "2"}},
     "mpeg2": {"encoder": "mpeg2video", "container": "mpeg", "options": {"g": "12", "bf": "2"}},
     "mjpeg": {"encoder": "mjpeg", "container": "avi", "pixel_format": "yuvj420p"},
+    "wmv_audio": {"encoder": "wmv2", "container": "asf", "audio": "libmp3lame", "options": {"g": "12"}},
     "one_frame": _x264(frames=1),
 }  # fmt: skip
 
@@ -300,11 +334,16 @@ _DERIVED = {
     "h264_interlaced_decoding_times": lambda: retimed(clip("h264_interlaced"), sorted),
     "hevc_decoding_times": lambda: retimed(clip("hevc_open_gop"), sorted),
     "vp9_mp4": lambda: remux(clip("vp9"), "mp4"),
+    "mpeg4_packed": lambda: packed(encode("mpeg4", "avi", options={"g": "12", "bf": "1"})),
 }
 
 BROKEN = {
     "h264_truncated": lambda: clip("h264_ts")[: len(clip("h264_ts")) * 2 // 3],
     "h264_mkv_truncated": lambda: clip("h264_mkv")[: len(clip("h264_mkv")) * 2 // 3],
+    "h264_avi_truncated": lambda: clip("h264_avi")[: len(clip("h264_avi")) * 2 // 3],
+    "mpeg4_avi_truncated": lambda: clip("mpeg4_avi")[: len(clip("mpeg4_avi")) * 2 // 3],
+    "vp9_mp4_truncated": lambda: header_first(clip("vp9_mp4"))[: len(clip("vp9_mp4")) * 2 // 3],
+    "h264_mp4_truncated": lambda: header_first(clip("h264"))[: len(clip("h264")) * 2 // 3],
     "h264_times_damaged": lambda: times_damaged(clip("h264")),
     **{
         f"{name}_damaged_{n}": (lambda name=name, n=n: damaged(clip(name), at=0.2 + 0.17 * n, seed=n))

@@ -33,6 +33,7 @@ _FORMATS = (
 )
 """Supported containers. Excluded are playlists and other formats that name files, and devices and pictures."""
 
+_BY_LENGTH = {"h264", "hevc", "vvc"}  # with lengths of NAL units if their parameters begin with a version, as in MP4
 _HEAD_BYTES = 32  # more than the headers that containers write before a packet
 _MOST_NEW_STREAMS = 64
 _OPTIONS = {"protocol_whitelist": "fd", "format_whitelist": _FORMATS}
@@ -94,8 +95,14 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         for other in container.streams:
             if other.index != stream.index:
                 other.discard = Discard.all
+        partial = False
         for packet in _demuxed(container, stream, notes):
             found.add(packet)
+            partial = packet.is_corrupt
+        # The file may end within its last packet. FFmpeg decodes what is there, except NAL units of a stated length.
+        by_length = codec in _BY_LENGTH and extradata[:1] == b"\1"
+        if partial and len(found.rows) > 1 and (by_length or found.facts[-1].irregular):
+            found.drop_last()
     except av.FFmpegError as error:  # the packets read up to here are kept
         notes.append(f"the file ends early ({reason_of(error)})")
     except BaseException:
@@ -106,6 +113,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         raise VideoInputError("video: the video stream has no frames")
     packets = np.array(found.rows, PACKET)
     packets["flags"] = packet_flags(found.facts, found.hidden)
+    frames = sum(fact.frames for fact, hidden in zip(found.facts, found.hidden, strict=True) if not hidden)
     irregular = bool(found.extradata_changes or found.palettes) or any(fact.irregular for fact in found.facts)
     display = display_ranks(found.facts)
     order, why = order_of(packets, known=reader is not None, irregular=irregular, display=display)
@@ -136,6 +144,7 @@ def _read(container: InputContainer, stream: VideoStream, file: mmap.mmap, limit
         extradata_changes=tuple(found.extradata_changes),
         palettes=tuple(found.palettes),
         stream_duration_seconds=_stream_seconds(stream),
+        frames=frames if frames != len(packets) - sum(found.hidden) else 0,
     )
     return Indexed(index, found.copy_fd)
 
@@ -186,6 +195,11 @@ class _Packets:
         )
         self.hidden.append(packet.is_discard)
         self.facts.append(self._facts(data, packet.is_keyframe))
+
+    def drop_last(self) -> None:
+        """Drop the last packet; its bytes stay in a copy."""
+        for column in (self.rows, self.facts, self.hidden):
+            column.pop()
 
     def abandon(self) -> None:
         """Close the copy, which will not be handed to a caller."""

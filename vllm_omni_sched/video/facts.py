@@ -73,6 +73,7 @@ class VideoIndex:
         extradata_changes: index of each packet at which the codec's parameters change, and the new parameters.
         palettes: index of each packet with a new palette, and the palette.
         stream_duration_seconds: duration of the video stream alone, 0.0 if unknown.
+        frames: number of shown frames, where it is not that of the packets that no edit list hides; else 0.
     """
 
     codec: str
@@ -98,6 +99,7 @@ class VideoIndex:
     extradata_changes: tuple[tuple[int, bytes], ...] = ()
     palettes: tuple[tuple[int, bytes], ...] = ()
     stream_duration_seconds: float = 0.0
+    frames: int = 0
 
 
 class WantedFrame(NamedTuple):

@@ -26,7 +26,7 @@ def shown_pts(index: VideoIndex) -> npt.NDArray[np.int64]:
 
 def shown_frames(index: VideoIndex) -> int:
     """Return the number of frames of the video, if all its packets can be decoded."""
-    return int(np.count_nonzero(index.packets["flags"] & PacketFlag.HIDDEN == 0))
+    return index.frames or int(np.count_nonzero(index.packets["flags"] & PacketFlag.HIDDEN == 0))
 
 
 def pts_seconds(index: VideoIndex, frames: Sequence[int]) -> list[float]:

@@ -165,19 +165,31 @@ def test_av1_frames_that_are_in_no_slot(kept: int, resilient: bool, droppable: b
 
 
 @pytest.mark.parametrize(
-    ("packet", "start", "droppable", "irregular"),
+    ("packet", "start", "droppable", "frames"),
     [
-        (b"\0\0\1\xb6\x10" + b"x" * 20, True, False, False),
-        (b"\0\0\1\xb6\x50" + b"x" * 20, False, False, False),
-        (b"\0\0\1\xb6\x90" + b"x" * 20, False, True, False),
-        (b"\0\0\1\xb6\x50", False, False, True),  # not coded
-        (b"\0\0\1\xb6\x50" + b"x" * 20 + b"\0\0\1\xb6\x90" + b"x" * 20, False, False, True),
-        (b"\0\0\1\xb3", False, False, True),
+        (b"\0\0\1\xb6\x10" + b"x" * 20, True, False, 1),
+        (b"\0\0\1\xb6\x50" + b"x" * 20, False, False, 1),
+        (b"\0\0\1\xb6\x90" + b"x" * 20, False, True, 1),
+        (b"\0\0\1\xb6\x50\x60", False, False, 1),  # a short one
+        (b"\0\0\1\xb6\x50\x40" + b"x" * 20, False, False, 0),  # not coded
+        (b"\0\0\1\xb6\x70\x20", False, False, 0),  # not coded, a second later
+        (b"\0\0\1\xb6\x50", False, False, 0),
+        (b"\0\0\1\xb6\x50" + b"x" * 20 + b"\0\0\1\xb6\x90" + b"x" * 20, False, False, 2),
+        (b"\0\0\1\xb3", False, False, 0),
     ],
 )
-def test_mpeg4_packets(packet: bytes, start: bool, droppable: bool, irregular: bool) -> None:
-    facts = reader_for("mpeg4", b"").read(packet, True)
-    assert facts[:4] == (start, droppable, 0, irregular)
+def test_mpeg4_packets(packet: bytes, start: bool, droppable: bool, frames: int) -> None:
+    layer = Writer().bits(0, 1).bits(1, 8).bits(0, 1).bits(1, 4).bits(0, 1).bits(0, 2).bits(1, 1).bits(30, 16).nal(0x20)
+    facts = reader_for("mpeg4", layer).read(packet, True)
+    assert (*facts[:4], facts.frames) == (start, droppable, 0, frames != 1, frames)
+
+
+def test_mpeg4_layers_with_all_that_may_be_in_front_of_the_rate() -> None:
+    layer = Writer().bits(0, 1).bits(1, 8).bits(1, 1).bits(0, 7).bits(15, 4).bits(0, 16)
+    layer.bits(1, 1).bits(0, 3).bits(1, 1).bits(0, 79).bits(0, 2).bits(1, 1).bits(1000, 16)
+    reader = reader_for("mpeg4", layer.nal(0x20))
+    assert reader.read(b"\0\0\1\xb6\x50\x03", True).frames == 1  # 10 bits of time
+    assert reader.read(b"\0\0\1\xb6\x50\x02", True).frames == 0
 
 
 def test_a_codec_that_we_do_not_know() -> None:

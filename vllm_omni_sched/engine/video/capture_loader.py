@@ -54,7 +54,6 @@ def load_by_capture(
 
     def choose(index: VideoIndex) -> list[int]:
         source = source_of(index, cross_check=False)
-        service.options.limits.check_frames(source.total_frames)
         opened.append(_Capture(index, source))
         try:
             _variant(rule, opened[0], _stop).load_bytes(data, **kwargs)

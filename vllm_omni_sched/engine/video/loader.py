@@ -136,7 +136,6 @@ def _decode(
     def choose(index: VideoIndex) -> list[int]:
         vllm_decoders.check_frame_pixel_limit(*frame_size(index))
         described = source_of(index)
-        service.options.limits.check_frames(described.total_frames)  # before a rule can name as many
         metadata = vllm_decoders.VideoSourceMetadata(described.total_frames, described.fps, described.duration_seconds)
         source = rule._prepare_source(metadata)
         frames = rule.compute_frames_index_to_sample(source=source, target=target, **sampling_kwargs)

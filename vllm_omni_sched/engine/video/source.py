@@ -98,12 +98,13 @@ def visible_frames(index: VideoIndex, total: int, fps: float) -> int | None:
         if index.why_sequence is SequenceReason.NO_START and is_start.any():
             pts = pts[pts >= packets["pts"][is_start].min()]  # frames before the first start cannot be decoded
         else:
-            return None if is_shown.all() else len(pts)  # frames that several edits show may share a pts
+            return shown_frames(index)  # pts are no numbers: frames that several edits show may share one
     if not len(pts):
         return None
     length = (int(pts[-1]) - int(pts[0])) * seconds
     if len(packets) < index.header_frames and length + 2 / fps < _stream_duration(index):
-        return None  # the file is truncated: the seek leads beyond its end
+        # The file is truncated. Where OpenCV's seek leads beyond its end, vLLM samples frames that do not exist.
+        return shown_frames(index)
 
     starts = np.sort(packets["pts"][is_start & is_shown])
     back = SEEK_BACK

@@ -15,6 +15,7 @@ class PacketFacts(NamedTuple):
         irregular: whether it does not hold exactly one frame.
         display: rank of its frame in the order in which a decoder outputs frames; of equal ranks, the frame decoded
             first comes first. None if unknown from the headers that were read.
+        frames: number of frames that it adds to those that are shown; 1 if unknown.
     """
 
     start: bool = False
@@ -22,6 +23,7 @@ class PacketFacts(NamedTuple):
     layer: int = 0
     irregular: bool = False
     display: int | None = None
+    frames: int = 1
 
 
 class PacketReader(Protocol):

@@ -14,7 +14,7 @@ class Vp8Reader:
 
     def read(self, data: bytes, key: bool) -> PacketFacts:
         shown = len(data) > 3 and bool(data[0] & 0x10)
-        return PacketFacts(start=shown and not data[0] & 1, irregular=not shown, display=0)
+        return PacketFacts(start=shown and not data[0] & 1, irregular=not shown, display=0, frames=int(shown))
 
 
 class Vp9Reader:
@@ -24,7 +24,8 @@ class Vp9Reader:
         frames = _frames(data)
         shown = [_header(frame) for frame in frames]
         start = shown[0] == (True, True)
-        return PacketFacts(start=start, irregular=sum(is_shown for _, is_shown in shown) != 1, display=0)
+        count = sum(is_shown for _, is_shown in shown)
+        return PacketFacts(start=start, irregular=count != 1, display=0, frames=count)
 
 
 def _header(frame: bytes) -> tuple[bool, bool]:
