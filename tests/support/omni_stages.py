@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Sequence
 from random import Random
@@ -176,7 +177,7 @@ class Rig:
         self.omni._shutdown_event.clear()
         await self.omni._orchestration_loop()
         while not self._out.empty():
-            self.messages.append(self._out.get_nowait())
+            self.messages.append(_as_it_is(self._out.get_nowait()))
 
     async def settle(self) -> None:
         """Turn until nothing moves any more; a start of a replica that is held back may go on."""
@@ -298,6 +299,18 @@ class Rig:
     def left_over(self) -> dict[str, Any]:
         """Return all that is kept of requests; empty when all have left."""
         return left_over(self.omni, self.driver)
+
+
+def _as_it_is(message: Any) -> Any:
+    """Return a message that does not change any more: vLLM adds later tokens to the list of a cumulative output."""
+    if isinstance(message, OutputMessage):
+        message = copy.copy(message)
+        output = message.engine_outputs = copy.copy(message.engine_outputs)
+        if completions := getattr(output, "outputs", None):
+            output.outputs = [copy.copy(one) for one in completions]
+            for one in output.outputs:
+                one.token_ids = list(one.token_ids)
+    return message
 
 
 def of(name: str | None = None, user: str | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from vllm_omni.engine.messages import AbortRequestMessage, ErrorMessage, OutputMessage
 
-from tests.support.omni_stages import Rig, StageSpec, engine_output, params
+from tests.support.omni_stages import CUMULATIVE, DELTA, Rig, StageSpec, engine_output, params
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -177,6 +177,51 @@ async def test_a_death_in_one_branch_does_not_disturb_the_other() -> None:
         assert outputs(rig, "a") == {0: made(0), 1: made(0, 1), 3: made(0, 2, 3)}
         assert ended(rig, "a") == {0: 1, 1: 1, 3: 1}
         assert (rig.left_over(), rig.edges.lying) == ({}, {})
+
+
+def heard(rig: Rig, name: str, kind: Any) -> dict[int, list[int]]:
+    """Return the tokens that a client has of each stage; a stream never goes back."""
+    found: dict[int, list[int]] = {}
+    for one in rig.told(name):
+        tokens = list(one.engine_outputs.outputs[0].token_ids)
+        before = found.get(one.stage_id, [])
+        if kind is DELTA:
+            tokens = before + tokens
+        assert tokens[: len(before)] == before
+        found[one.stage_id] = tokens
+    return found
+
+
+@pytest.mark.parametrize("chunks", [False, True], ids=["payloads", "chunks"])
+@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA], ids=["cumulative", "delta"])
+@pytest.mark.parametrize("dead", [0, 1])
+async def test_equal_requests_hear_nothing_twice(dead: int, kind: Any, chunks: bool) -> None:
+    stages = [
+        StageSpec(2, final_output=True, chunks=chunks),
+        StageSpec(2, final_output=True, edge=True, chunks=chunks),
+        StageSpec(final_output=True, edge=True, sources=(0,), chunks=chunks),
+    ]
+    async with Rig(*stages, async_chunk=chunks) as rig:
+        for name in "abc":
+            await rig.ask(name, PROMPT, outputs=[0, 1, 2], each=[params(output_kind=kind) for _ in range(3)])
+        await rig.step(0, "a")
+        await rig.step(0, "a")
+        if dead:
+            await rig.finish(0, "a")
+            await rig.step(1, "a")
+            await rig.step(1, "a")
+        before = {name: heard(rig, name, kind) for name in "abc"}
+        assert [len(said[dead]) for said in before.values()] == [2, 2, 2]
+        await rig.kill(dead, rig.replica_id(dead, "a"))
+        for _ in range(2):
+            for stage_id in range(3):
+                for name in list(rig.at(stage_id)):
+                    while name in rig.at(stage_id) and rig.at(stage_id)[name].input_of(name) is not None:
+                        await rig.step(stage_id, name)
+        for name in "abc":
+            assert heard(rig, name, kind) == {0: made(0), 1: made(0, 1), 2: made(0, 2)}
+            assert ended(rig, name) == {0: 1, 1: 1, 2: 1}
+        assert rig.left_over() == {}
 
 
 async def test_what_lies_for_a_dead_replica_is_not_made_again() -> None:

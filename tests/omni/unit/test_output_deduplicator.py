@@ -65,10 +65,10 @@ async def test_a_run_that_is_repeated_says_only_what_is_new(kind: Any, died_afte
     client = Client(kind)
     await client.says(SCRIPT, died_after)
     before = client.queue.qsize()
-    client.deduplicator.runs_again("r", 0)
+    client.deduplicator.runs_again(0, ["r"])
     await client.says(SCRIPT, died_after)
     assert client.queue.qsize() == before
-    client.deduplicator.runs_again("r", 0)  # and once more
+    client.deduplicator.runs_again(0, ["r"])  # and once more
     await client.says(SCRIPT, len(SCRIPT))
     assert client.put_together() == (list(range(1, len(SCRIPT) + 1)), SCRIPT)
     assert [one.finished for one in client.queue._queue].count(True) == 1
@@ -77,7 +77,7 @@ async def test_a_run_that_is_repeated_says_only_what_is_new(kind: Any, died_afte
 async def test_a_delta_that_is_half_old_is_cut_in_the_middle() -> None:
     client = Client(DELTA)
     await client.told([1, 2, 3], "abc")
-    client.deduplicator.runs_again("r", 0)
+    client.deduplicator.runs_again(0, ["r"])
     assert not await client.told([1, 2], "ab")
     assert await client.told([3, 4, 5], "cde")
     assert client.put_together() == ([1, 2, 3, 4, 5], "abcde")
@@ -87,7 +87,7 @@ async def test_tokens_and_text_are_cut_each_for_itself() -> None:
     """A detokenizer holds text back until a character is whole."""
     client = Client(DELTA)
     await client.told([1, 2], "a")
-    client.deduplicator.runs_again("r", 0)
+    client.deduplicator.runs_again(0, ["r"])
     await client.told([1], "")
     await client.told([2, 3], "ab")
     assert client.put_together() == ([1, 2, 3], "ab")
@@ -112,7 +112,7 @@ async def test_what_comes_after_an_error_is_dropped() -> None:
 async def test_stages_are_told_apart() -> None:
     client = Client(CUMULATIVE)
     await client.told([1, 2], "ab", stage=0)
-    client.deduplicator.runs_again("r", 0)
+    client.deduplicator.runs_again(0, ["r"])
     assert await client.told([1], "a", stage=1)
     assert not await client.told([1], "a", stage=0)
 
@@ -120,7 +120,7 @@ async def test_stages_are_told_apart() -> None:
 async def test_a_stage_that_was_whole_says_nothing_when_it_runs_again() -> None:
     client = Client(CUMULATIVE)
     assert await client.told([1], "a", stage=0, last=True)
-    client.deduplicator.runs_again("r", 0)
+    client.deduplicator.runs_again(0, ["r"])
     assert not await client.told([1], "a", stage=0, last=True)
     assert await client.told([2], "b", stage=1, last=True, ends=True)
 
@@ -129,7 +129,7 @@ async def test_a_stage_that_was_whole_and_ends_the_request_when_it_runs_again_sa
     """In async-chunk mode the stages of a second run may end in another order than those of the first."""
     client = Client(DELTA)
     assert await client.told([1, 2], "ab", stage=1, last=True)
-    client.deduplicator.runs_again("r", 1)
+    client.deduplicator.runs_again(1, ["r"])
     assert not await client.told([1], "a", stage=1)
     assert await client.told([2], "b", stage=1, last=True, ends=True)
     assert client.put_together() == ([1, 2], "ab")
@@ -141,7 +141,7 @@ async def test_a_stage_says_once_that_it_is_done_though_it_ends_the_request_in_a
     client = Client(kind)
     await client.told([1, 2], "ab", stage=0, last=True)
     for stage in (0, 1):
-        client.deduplicator.runs_again("r", stage)
+        client.deduplicator.runs_again(stage, ["r"])
     assert await client.told([3], "c", stage=1, last=True)
     assert await client.told([1, 2], "ab", stage=0, last=True, ends=True)
     done = [one.stage_id for one in client.queue._queue if one.engine_outputs.finished]
@@ -196,7 +196,7 @@ async def test_a_repeated_stream_of_audio_goes_on_where_it_stopped() -> None:
         await outlet.put(OutputMessage(request_id="r", stage_id=1, engine_outputs=output, finished=i == 3))
 
     await chunk(1)
-    outlet.runs_again("r", 1)
+    outlet.runs_again(1, ["r"])
     for i in (1, 2, 3):
         await chunk(i)
     heard = [float(one.engine_outputs.outputs[0].multimodal_output["audio"][0]) for one in queue._queue]
@@ -217,7 +217,7 @@ async def test_sound_that_comes_in_other_portions_is_cut_in_the_middle(carrier: 
 
     await portion(0, 4)
     await portion(4, 8)
-    outlet.runs_again("r", 1)
+    outlet.runs_again(1, ["r"])
     for first in (0, 3, 6, 9):
         await portion(first, first + 3)
     heard = [one.engine_outputs.outputs[0].multimodal_output for one in queue._queue]

@@ -235,16 +235,8 @@ class BranchRecoveryDriver(RecoveryDriver):
     def _restarts_together(self, work: Work) -> bool:
         return self._core is not None and self._core.restarts_together(work)
 
-    def _runs_again(self, work: Work, leader: str, receivers: Sequence[str], stages: Sequence[int]) -> None:
-        orchestrator = self._orchestrator
-        state = orchestrator.request_states.get(leader)
-        for stage_id in {work.stage_id, *stages}:
-            orchestrator.deduplicator.runs_again(leader, stage_id)
-            if stage_id == work.stage_id and stages == (work.stage_id,):
-                continue  # it is on its way to another replica
-            self.handovers.runs_again(leader, stage_id)
-            if state is not None:
-                state.finished_stage_ids.discard(stage_id)
+    def _goes_through_again(self, state: Any, stages: Sequence[int]) -> None:
+        """Do nothing: where stages branch, its flow says when it is sent to a stage."""
 
     def _forget(self, request_id: str, works: dict[int, StageWork]) -> None:
         super()._forget(request_id, works)

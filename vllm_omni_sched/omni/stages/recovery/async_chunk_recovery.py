@@ -104,8 +104,9 @@ class AsyncChunkRecovery:
 
     def _reset_output(self, pool: ScheduledPool, name: str) -> None:
         orchestrator, stage_id = self._orchestrator, pool.stage_id
-        for receiver in pool.queue.receivers(name):
-            orchestrator.deduplicator.runs_again(receiver, stage_id)
+        receivers = pool.queue.receivers(name)
+        orchestrator.deduplicator.runs_again(stage_id, receivers)
+        for receiver in receivers:
             state = orchestrator.request_states.get(receiver)
             if state is not None:
                 state.finished_stage_ids.discard(stage_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,12 +69,13 @@ class OutputDeduplicator:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._queue, name)
 
-    def runs_again(self, request_id: str, stage_id: int) -> None:
-        """Record that the stage repeats its output from the beginning."""
-        emitted = self._emitted.get(request_id, {}).get(stage_id)
-        if emitted is not None:
-            emitted.again, emitted.tokens_again, emitted.characters_again = True, 0, 0
-            emitted.samples_again = emitted.chunks_again = 0
+    def runs_again(self, stage_id: int, request_ids: Iterable[str]) -> None:
+        """Record that the stage repeats its output from the beginning, for all requests that get it."""
+        for request_id in request_ids:
+            emitted = self._emitted.get(request_id, {}).get(stage_id)
+            if emitted is not None:
+                emitted.again, emitted.tokens_again, emitted.characters_again = True, 0, 0
+                emitted.samples_again = emitted.chunks_again = 0
 
     def forget(self, request_id: str) -> None:
         """Forget a request that has left the orchestrator."""

@@ -310,18 +310,23 @@ class RecoveryDriver:
     def _runs_again(self, work: Work, leader: str, receivers: Sequence[str], stages: Sequence[int]) -> None:
         """Let the outputs of stages that run again count once more, where they are new."""
         orchestrator = self._orchestrator
-        for receiver in receivers:
-            orchestrator.deduplicator.runs_again(receiver, work.stage_id)
-        if stages[0] == work.stage_id:
-            return
+        for stage_id in {work.stage_id, *stages}:
+            its = receivers if stage_id == work.stage_id else self._pools[stage_id].queue.receivers(leader)
+            orchestrator.deduplicator.runs_again(stage_id, its)
+        if stages == (work.stage_id,):
+            return  # it is on its way to another replica
         state = orchestrator.request_states.get(leader)
-        for later in range(stages[0], work.stage_id + 1):
+        for stage_id in stages:
+            self.handovers.runs_again(leader, stage_id)
             if state is not None:
-                state.finished_stage_ids.discard(later)
-                if later > stages[0]:
-                    state.stage_submit_ts.pop(later, None)
-            if later < work.stage_id:
-                orchestrator.deduplicator.runs_again(leader, later)
+                state.finished_stage_ids.discard(stage_id)
+        if state is not None:
+            self._goes_through_again(state, stages)
+
+    def _goes_through_again(self, state: Any, stages: Sequence[int]) -> None:
+        """Let a request be sent again to the stages that follow the first one."""
+        for stage_id in stages[1:]:
+            state.stage_submit_ts.pop(stage_id, None)
 
     async def _send(self) -> None:
         """Send what starts, first stage first: in async-chunk mode each has to know where the one before runs."""
