@@ -1,4 +1,6 @@
-"""Whatever dies when: each request leaves exactly once, and no finished stage runs again whose output is held."""
+"""Whatever dies when: each request leaves exactly once, no finished stage runs again whose output is held, and a death
+that is reported again and again leads to one start.
+"""
 
 import math
 import random
@@ -27,7 +29,7 @@ from vllm_omni_sched.monitor.recovery.events import (
 )
 from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
 from vllm_omni_sched.monitor.recovery.policy import Recovery
-from vllm_omni_sched.monitor.recovery.state import Phase
+from vllm_omni_sched.monitor.recovery.state import SERVING, Phase
 
 STAGES = 3
 SOURCES = {0: (), 1: (0,), 2: (1,)}
@@ -48,7 +50,8 @@ class World:
         self.left = Counter()
         self.running = {}  # request -> replica, attempt
         self.held = {}
-        self.restarts = set()
+        self.restarts = set()  # under way
+        self.to_start = Counter()  # replicas that have died, or whose start has failed, and were not started since
         self.old = []  # answers that came too late
 
     def tell(self, event):
@@ -70,6 +73,9 @@ class World:
                     self.left[name] += 1
                     self.running.pop(name, None)
                 case Restart(replica):
+                    assert replica not in self.restarts, f"{replica} is started twice at a time"
+                    self.to_start[replica] -= 1
+                    assert self.to_start[replica] == 0, f"{replica} is started, and has not died"
                     self.restarts.add(replica)
         for name, count in self.left.items():
             assert count == 1, name
@@ -129,11 +135,13 @@ class World:
                 self.tell(OutputLost(name, stage - 1))
                 self.tell(Recalled(name))
         elif kind in ("die", "suspect", "clear"):
-            what = {"die": Died, "suspect": Suspected, "clear": Cleared}[kind]
-            self.tell(what(self.rng.choice(self.names)))
+            what, replica = {"die": Died, "suspect": Suspected, "clear": Cleared}[kind], self.rng.choice(self.names)
+            self.to_start[replica] += what is Died and self.recovery.phase(replica) in SERVING
+            self.tell(what(replica))
         elif kind in ("up", "down") and self.restarts:
             replica = self.rng.choice(sorted(self.restarts))
             self.restarts.discard(replica)
+            self.to_start[replica] += kind == "down"
             self.tell((Restarted if kind == "up" else RestartFailed)(replica))
         elif kind == "tick":
             self.now = max(self.now, min(self.recovery.next_wake(), self.now + 100))

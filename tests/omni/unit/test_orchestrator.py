@@ -104,7 +104,8 @@ class Traffic:
 
     async def all_end(self) -> None:
         for _ in range(600):
-            if not self.rig.omni.request_states:
+            parked = self.rig.omni.recovery.parking.parked  # for a stage whose replicas have all died
+            if not self.rig.omni.request_states and not any(parked.values()):
                 return
             if not await self.work():
                 for client in self.clients():

@@ -16,6 +16,7 @@ from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 from vllm_omni.distributed.omni_coordinator import ReplicaInfo, ReplicaList, ReplicaStatus
 from vllm_omni.distributed.omni_coordinator.messages import ReplicaEvent
 
+from tests.support.omni_moves import at
 from tests.support.omni_stages import FINAL, Rig, StageSpec
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.core.pipeline.absences import KEEP_SECONDS
@@ -120,6 +121,33 @@ async def test_a_host_that_is_heard_again_serves_again_and_what_it_still_says_do
         assert await on_the_other_host(rig, "c", "d")
         await rig.finish(0, *list(rig.at(0)))
         assert not rig.left_over()
+
+
+async def test_a_process_that_takes_the_number_of_one_that_was_not_missed_yet_takes_over_its_requests() -> None:
+    async with HostsRig(TWO) as rig:
+        assert await on_the_other_host(rig, "a", "b")
+        first = rig.replica(0, 1)
+        await rig.join(1, OTHER)
+        assert rig.replica(0, 1) is not first
+        await rig.finish(0, *list(rig.at(0)))
+        for one, tokens in (("a", (1, 7)), ("b", (2, 7))):
+            assert rig.answer(one) == rig.expected(tokens)
+        rig.omni.absent.check(rig.now)
+        assert first.down
+        assert await on_the_other_host(rig, "c", "d")
+
+
+async def test_one_that_is_heard_again_before_it_is_known_what_was_lost_serves_after_that() -> None:
+    async with HostsRig(StageSpec(), FED) as rig:
+        (name,) = await on_the_other_host(rig, "a", "b")
+        rig.last.remove_client(address(1))
+        rig.omni.absent.check(rig.now)  # the coordinator reports it all the same
+        await rig.settle()
+        assert rig.omni.recovery.serves(at(1, 1))
+        await rig.finish_all()
+        assert rig.answer(name) == rig.expected((1, 7) if name == "a" else (2, 7))
+        await on_the_other_host(rig, "c", "d")
+        assert {rig.replica_id(1, one) for one in "cd"} == {0, 1}
 
 
 async def test_a_payload_that_a_silent_host_has_not_received_goes_to_the_next_one() -> None:

@@ -154,15 +154,22 @@ def test_a_finished_stage_is_not_run_again_while_its_output_is_held(lost, stages
     assert Redispatch("a", target, 3, stages) in one.on_event(Died(other), 2.0)
 
 
-def test_a_suspect_gets_nothing_new_and_is_dead_when_it_is_not_cleared():
-    one = recovery(suspect_seconds=1.0)
+def test_a_suspect_gets_nothing_new():
+    one = recovery()
     one.on_event(Dispatched("a", A), 0.0)
     one.on_event(Suspected(B), 0.0)
     assert Wait("a", 60.5) in one.on_event(Died(A), 0.5)
     assert told(one.on_event(Cleared(B), 0.9)) == [Redispatch("a", B, 2, (0,))]
-    one.on_event(Suspected(B), 1.0)
-    assert one.next_wake() == 2.0
-    assert Restart(B) in one.on_event(Tick(), 2.0)
+
+
+def test_a_death_that_is_reported_again_is_no_failed_restart():
+    one = recovery([A], backoff_seconds=1.0)
+    assert Restart(A) in one.on_event(Died(A, "the send failed"), 1.0)
+    assert one.on_event(Died(A, "a poll of the old client"), 1.1) == ()
+    assert one.on_event(Suspected(A), 1.2) == ()
+    assert one.on_event(Tick(), 100.0) == ()
+    one.on_event(Restarted(A), 101.0)
+    assert Restart(A) in one.on_event(Died(A), 102.0) or one.phase(A) is Phase.FAILED
 
 
 def test_failed_restarts_back_off_and_open_the_circuit():

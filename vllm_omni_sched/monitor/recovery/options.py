@@ -15,7 +15,6 @@ class RecoveryOptions:
     ``poison_deaths``: a request in flight at so many deaths in a row fails.
     ``last_chance_together``: most requests on one replica that would fail at its next death.
     ``max_wait_seconds``: longest wait for a replica, each time.
-    ``suspect_seconds``: a suspect that is not cleared within that time counts as dead.
     ``backoff_seconds``: before the second attempt; doubles up to ``max_backoff_seconds``, each time with jitter
     between half of it and all of it. ``history``: incidents that are kept.
 
@@ -30,7 +29,6 @@ class RecoveryOptions:
     poison_deaths: int = 3
     last_chance_together: int = 4
     max_wait_seconds: float = 60.0
-    suspect_seconds: float = 1.0
     backoff_seconds: float = 1.0
     max_backoff_seconds: float = 60.0
     history: int = 1024
@@ -41,7 +39,7 @@ class RecoveryOptions:
                 raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
         if self.max_redispatches < 0:
             raise ConfigError(f"max_redispatches must be 0 or more, got {self.max_redispatches}")
-        for name in ("window_seconds", "max_wait_seconds", "suspect_seconds", "backoff_seconds"):
+        for name in ("window_seconds", "max_wait_seconds", "backoff_seconds"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
         if self.max_backoff_seconds < self.backoff_seconds:
@@ -49,9 +47,6 @@ class RecoveryOptions:
                 f"max_backoff_seconds must be at least backoff_seconds, got {self.max_backoff_seconds} "
                 f"and {self.backoff_seconds}"
             )
-
-
-DEAD_FOR_SURE = 60.0  # seconds; a suspected replica is reported dead long before
 
 
 def recovery_options(chosen: stage_options.RecoveryOptions) -> RecoveryOptions:
@@ -62,5 +57,4 @@ def recovery_options(chosen: stage_options.RecoveryOptions) -> RecoveryOptions:
         window_seconds=chosen.window_seconds,
         max_redispatches=chosen.max_redispatches,
         max_wait_seconds=max(chosen.max_wait_seconds, 1e-3),
-        suspect_seconds=DEAD_FOR_SURE + (chosen.hang_seconds or 0.0),
     )

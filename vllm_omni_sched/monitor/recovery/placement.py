@@ -82,8 +82,9 @@ class Placement:
             actions.append(Drop(event.request_id))
             return
         watched = self._replicas[entry.replica]
+        watched.answered, watched.failures = True, 0
         if watched.phase is Phase.BACK:
-            watched.phase, watched.failures = Phase.HEALTHY, 0
+            watched.phase = Phase.HEALTHY
         watched.requests.pop(event.request_id)
         entry.replica, entry.deaths = None, 0
         entry.held.add(entry.stage)

@@ -54,17 +54,17 @@ class Replicas:
             return
         match event:
             case Suspected(_, cause) if watched.phase in LIVE:
-                watched.phase, watched.wake = Phase.SUSPECT, now + self._options.suspect_seconds
+                watched.phase = Phase.SUSPECT
                 self._record(watched, IncidentKind.SUSPECTED, now, actions, cause)
             case Cleared() if watched.phase is Phase.SUSPECT:
-                watched.phase, watched.wake = Phase.HEALTHY, math.inf
+                watched.phase = Phase.HEALTHY
                 self._record(watched, IncidentKind.CLEARED, now, actions)
             case Died(_, cause) if watched.phase in SERVING:
                 self._died(watched, cause, now, actions)
-            case Died(_, cause) | RestartFailed(_, cause) if watched.phase is Phase.RESTARTING:
+            case RestartFailed(_, cause) if watched.phase is Phase.RESTARTING:
                 self._restart_failed(watched, cause, now, actions)
             case Restarted() if watched.phase is Phase.RESTARTING:
-                watched.phase, watched.wake = Phase.BACK, math.inf
+                watched.phase, watched.wake, watched.answered = Phase.BACK, math.inf, False
                 self._record(watched, IncidentKind.BACK, now, actions)
             case Joined(_, cause, away) if watched.phase not in SERVING and watched.phase is not Phase.RESTARTING:
                 watched.phase, watched.wake = Phase.BACK, math.inf  # somebody else has started it
@@ -86,7 +86,7 @@ class Replicas:
         victims = tuple(watched.requests)
         watched.requests.clear()
         # A replica that died before its first answer counts as another failed attempt.
-        watched.failures = watched.failures + 1 if watched.phase is Phase.BACK else 0
+        watched.failures = 0 if watched.answered else watched.failures + 1
         self._record(watched, IncidentKind.DIED, now, actions, cause, len(victims))
         self._placement.interrupted(victims, now, actions)
         self._restart(watched, now, actions)
@@ -111,8 +111,6 @@ class Replicas:
             if watched.phase is Phase.AWAITED:
                 watched.phase, watched.wake = Phase.GIVEN_UP, math.inf
                 self._record(watched, IncidentKind.GIVEN_UP, now, actions, "its host has not brought it back")
-            elif watched.phase is Phase.SUSPECT:
-                self._died(watched, f"no answer for {self._options.suspect_seconds:g} s", now, actions)
             else:  # its back-off is over, or the circuit closes for one attempt
                 watched.restart(now)
                 self._record(watched, IncidentKind.RESTARTING, now, actions)

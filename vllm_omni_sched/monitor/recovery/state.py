@@ -93,6 +93,7 @@ class ReplicaState:
     phase: Phase = Phase.HEALTHY
     wake: float = math.inf
     away: bool = False  # another host starts it
+    answered: bool = True  # since it was started
     failures: int = 0  # in a row
     attempts: deque[float] = field(default_factory=deque)
     requests: dict[str, None] = field(default_factory=dict)  # in flight, in order

@@ -29,6 +29,7 @@ from vllm_omni_sched.omni.stages.recovery.output_deduplicator import OutputDedup
 from vllm_omni_sched.omni.stages.recovery.recovery_driver import RecoveryDriver
 from vllm_omni_sched.omni.stages.recovery.run_names import RunNames
 from vllm_omni_sched.omni.stages.recovery.stall_guard import StallGuard
+from vllm_omni_sched.omni.stages.reports.processes import ReplicaDeadError
 from vllm_omni_sched.omni.stages.sharing import Sharing
 from vllm_omni_sched.omni.stages.start.preload import Preloader
 from vllm_omni_sched.omni.stages.work import UNPLACED, Work
@@ -260,11 +261,15 @@ class ScheduledOrchestrator(Orchestrator):
     # ---- deaths
 
     async def _handle_dead_replica(self, stage_id: int, replica_id: int, error: Exception) -> None:
-        if Replica(stage_id, replica_id) in self.migrator.stopped:
-            return  # it was stopped on purpose
-        if await self.recovery.died(self.stage_pools[stage_id], replica_id, error):
+        """Handle a death once, however often and by whom it is reported: by then, its client is in the pool no more."""
+        pool = self.stage_pools[stage_id]
+        client = pool.clients[replica_id]
+        if client is None or getattr(error, "client", client) is not client:
             return
-        queue = self.stage_pools[stage_id].queue
+        if self.recovery.on:
+            self.recovery.died(pool, replica_id, error)
+            return
+        queue = pool.queue
         if self.driver.journal is not None:  # without recovery, nothing else keeps it
             lost = sum(work.replica_id == replica_id for work in queue.running.values())
             died = Incident(self.clock(), Replica(stage_id, replica_id), IncidentKind.DIED, str(error), lost)
@@ -286,6 +291,9 @@ class ScheduledOrchestrator(Orchestrator):
         """Use a replica that was added to its pool: it has none of the items that were sent before."""
         self.spawn(self._welcome(pool))
 
+    def when_examined(self, pool: ScheduledPool, replica_id: int, do: Callable[[], None]) -> None:
+        self.recovery.when_examined(Replica(pool.stage_id, replica_id), do)
+
     async def _welcome(self, pool: ScheduledPool) -> None:
         await self.forget_items(pool.stage_id)
         self.recovery.parking.unpark(pool.stage_id)
@@ -293,12 +301,13 @@ class ScheduledOrchestrator(Orchestrator):
 
     def silent(self, pool: ScheduledPool, replica_id: int, address: str) -> None:
         """Handle a replica that vLLM-Omni's coordinator no longer reports; without recovery, it is given up."""
+        where = pool.host_of(replica_id, client := pool.clients[replica_id]) or "the host of the front end"
+        error = ReplicaDeadError(client, f"no heartbeat from its process on {where}")
         if self.recovery.on:
-            client = pool.clients[replica_id]
-            pool.detach(replica_id)
             self.absent.silent(pool, replica_id, address, client)
+            pool.detach(replica_id)
+            self.recovery.died(pool, replica_id, error)
         else:
-            error = EngineDeadError("no heartbeat from its process")
             self.spawn(self._handle_dead_replica(pool.stage_id, replica_id, error))
 
     async def forget_items(self, stage_id: int) -> None:

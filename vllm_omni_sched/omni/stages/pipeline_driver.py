@@ -219,6 +219,8 @@ class PipelineDriver:
             f" ({incident.cause})" if incident.cause else "",
         )
         self.board.incident(incident.replica.stage, incident.replica.index, incident.kind.value)
+        if incident.kind is IncidentKind.BACK:
+            self.board.restarted(incident.replica.stage, incident.replica.index)
         if self.journal is not None:
             self.journal.incident(incident)
 

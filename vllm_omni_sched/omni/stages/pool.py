@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import zmq
-from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.engine.stage_pool import StagePool
 
-from vllm_omni_sched.omni.stages.reports.processes import processes_of, release_client
+from vllm_omni_sched.omni.stages.reports.processes import ReplicaDeadError, processes_of, release_client
 from vllm_omni_sched.omni.stages.start.capacity import max_num_seqs_of
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ class PoolMembership(Protocol):
 
     def joined(self, pool: ScheduledPool, replica_id: int) -> None:
         """Record that a replica was added."""
+
+    def when_examined(self, pool: ScheduledPool, replica_id: int, do: Callable[[], None]) -> None:
+        """Do something at once, or when it is known what was lost with the process that had this number before."""
 
     def silent(self, pool: ScheduledPool, replica_id: int, address: str) -> None:
         """Take a replica out of the pool that is not reported any more."""
@@ -111,12 +115,13 @@ class ScheduledPool(StagePool):
 
     async def run(self, work: Work) -> int:
         """Submit a work to the chosen replica."""
+        client = self.clients[work.replica_id]
         self._request_bindings[work.request_id] = work.replica_id
         self.starting.add(work.request_id)
         try:
             return await super().submit_initial(work.request_id, work.state, work.request, **work.submit_args)
         except zmq.Again as error:
-            raise EngineDeadError("it did not accept a request in time") from error
+            raise ReplicaDeadError(client, "it did not accept a request in time") from error
         finally:
             self.starting.discard(work.request_id)
 
@@ -194,15 +199,28 @@ class ScheduledPool(StagePool):
             release_client(client)
 
     def add_client(self, input_addr: str, client: Any, *, replica_id: int | None = None, cause: str = "") -> int:
+        """Add a replica; if another process has its number, that one is gone."""
         if self.names is not None:
             self.names.wrap_client(client)
+        replaced = None if replica_id not in self.live_replica_ids() else self.clients[replica_id]
+        if self.membership is not None and replaced not in (None, client):
+            self.membership.silent(self, replica_id, self._client_input_addr(replaced) or "")
         added: int = super().add_client(input_addr, client, replica_id=replica_id)
         self.suspected.discard(added)
-        host = self.host_of(added, client)
-        self.queue.replica_up(added, cause or (f"on host {host}" if host else ""), host)
-        if self.membership is not None and added not in self._attaching:
-            self.membership.joined(self, added)
+        up = partial(self._up, added, client, cause, added in self._attaching)
+        if self.membership is None:
+            up()
+        else:
+            self.membership.when_examined(self, added, up)
         return added
+
+    def _up(self, replica_id: int, client: Any, cause: str, ours: bool) -> None:
+        if self.clients[replica_id] is not client:
+            return  # it has died meanwhile
+        host = self.host_of(replica_id, client)
+        self.queue.replica_up(replica_id, cause or (f"on host {host}" if host else ""), host)
+        if self.membership is not None and not ours:
+            self.membership.joined(self, replica_id)
 
     def remove_client(self, input_addr: str) -> Any | None:
         """Remove a replica that vLLM-Omni's coordinator no longer reports.
@@ -241,7 +259,13 @@ class ScheduledPool(StagePool):
         self.queue.replicas_suspected(replica_ids, on, cause)
 
     def attach(self, replica_id: int, client: Any, cause: str = "") -> None:
-        """Add the client of a replica that was restarted or is new."""
+        """Add the client of a replica that was restarted or is new.
+
+        Raises:
+            ValueError: the replica has a client; what that runs would be lost without a word.
+        """
+        if replica_id in self.live_replica_ids():
+            raise ValueError(f"stage {self.stage_id} replica {replica_id} serves; no other process can take its place")
         gone = [address for address, one in self._addr_to_replica_id.items() if self.clients[one] is None]
         for address in gone:  # an address may be reused by any replica
             del self._addr_to_replica_id[address]

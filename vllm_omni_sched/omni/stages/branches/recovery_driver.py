@@ -86,7 +86,7 @@ class BranchRecoveryDriver(RecoveryDriver):
             if self._on_their_way.get((request_id, stage_id)) is done:
                 del self._on_their_way[request_id, stage_id]
 
-    async def _examine(self, pool: ScheduledPool, replica: Replica, lost: list[Work], cause: str) -> None:
+    async def _examine(self, pool: ScheduledPool, replica: Replica, lost: list[Work]) -> None:
         missing: dict[str, tuple[int, ...]] = {}
         for edge in self._edges_into(pool.stage_id):
             names = {work.request_id: self._orchestrator.run_name(work.request_id, edge[1]) for work in lost}
@@ -117,7 +117,6 @@ class BranchRecoveryDriver(RecoveryDriver):
             ):
                 pool.queue.handle(e.CannotRunAgain(pool.stage_id, work.request_id, FailReason.COMPANIONS))
         await self._recall_unsent(pool, replica)
-        pool.queue.handle(e.DeathExamined(pool.stage_id, replica.index, cause))
 
     def _edges_into(self, stage_id: int) -> list[Edge]:
         """Return the edges by which a stage gets whole payloads."""

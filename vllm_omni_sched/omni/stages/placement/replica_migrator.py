@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Replica
 from vllm_omni_sched.omni.stages.placement.device_assignment import DeviceAssignment
-from vllm_omni_sched.omni.stages.recovery.restart import start_replica
+from vllm_omni_sched.omni.stages.recovery.restart import put_into_service
 from vllm_omni_sched.omni.stages.reports.processes import release_client
 
 if TYPE_CHECKING:
@@ -58,7 +57,6 @@ class ReplicaMigrator:
         self._orchestrator, self._runtime, self._drain_seconds = orchestrator, runtime, drain_seconds
         self._pools = orchestrator.stage_pools
         self.devices = DeviceAssignment(runtime)
-        self.stopped: set[Replica] = set()  # stopped, or being stopped, by us
         self._draining: tuple[Replica, Any, float, asyncio.Future[MigrationOutcome]] | None = None
         self._task: asyncio.Task[MigrationOutcome] | None = None
 
@@ -133,7 +131,6 @@ class ReplicaMigrator:
         elif self._empty(replica):
             outcome = MigrationOutcome.MOVED
             pool.detach(replica.index)
-            self.stopped.add(replica)
         elif self._orchestrator.clock() >= until:
             outcome = MigrationOutcome.STAYED
         else:
@@ -195,7 +192,6 @@ class ReplicaMigrator:
         again = await self._start(replica, old_devices)
         if again is None:
             return MigrationOutcome.BACK
-        self.stopped.discard(replica)
         cause = f"it did not start again: {again}"
         self._pools[replica.stage].queue.handle(e.RestartFailed(replica.stage, replica.index, cause))
         self._record_alone(replica, IncidentKind.DIED, cause)
@@ -268,30 +264,19 @@ class ReplicaMigrator:
 
     async def _start(self, replica: Replica, devices: str | None) -> str | None:
         """Start a replica and put it into service; return the error, or None."""
-        pool, orchestrator = self._pools[replica.stage], self._orchestrator
         was = self.devices.devices_of(replica) if replica in self.devices else None
         known = replica in self.devices
         self.devices.assign(replica, devices)
-        start = partial(
-            start_replica, self._runtime, replica.stage, replica.index, self.devices, orchestrator.preloader
-        )
-        try:
-            client = await asyncio.get_running_loop().run_in_executor(None, start)
-        except Exception as error:
-            logger.exception("stage %d replica %d did not start on %s", replica.stage, replica.index, devices)
-            if known:
-                self.devices.assign(replica, was)
-            else:
-                self.devices.remove(replica)
-            return str(error) or type(error).__name__
-        await orchestrator.forget_items(replica.stage)
-        self.stopped.discard(replica)
-        pool.attach(replica.index, client, cause=f"on {devices}")
-        orchestrator._orch_monitor.register_replica(replica.stage, replica.index)
-        self._record_alone(replica, IncidentKind.MOVED_IN, f"on {devices}")
-        orchestrator.recovery.parking.unpark(replica.stage)
-        await orchestrator.release()
-        return None
+        where = f"on {devices}"
+        error = await put_into_service(self._orchestrator, self._runtime, replica, where)
+        if error is None:
+            self._orchestrator._orch_monitor.register_replica(replica.stage, replica.index)
+            self._record_alone(replica, IncidentKind.MOVED_IN, where)
+        elif known:
+            self.devices.assign(replica, was)
+        else:
+            self.devices.remove(replica)
+        return error
 
     def _empty(self, replica: Replica) -> bool:
         pool = self._pools[replica.stage]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_omni.distributed.omni_coordinator import ReplicaStatus
 
 from vllm_omni_sched.core.pipeline.absences import Absences, AbsenceStep
@@ -47,16 +46,13 @@ class AbsentReplicas:
         return len(self._absent)
 
     def silent(self, pool: ScheduledPool, replica_id: int, address: str, client: Any) -> None:
-        """Record that a replica, which no longer is in its pool, is not reported any more."""
+        """Record that a replica is not reported any more, before its requests move."""
         names = self._orchestrator.recovery.names
         assert names is not None
         works = [one for one in pool.queue.running.values() if one.replica_id == replica_id and one.sent]
         runs = tuple(names.present(one.runs_as) for one in works)
         self._absent[pool.stage_id, replica_id] = Absent(address, client, runs)
         self._absences.silent(pool.stage_id, replica_id, address, self._orchestrator.clock())
-        where = pool.host_of(replica_id, client) or "the host of the front end"
-        error = EngineDeadError(f"no heartbeat from its process on {where}")
-        self._orchestrator.spawn(self._orchestrator._handle_dead_replica(pool.stage_id, replica_id, error))
 
     def check(self, now: float) -> None:
         """Use replicas again that are reported again, and close the clients of those that are given up."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from vllm.v1.engine.exceptions import EngineDeadError
-
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.core.pipeline.hangs import (
     NOTICED_SECONDS,
@@ -114,7 +112,7 @@ class HangDetector:
         until = loop.time() + NOTICED_SECONDS
         while replica_id in pool.live_replica_ids() and pool.clients[replica_id] is client:
             if loop.time() >= until:
-                error = EngineDeadError("it was killed because it hung")
+                error = processes.ReplicaDeadError(client, "it was killed because it hung")
                 await self._orchestrator._handle_dead_replica(pool.stage_id, replica_id, error)
                 return
             await asyncio.sleep(0.01)

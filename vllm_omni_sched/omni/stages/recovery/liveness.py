@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from vllm.v1.engine.exceptions import EngineDeadError
-
-from vllm_omni_sched.omni.stages.reports.processes import processes_of
+from vllm_omni_sched.omni.stages.reports.processes import ReplicaDeadError, processes_of
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.pool import ScheduledPool
@@ -24,7 +22,7 @@ class Liveness:
         died: called for each dead replica with its stage, its id and the error.
     """
 
-    def __init__(self, interval_seconds: float, died: Callable[[int, int, EngineDeadError], Awaitable[None]]) -> None:
+    def __init__(self, interval_seconds: float, died: Callable[[int, int, ReplicaDeadError], Awaitable[None]]) -> None:
         self._interval_seconds, self._died = interval_seconds, died
         self._next = float("-inf")
 
@@ -35,7 +33,8 @@ class Liveness:
         self._next = now + self._interval_seconds
         for pool in pools:
             for replica_id in pool.live_replica_ids():
-                ended = next((each for each in processes_of(pool.clients[replica_id]) if not each.is_alive()), None)
+                client = pool.clients[replica_id]
+                ended = next((each for each in processes_of(client) if not each.is_alive()), None)
                 if ended is not None:
-                    error = EngineDeadError(f"process {ended.name} exited with code {ended.exitcode}")
+                    error = ReplicaDeadError(client, f"process {ended.name} exited with code {ended.exitcode}")
                     await self._died(pool.stage_id, replica_id, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from vllm_omni_sched.omni.stages.placement.replica_migrator import MigrationOutc
 from vllm_omni_sched.omni.stages.recovery.async_chunk_recovery import AsyncChunkRecovery, abort_run, in_thread
 from vllm_omni_sched.omni.stages.recovery.handover import Handover, Handovers
 from vllm_omni_sched.omni.stages.recovery.parking import Parking
+from vllm_omni_sched.omni.stages.recovery.restart import put_into_service
 from vllm_omni_sched.omni.stages.recovery.run_names import RunNames
 from vllm_omni_sched.omni.stages.start.caches import sends_caches
 from vllm_omni_sched.omni.stages.work import Work
@@ -50,6 +51,7 @@ class RecoveryDriver:
         self._core = orchestrator.driver.core.recovery
         self.handovers = Handovers(pieces=orchestrator.async_chunk)
         self._forwarding: dict[str, asyncio.Future[None]] = {}  # requests on their way into the next stage
+        self._examined: dict[Replica, list[Callable[[], None]]] = {}  # what waits until a death is examined
         self.parking = Parking(orchestrator, self._core, self.fail)
         self.names: RunNames | None = None
         self._async_chunk: AsyncChunkRecovery | None = None
@@ -110,10 +112,9 @@ class RecoveryDriver:
             if self._forwarding.get(request_id) is done:
                 del self._forwarding[request_id]
 
-    async def died(self, pool: ScheduledPool, replica_id: int, error: Exception) -> bool:
-        """Handle the death of a replica; return False if recovery is off and it was not handled."""
-        if self._core is None:
-            return False
+    def died(self, pool: ScheduledPool, replica_id: int, error: Exception) -> None:
+        """Handle the death of a replica: take its work off it, examine what is lost, and let recovery decide."""
+        assert self._core is not None
         replica = Replica(pool.stage_id, replica_id)
         logger.error("stage %d replica %d is dead; recovering its requests: %s", pool.stage_id, replica_id, error)
         if replica_id in pool.live_replica_ids():
@@ -132,8 +133,29 @@ class RecoveryDriver:
             if self._async_chunk is not None:
                 self._async_chunk.stop(work, self._core)
         self._fail_sessions(pool, replica_id, error)
-        self._orchestrator.spawn(self._examine(pool, replica, lost, str(error)))
-        return True
+        self._examined.setdefault(replica, [])
+        self._orchestrator.spawn(self._examine_death(pool, replica, lost, str(error)))
+
+    def when_examined(self, replica: Replica, do: Callable[[], None]) -> None:
+        """Do something at once, or after a death of the replica that is being examined."""
+        if replica in self._examined:
+            self._examined[replica].append(do)
+        else:
+            do()
+
+    async def _examine_death(self, pool: ScheduledPool, replica: Replica, lost: list[Work], cause: str) -> None:
+        try:
+            await self._examine(pool, replica, lost)
+        except Exception:
+            logger.exception(
+                "stage %d replica %d is dead, and it could not be examined what is lost with it; its requests run again "
+                "in that stage, and stall if it lacks their inputs",
+                pool.stage_id,
+                replica.index,
+            )
+        pool.queue.handle(e.DeathExamined(pool.stage_id, replica.index, cause))
+        for do in self._examined.pop(replica, ()):
+            do()
 
     def _end_runs(self, pool: ScheduledPool, replica_id: int, lost: list[Work]) -> dict[str, str]:
         """End the runs of a replica on another host: if its process lives, its outputs must not count any more.
@@ -155,8 +177,8 @@ class RecoveryDriver:
                 self.names.start_new_run(name, {one.runs_as for one in works if isinstance(one, Work)})
         return ended
 
-    async def _examine(self, pool: ScheduledPool, replica: Replica, lost: list[Work], cause: str) -> None:
-        """Find out which inputs were lost with a replica, and report them; then recovery decides."""
+    async def _examine(self, pool: ScheduledPool, replica: Replica, lost: list[Work]) -> None:
+        """Find out which inputs were lost with a replica, and report them."""
         sent_as = self._end_runs(pool, replica.index, lost)
         if pool.stage_id and not self._orchestrator.async_chunk and self._payloads.arrive_at(pool):
             names = [work.request_id for work in lost]
@@ -183,7 +205,6 @@ class RecoveryDriver:
         for work in lost:
             if self._async_chunk is not None and not self._async_chunk.may_run_again(work.request_id):
                 pool.queue.handle(e.CannotRunAgain(pool.stage_id, work.request_id, FailReason.COMPANIONS))
-        pool.queue.handle(e.DeathExamined(pool.stage_id, replica.index, cause))
 
     async def _recall_unsent(self, pool: ScheduledPool, replica: Replica) -> None:
         """Recall requests from the next stage that wait for an output that the dead replica had not sent yet."""
@@ -366,32 +387,9 @@ class RecoveryDriver:
         await orchestrator._cleanup_request_ids([request_id, *companions], abort=True, release_owners=True)
 
     async def _restart(self, replica: Replica) -> None:
-        from vllm_omni_sched.omni.stages.recovery.restart import start_replica
-
-        pool = self._orchestrator.stage_pools[replica.stage]
-        logger.warning("restarting stage %d replica %d", replica.stage, replica.index)
-        loop = asyncio.get_running_loop()
-        try:
-            start = partial(
-                start_replica,
-                self._runtime,
-                replica.stage,
-                replica.index,
-                self._orchestrator.migrator.devices,
-                self._orchestrator.preloader,
-            )
-            client = await loop.run_in_executor(None, start)
-        except Exception as error:
-            logger.exception("restarting stage %d replica %d failed", replica.stage, replica.index)
-            pool.queue.handle(e.RestartFailed(replica.stage, replica.index, str(error)))
-            return
-        await self._orchestrator.forget_items(replica.stage)
-        self._orchestrator.driver.board.restarted(replica.stage, replica.index)
-        self._orchestrator.migrator.stopped.discard(replica)
-        logger.warning("stage %d replica %d was restarted and serves again", replica.stage, replica.index)
-        pool.attach(replica.index, client)
-        self.parking.unpark(replica.stage)
-        await self._orchestrator.release()
+        error = await put_into_service(self._orchestrator, self._runtime, replica)
+        if error is not None:
+            self._pools[replica.stage].queue.handle(e.RestartFailed(replica.stage, replica.index, error))
 
     # ---- anomalies of replicas that serve
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.omni.stages.placement.device_assignment import DeviceAssignment
 from vllm_omni_sched.omni.stages.start.preload import Preloader
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
+
+logger = get_logger(__name__)
 
 
 def start_replica(
@@ -41,6 +49,25 @@ def start_replica(
     if preloader is not None:
         preloader.begin([plan])
     return runtime._initialize_replica(plan, runtime._stage_init_timeout)
+
+
+async def put_into_service(
+    orchestrator: ScheduledOrchestrator, runtime: Any, replica: Replica, cause: str = ""
+) -> str | None:
+    """Start a replica, and let it have requests; return the error, or None."""
+    pool = orchestrator.stage_pools[replica.stage]
+    devices, preloader = orchestrator.migrator.devices, orchestrator.preloader
+    try:
+        start = partial(start_replica, runtime, replica.stage, replica.index, devices, preloader)
+        client = await asyncio.get_running_loop().run_in_executor(None, start)
+    except Exception as error:
+        logger.exception("stage %d replica %d did not start", replica.stage, replica.index)
+        return str(error) or type(error).__name__
+    await orchestrator.forget_items(replica.stage)
+    pool.attach(replica.index, client, cause)
+    orchestrator.recovery.parking.unpark(replica.stage)
+    await orchestrator.release()
+    return None
 
 
 def _plan_on_devices(plan: Any, replica_id: int, devices: str | None) -> Any:

@@ -7,10 +7,15 @@ that began again under the same name would take the pieces of the earlier run fo
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
+
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from vllm_omni_sched.omni.stages.reports.processes import ReplicaDeadError
 
 
 @dataclass
@@ -134,6 +139,14 @@ class _Renaming:
 
     run_names: RunNames
 
+    @contextmanager
+    def _naming_deaths(self) -> Iterator[None]:
+        """Let a report of the death of this client's process name the client."""
+        try:
+            yield
+        except EngineDeadError as error:
+            raise ReplicaDeadError(self, str(error)) from error
+
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         await self.abort_as_named([self.run_names.present(name) for name in request_ids])
 
@@ -144,10 +157,12 @@ class _Renaming:
 
 class _RenamingLLM(_Renaming):
     async def add_request_async(self, request: Any, **more: Any) -> None:
-        await super().add_request_async(self.run_names.renamed(request), **more)  # type: ignore[misc]
+        with self._naming_deaths():
+            await super().add_request_async(self.run_names.renamed(request), **more)  # type: ignore[misc]
 
     async def get_output_async(self) -> Any:
-        outputs = await super().get_output_async()  # type: ignore[misc]
+        with self._naming_deaths():
+            outputs = await super().get_output_async()  # type: ignore[misc]
         known = []
         for output in outputs.outputs:
             name = self.run_names.given(output.request_id)
@@ -164,12 +179,14 @@ class _RenamingLLM(_Renaming):
 class _RenamingDiffusion(_Renaming):
     async def add_request_async(self, request_id: str, *arguments: Any, **more: Any) -> None:
         suffix = self.run_names.suffix_for(request_id, request_id) or ""
-        await super().add_request_async(request_id + suffix, *arguments, **more)  # type: ignore[misc]
+        with self._naming_deaths():
+            await super().add_request_async(request_id + suffix, *arguments, **more)  # type: ignore[misc]
 
     def get_diffusion_output_nowait(self) -> Any | None:
-        while (output := super().get_diffusion_output_nowait()) is not None:  # type: ignore[misc]
-            name = self.run_names.given(output.request_id)
-            if name is not None:
-                output.request_id = name
-                return output
+        with self._naming_deaths():
+            while (output := super().get_diffusion_output_nowait()) is not None:  # type: ignore[misc]
+                name = self.run_names.given(output.request_id)
+                if name is not None:
+                    output.request_id = name
+                    return output
         return None

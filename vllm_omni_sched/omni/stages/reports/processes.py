@@ -1,4 +1,4 @@
-"""Inspect the processes of replicas: their ids, memory and processor time."""
+"""Inspect the processes of replicas: their ids, memory and processor time, and their deaths."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import psutil
+from vllm.v1.engine.exceptions import EngineDeadError
+
+
+class ReplicaDeadError(EngineDeadError):
+    """The process behind a client has ended, or is to be treated as if it had.
+
+    A report may come late, when another process has taken the place of this one. So it names the client.
+    """
+
+    def __init__(self, client: Any, why: str) -> None:
+        super().__init__()
+        self.client, self.why = client, why
+
+    def __str__(self) -> str:
+        return self.why
 
 
 def pids_of(client: Any) -> list[int]:
