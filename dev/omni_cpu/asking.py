@@ -10,11 +10,15 @@ WORDS = 12  # that the text stage says of what is to be drawn
 
 
 class Ask(NamedTuple):
-    """A request for which the thinker makes `thinks` tokens and the talker `says`; the talker never ends first."""
+    """A request for which the thinker makes `thinks` tokens and the talker `says`; the talker never ends first.
+
+    ``delta``: its client gets each token of a text once, and otherwise all that was said so far each time.
+    """
 
     prompt: str
     thinks: int
     says: int
+    delta: bool = False
 
 
 class Draw(NamedTuple):
@@ -37,16 +41,18 @@ async def answer_to(omni: Any, spec: PipelineSpec, request_id: str, ask: Ask) ->
     async for output in omni.generate(ask.prompt, request_id=request_id, sampling_params_list=params):
         if output.error:
             raise RuntimeError(f"{request_id}: {output.error}")
-        take(output, answer)
+        take(output, answer, ask.delta)
     return answer
 
 
-def take(output: Any, answer: dict[str, Any]) -> None:
-    """Add what one output of vLLM-Omni says."""
+def take(output: Any, answer: dict[str, Any], delta: bool = False) -> None:
+    """Add what one output of vLLM-Omni says. ``delta``: its text is what is new."""
     if output.final_output_type == "audio":
         answer["sound"] = output.multimodal_output["audio"].flatten().tolist()
     else:
-        answer["text"][str(output.stage_id)] = list(output.outputs[0].token_ids)
+        stage = str(output.stage_id)
+        before = answer["text"].get(stage, []) if delta else []
+        answer["text"][stage] = [*before, *output.outputs[0].token_ids]
 
 
 def sampling_params(spec: PipelineSpec, ask: Ask) -> list[Any]:
@@ -54,12 +60,14 @@ def sampling_params(spec: PipelineSpec, ask: Ask) -> list[Any]:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     max_tokens = [ask.thinks, ask.says, *([echoes(ask)] if spec.pipeline == BRANCHES else []), 1, 1]
+    stream = RequestOutputKind.DELTA if ask.delta else RequestOutputKind.CUMULATIVE
+    streams = (0, 2) if spec.pipeline == BRANCHES else (0,)
     return [
         SamplingParams(
             temperature=0.0,
             max_tokens=max_tokens[stage],
             ignore_eos=True,
-            output_kind=RequestOutputKind.FINAL_ONLY if stage else RequestOutputKind.CUMULATIVE,
+            output_kind=stream if stage in streams else RequestOutputKind.FINAL_ONLY,
         )
         for stage in range(spec.stages)
     ]

@@ -11,7 +11,7 @@ from dev.omni_cpu.compare import first_difference
 from dev.omni_cpu.spec import BRANCHES, MODES, SPEECH_AND_PICTURE, TEXT_TO_PICTURE, TEXT_TO_SOUND, Mode
 from tests.omni.conftest import Ran
 from tests.omni.connectors import CONNECTORS, REFERENCE
-from tests.omni.harness.branch_scenarios import BRANCH_SCENARIOS, FEW, MANY, SPOKEN
+from tests.omni.harness.branch_scenarios import BRANCH_SCENARIOS, EQUAL, FEW, MANY, SPOKEN
 
 pytestmark = pytest.mark.slow
 
@@ -81,9 +81,10 @@ def test_many_outputs_are_those_of_the_branches_alone(ran: Ran):
 
 @both
 def test_equal_requests_run_once_in_every_stage(ran: Ran, mode: Mode):
-    found = shortly(ran, mode)["scenarios"]["equal"]
-    assert len(found["answers"]) == 3 * len(FEW)
-    assert found["submitted"] == dict.fromkeys("0123", len(FEW))
+    """Equal in what their clients get as well: half of them get each token once, and the others all each time."""
+    found = shortly(ran, mode)["scenarios"]["merged_in_branches"]
+    assert len(found["answers"]) == EQUAL * len(FEW)
+    assert found["submitted"] == dict.fromkeys("0123", 2 * len(FEW))
     assert first_difference(expected(ran, found["answers"]), found["answers"]) is None
 
 
@@ -94,6 +95,15 @@ def test_only_the_stages_that_the_asked_outputs_need_run(ran: Ran, mode: Mode):
     assert found["submitted"] == {"0": asked, "1": 0, "2": asked, "3": 0}
     wanted = {name: {"text": answer["text"]} for name, answer in expected(ran, found["answers"]).items()}
     assert first_difference(wanted, found["answers"]) is None
+
+
+@both
+def test_equal_requests_hear_nothing_twice_though_the_first_stage_is_killed_while_it_speaks(ran: Ran, mode: Mode):
+    found = shortly(ran, mode)["scenarios"]["thinker_killed"]
+    assert len(found["answers"]) > found["submitted"]["0"]
+    wanted = {name: found["undisturbed"][name.partition("/")[0]] for name in found["answers"]}
+    assert first_difference(wanted, found["answers"]) is None
+    assert_each_output_once(found["answers"])
 
 
 def test_all_are_answered_though_a_replica_of_a_branch_is_killed(ran: Ran):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dev.omni_cpu.compare import first_difference
-from dev.omni_cpu.spec import MODES, TEXT_TO_SOUND, Mode
+from dev.omni_cpu.spec import BRANCHES, MODES, TEXT_TO_SOUND, Mode
 from tests.omni.conftest import Ran
 from tests.omni.connectors import CUT, REFERENCE
 from tests.omni.harness.fault_scenarios import ALL_BLOCKS, BLOCKS, KINDS, ROUNDS
@@ -29,33 +29,40 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
+blocks = pytest.mark.parametrize(
     "which",
     [OFTEN, *(pytest.param(which, marks=pytest.mark.long) for which in LONG)],
     ids=lambda which: f"{which.start}",
 )
-@pytest.mark.parametrize("mode", MODES)
+modes = pytest.mark.parametrize("mode", MODES)
+
+
+@blocks
+@modes
 def test_each_request_is_answered_once_though_replicas_die_and_hang(ran: Ran, mode: Mode, which: range) -> None:
-    blocks = [f"faults_{seed}" for seed in which]
-    found = ran(
-        TEXT_TO_SOUND,
-        mode,
-        REFERENCE,
-        scheduling=OPTIONS,
-        replicas=2,
-        replicated=1,
-        scenarios=("undisturbed", *blocks),
-    ).results["scenarios"]
-    rounds = [one for block in blocks for one in found[block]["rounds"]]
-    assert len(rounds) == ROUNDS * len(blocks)
+    play(ran, TEXT_TO_SOUND, mode, [f"faults_{seed}" for seed in which], scheduling=OPTIONS, replicated=1)
+
+
+@blocks
+@modes
+def test_so_it_is_where_stages_branch_with_the_options_that_users_get(ran: Ran, mode: Mode, which: range) -> None:
+    play(ran, BRANCHES, mode, [f"deaths_{seed}" for seed in which], scheduling={}, replicated=2)
+
+
+def play(ran: Ran, pipeline: str, mode: Mode, named: list[str], **how: Any) -> None:
+    outcome = ran(pipeline, mode, REFERENCE, replicas=2, scenarios=("undisturbed", *named), **how).results
+    found = outcome["scenarios"]
+    rounds = [one for block in named for one in found[block]["rounds"]]
+    assert len(rounds) == ROUNDS * len(named)
     all_are_answered_once(rounds, found["undisturbed"]["answers"])
+    assert (outcome["children_left"], outcome["shm_left"]) == ([], [])
 
 
 def all_are_answered_once(rounds: list[dict[str, Any]], undisturbed: dict[str, Any]) -> None:
     """Nobody waits for ever, nothing is lost or said twice, and each stage ends once."""
     for one in rounds:
         assert one["answers"] is not None, f"{one['fault']}: requests hang"
-        wanted = {name: undisturbed[name] for name in one["answers"]}
+        wanted = {name: undisturbed[name.partition("/")[0]] for name in one["answers"]}
         assert first_difference(wanted, one["answers"]) is None, one["fault"]
         ends = {name: set(answer["ends"].values()) for name, answer in one["answers"].items()}
         assert ends == {name: {1} for name in wanted}, one["fault"]

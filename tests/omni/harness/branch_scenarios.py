@@ -12,7 +12,7 @@ from typing import Any
 from dev.omni_cpu.asking import WORDS, Ask, sampling_params, speaking_and_drawing_params, take
 from dev.omni_cpu.spec import PipelineSpec
 from tests.omni.harness.picture_scenarios import CROWD, DRAWS, picture_of
-from tests.omni.harness.stage_scenarios import ask_all, counted, held, in_the_middle, until
+from tests.omni.harness.stage_scenarios import ask_all, counted, equal, held, in_the_middle, until
 
 MANY = {
     f"many {number}": Ask(
@@ -22,6 +22,7 @@ MANY = {
 }
 """No two of them are equal."""
 FEW = dict(list(MANY.items())[:8])
+EQUAL = 4  # requests with the same content
 SPOKEN = {name: 9 + 3 * number for number, name in enumerate(DRAWS | CROWD)}
 """How many codes the talker says of what is drawn."""
 
@@ -49,9 +50,9 @@ async def few(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
         return {"answers": await ask_all(omni, spec, prefix, FEW), "submitted": submitted}
 
 
-async def equal(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
-    """Ask some at a time, each three times."""
-    asks = {f"{name}/{number}": ask for number in range(3) for name, ask in FEW.items()}
+async def merged(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+    """Ask some at a time, each several times."""
+    asks = equal(FEW, EQUAL)
     with counted(omni) as submitted:
         return {"answers": await ask_all(omni, spec, prefix, asks), "submitted": submitted}
 
@@ -93,6 +94,31 @@ async def _text_of(omni: Any, spec: PipelineSpec, request_id: str, ask: Ask) -> 
     return answer
 
 
+SAID_AT_LENGTH = {
+    "at length": Ask("What is said at length.", thinks=90, says=40),
+    "at length too": Ask("What else is said at length.", thinks=80, says=50),
+}
+
+
+async def thinker_killed(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+    """SIGKILL for the only replica of the first stage while it speaks to several clients that ask the same."""
+    undisturbed = await ask_all(omni, spec, f"{prefix}-before", SAID_AT_LENGTH)
+    pool = omni.engine.stage_pools[0]
+    with counted(omni) as submitted:
+        asks = equal(SAID_AT_LENGTH, 2 * EQUAL)
+        answers = asyncio.create_task(ask_all(omni, spec, prefix, asks))
+        await until(lambda: _receivers(pool) == len(asks) and in_the_middle(pool))
+        for process in pool.clients[0].resources.engine_manager.processes:
+            os.kill(process.pid, signal.SIGKILL)
+        result = {"undisturbed": undisturbed, "answers": await answers, "submitted": submitted}
+    await until(lambda: pool.live_replica_ids() == [0])
+    return result
+
+
+def _receivers(pool: Any) -> int:
+    return sum(len(pool.queue.receivers(name)) for name in list(pool.queue.running))
+
+
 async def branch_killed(omni: Any, spec: PipelineSpec, prefix: str, *, stage_id: int) -> Result:
     """SIGKILL for the first replica of a branch in the middle of its work; then, the replica being back, some again."""
     pools = omni.engine.stage_pools
@@ -114,8 +140,9 @@ async def branch_killed(omni: Any, spec: PipelineSpec, prefix: str, *, stage_id:
 BRANCH_SCENARIOS: dict[str, Callable[[Any, PipelineSpec, str], Awaitable[Result]]] = {
     "many": many,
     "few": few,
-    "equal": equal,
+    "merged_in_branches": merged,
     "only_text": only_text,
+    "thinker_killed": thinker_killed,
     "branch_killed": partial(branch_killed, stage_id=2),
 }
 BRANCHES_ALONE = {"spoken": spoken, "spoken_pictures": spoken_pictures}

@@ -5,34 +5,47 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from dev.omni_cpu.asking import Ask
 from dev.omni_cpu.spec import PipelineSpec
 from tests.omni.harness import stage_scenarios as stages
+from vllm_omni_sched.clock import monotonic_seconds
+from vllm_omni_sched.monitor.recovery.events import Replica
 
 ROUNDS = 3  # of a block
 BLOCKS = 24
-AT_ONCE = 8
+DIFFERENT, EQUAL = 4, 4  # requests of a round, and how often each is asked
 LONGEST_SECONDS = 2.0  # before the fault
 HANG_SECONDS = 100.0  # a round that takes longer hangs
 CUT_SECONDS = 1.0  # that a link stays cut, at most
 ALL_BLOCKS = 10  # of the rounds in which each kind of fault has its turn
 
 
-async def faults(omni: Any, spec: PipelineSpec, prefix: str, *, seed: int) -> stages.Result:
-    """Rounds of requests, in each of which one replica is killed (SIGKILL) or stopped (SIGSTOP)."""
+async def faults(
+    omni: Any, spec: PipelineSpec, prefix: str, *, seed: int, signals: Sequence[signal.Signals]
+) -> stages.Result:
+    """Rounds of requests, of which several are equal; in each round, one replica gets one of the signals.
+
+    A replica that has used up its restarts is left alone: without it, requests fail as they should.
+    """
     rng, rounds = Random(f"{seed} {spec.mode}"), []
     for number in range(ROUNDS):
-        pool = rng.choice(omni.engine.stage_pools)
-        replica_id = rng.choice(pool.live_replica_ids())
-        how = rng.choice([signal.SIGKILL, signal.SIGSTOP])
-        names = rng.sample(sorted(stages.CROWD), AT_ONCE)
-        asks = {name: stages.CROWD[name] for name in names}
+        replicas = [
+            (pool, replica_id)
+            for pool in omni.engine.stage_pools
+            for replica_id in pool.live_replica_ids()
+            if _may_die(omni, pool.stage_id, replica_id)
+        ]
+        stage_id = rng.choice(sorted({pool.stage_id for pool, _ in replicas}))
+        pool, replica_id = rng.choice([one for one in replicas if one[0].stage_id == stage_id])
+        how = rng.choice(signals)
+        asks = _asked(rng)
         asking = asyncio.create_task(stages.ask_all(omni, spec, f"{prefix}-{number}", asks))
         await asyncio.sleep(rng.uniform(0.0, LONGEST_SECONDS))
         processes = processes_of(pool, replica_id)
@@ -53,6 +66,19 @@ async def faults(omni: Any, spec: PipelineSpec, prefix: str, *, seed: int) -> st
     return {"rounds": rounds}
 
 
+def _asked(rng: Random) -> dict[str, Ask]:
+    crowd = {name: stages.CROWD[name] for name in rng.sample(sorted(stages.CROWD), DIFFERENT)}
+    return stages.equal(crowd, EQUAL)
+
+
+def _may_die(omni: Any, stage_id: int, replica_id: int) -> bool:
+    """Return whether recovery would start the replica again."""
+    recovery = omni.engine.stage_pools[0].queue._driver.core.recovery.policy
+    attempts, options = recovery._watched[Replica(stage_id, replica_id)].attempts, recovery.options
+    recent = [at for at in attempts if at > monotonic_seconds() - options.window_seconds]
+    return len(recent) < options.max_restarts
+
+
 async def every_kind(omni: Any, spec: PipelineSpec, prefix: str, *, seed: int) -> stages.Result:
     """One round of requests for each of `KINDS`; the connector is `CutConnector`, and checkpoints are read ahead.
 
@@ -61,8 +87,7 @@ async def every_kind(omni: Any, spec: PipelineSpec, prefix: str, *, seed: int) -
     rng, rounds = Random(f"every kind {seed}"), []
     read_ahead = _files_read_ahead(omni)
     for kind, do in KINDS.items():
-        asks = {name: stages.CROWD[name] for name in rng.sample(sorted(stages.CROWD), AT_ONCE)}
-        ask = partial(stages.ask_all, omni, spec, f"{prefix}-{kind}", asks)
+        ask = partial(stages.ask_all, omni, spec, f"{prefix}-{kind}", _asked(rng))
         asking, fault, processes = await do(omni, spec, rng, ask)
         done, _ = await asyncio.wait([asking], timeout=HANG_SECONDS)
         rounds.append({"kind": kind, "fault": fault, "answers": asking.result() if done else None})
@@ -91,12 +116,12 @@ def _files_read_ahead(omni: Any) -> set[str]:
     return found
 
 
-Ask = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
+Asking = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 Fault = tuple[asyncio.Task[dict[str, Any]], str, list[Any]]
 """The requests, what was done, and the processes that are to be replaced."""
 
 
-async def _one_replica(how: signal.Signals, omni: Any, spec: PipelineSpec, rng: Random, ask: Ask) -> Fault:
+async def _one_replica(how: signal.Signals, omni: Any, spec: PipelineSpec, rng: Random, ask: Asking) -> Fault:
     asking = await _begun(ask, rng)
     pool = rng.choice(omni.engine.stage_pools)
     replica_id = rng.choice(pool.live_replica_ids())
@@ -105,7 +130,7 @@ async def _one_replica(how: signal.Signals, omni: Any, spec: PipelineSpec, rng: 
     return asking, f"{how.name} of stage {pool.stage_id} replica {replica_id}", processes
 
 
-async def _all_replicas(omni: Any, spec: PipelineSpec, rng: Random, ask: Ask) -> Fault:
+async def _all_replicas(omni: Any, spec: PipelineSpec, rng: Random, ask: Asking) -> Fault:
     asking = await _begun(ask, rng)
     pool = omni.engine.stage_pools[spec.replicated]
     processes = [one for replica_id in pool.live_replica_ids() for one in processes_of(pool, replica_id)]
@@ -120,7 +145,7 @@ async def _begun(ask: Ask, rng: Random) -> asyncio.Task[dict[str, Any]]:
     return asking
 
 
-async def _cut_link(omni: Any, spec: PipelineSpec, rng: Random, ask: Ask) -> Fault:
+async def _cut_link(omni: Any, spec: PipelineSpec, rng: Random, ask: Asking) -> Fault:
     """Cut all links before the requests come, until a payload was refused and for up to `CUT_SECONDS` after that."""
     with _cut(Path(spec.extra["cut"])) as refused:
         asking = asyncio.create_task(ask())
@@ -144,7 +169,7 @@ def _signal(processes: list[Any], how: signal.Signals) -> None:
         os.kill(process.pid, how)
 
 
-KINDS: dict[str, Callable[[Any, PipelineSpec, Random, Ask], Awaitable[Fault]]] = {
+KINDS: dict[str, Callable[[Any, PipelineSpec, Random, Asking], Awaitable[Fault]]] = {
     "killed": partial(_one_replica, signal.SIGKILL),
     "stopped": partial(_one_replica, signal.SIGSTOP),
     "all_killed": _all_replicas,
@@ -173,5 +198,7 @@ def complete(pool: Any, gone: set[int]) -> bool:
 
 
 FAULT_SCENARIOS: dict[str, Callable[[Any, PipelineSpec, str], Awaitable[stages.Result]]] = {
-    f"faults_{seed}": partial(faults, seed=seed) for seed in range(BLOCKS)
+    f"{name}_{seed}": partial(faults, seed=seed, signals=signals)
+    for name, signals in {"faults": (signal.SIGKILL, signal.SIGSTOP), "deaths": (signal.SIGKILL,)}.items()
+    for seed in range(BLOCKS)
 } | {f"every_kind_{seed}": partial(every_kind, seed=seed) for seed in range(ALL_BLOCKS)}

@@ -171,6 +171,13 @@ STAGE_SCENARIOS: dict[str, Callable[[Any, PipelineSpec, str], Awaitable[Result]]
 EDGE_SCENARIOS = {"connected": connected, "sized": sized}  # only where the arena is the connector
 
 
+def equal(asks: Mapping[str, Ask], times: int) -> dict[str, Ask]:
+    """Return each request several times, as ``name/number``; half of the clients get each token once."""
+    return {
+        f"{name}/{number}": ask._replace(delta=number % 2 == 1) for name, ask in asks.items() for number in range(times)
+    }
+
+
 async def ask_all(omni: Any, spec: PipelineSpec, prefix: str, asks: Mapping[str, Ask]) -> dict[str, Any]:
     """At a time; a request that fails answers with its error."""
     answers = [_heard(omni, spec, f"{prefix}-{number}", ask) for number, ask in enumerate(asks.values())]
@@ -180,18 +187,17 @@ async def ask_all(omni: Any, spec: PipelineSpec, prefix: str, asks: Mapping[str,
 async def _heard(omni: Any, spec: PipelineSpec, request_id: str, ask: Ask) -> dict[str, Any]:
     answer: dict[str, Any] = {"text": {}}
     ends: Counter[str] = Counter()
-    longest = 0
     try:
         async for output in _outputs(omni, spec, request_id, ask):
             if output.error:
                 raise RuntimeError(output.error)
             ends[str(output.stage_id)] += bool(output.finished)
-            take(output, answer)
-            if output.stage_id == 0:  # all that was said so far, each time
-                heard = len(answer["text"]["0"])
-                if heard < longest:
-                    raise RuntimeError(f"said {longest} tokens, and then {heard}")
-                longest = heard
+            stage = str(output.stage_id)
+            before = answer["text"].get(stage, [])
+            take(output, answer, ask.delta)
+            now = answer["text"].get(stage, [])
+            if now[: len(before)] != before:
+                raise RuntimeError(f"stage {stage} said {before}, and then {now}")
     except Exception as error:  # noqa: BLE001  the test that compares answers shows it
         answer["text"]["error"] = str(error)
     return answer | {"ends": dict(ends)}

@@ -104,8 +104,7 @@ class Traffic:
 
     async def all_end(self) -> None:
         for _ in range(600):
-            parked = self.rig.omni.recovery.parking.parked  # for a stage whose replicas have all died
-            if not self.rig.omni.request_states and not any(parked.values()):
+            if not self.rig.omni.request_states:
                 return
             if not await self.work():
                 for client in self.clients():

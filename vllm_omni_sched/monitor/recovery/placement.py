@@ -82,7 +82,6 @@ class Placement:
             actions.append(Drop(event.request_id))
             return
         watched = self._replicas[entry.replica]
-        watched.answered, watched.failures = True, 0
         if watched.phase is Phase.BACK:
             watched.phase = Phase.HEALTHY
         watched.requests.pop(event.request_id)

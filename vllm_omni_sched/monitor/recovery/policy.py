@@ -123,6 +123,11 @@ class Recovery:
         """Return whether a replica of the stage serves or may serve again soon."""
         return self._placement.coming(stage)
 
+    def outage(self, stage: int, now: float) -> str:
+        """Return why the replicas of a stage do not serve, and until when."""
+        down = [one for one in self._watched.values() if one.replica.stage == stage and one.phase not in SERVING]
+        return "; ".join(f"replica {one.replica.index} {one.outage(now, self.options)}" for one in down)
+
     def unserved(self, expected: bool, empty_since: float, now: float) -> FailReason | None:
         """Return why requests in the queue of a stage without a replica fail (rule 8); None: all of them wait.
 

@@ -64,7 +64,7 @@ class Replicas:
             case RestartFailed(_, cause) if watched.phase is Phase.RESTARTING:
                 self._restart_failed(watched, cause, now, actions)
             case Restarted() if watched.phase is Phase.RESTARTING:
-                watched.phase, watched.wake, watched.answered = Phase.BACK, math.inf, False
+                watched.phase, watched.wake = Phase.BACK, math.inf
                 self._record(watched, IncidentKind.BACK, now, actions)
             case Joined(_, cause, away) if watched.phase not in SERVING and watched.phase is not Phase.RESTARTING:
                 watched.phase, watched.wake = Phase.BACK, math.inf  # somebody else has started it
@@ -85,14 +85,15 @@ class Replicas:
     def _died(self, watched: ReplicaState, cause: str, now: float, actions: list[Action]) -> None:
         victims = tuple(watched.requests)
         watched.requests.clear()
-        # A replica that died before its first answer counts as another failed attempt.
-        watched.failures = 0 if watched.answered else watched.failures + 1
+        watched.failures = 0
+        watched.cause = cause
         self._record(watched, IncidentKind.DIED, now, actions, cause, len(victims))
         self._placement.interrupted(victims, now, actions)
         self._restart(watched, now, actions)
 
     def _restart_failed(self, watched: ReplicaState, cause: str, now: float, actions: list[Action]) -> None:
         watched.failures += 1
+        watched.cause = cause
         self._record(watched, IncidentKind.RESTART_FAILED, now, actions, cause)
         self._restart(watched, now, actions)
 
@@ -102,7 +103,7 @@ class Replicas:
             self._record(watched, IncidentKind.RESTARTING, now, actions)
             actions.append(Restart(watched.replica))
         elif phase in (Phase.GIVEN_UP, Phase.DEAD):
-            self._record(watched, IncidentKind.GIVEN_UP, now, actions)
+            self._record(watched, IncidentKind.GIVEN_UP, now, actions, watched.outage(now, self._options))
 
     def tick(self, now: float, actions: list[Action]) -> None:
         for watched in self._watched.values():

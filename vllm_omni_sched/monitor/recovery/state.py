@@ -93,8 +93,8 @@ class ReplicaState:
     phase: Phase = Phase.HEALTHY
     wake: float = math.inf
     away: bool = False  # another host starts it
-    answered: bool = True  # since it was started
     failures: int = 0  # in a row
+    cause: str = ""  # of its last death, or of the last failure to start
     attempts: deque[float] = field(default_factory=deque)
     requests: dict[str, None] = field(default_factory=dict)  # in flight, in order
 
@@ -114,6 +114,23 @@ class ReplicaState:
         else:
             self.restart(now)
         return self.phase
+
+    def outage(self, now: float, options: RecoveryOptions) -> str:
+        """Return why a replica does not serve and until when, naming the option that says so."""
+        died = f"died ({self.cause})" if self.cause else "died"
+        match self.phase:
+            case Phase.DEAD:
+                return f"{died} and is not started again: runtime.recovery.restart is off"
+            case Phase.GIVEN_UP if not self.away:
+                return (
+                    f"{died} after {len(self.attempts)} restarts in the last {now - self.attempts[0]:.0f} s; it is "
+                    f"restarted in {self.wake - now:.0f} s, since runtime.recovery.max_restarts allows "
+                    f"{options.max_restarts} in {options.window_seconds:g} s (window_seconds); the log shows why"
+                )
+            case Phase.AWAITED | Phase.GIVEN_UP:
+                return f"{died} and was not brought back by its host"
+            case _:
+                return f"{died} and is being restarted"
 
     def restart(self, now: float) -> None:
         """Begin an attempt to restart the replica.

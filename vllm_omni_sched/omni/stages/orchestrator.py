@@ -16,7 +16,7 @@ from vllm_omni.engine.stage_pool import StageUnavailableError
 
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.logs import get_logger
-from vllm_omni_sched.monitor.recovery.events import Incident, IncidentKind, Replica
+from vllm_omni_sched.monitor.recovery.events import FailReason, Incident, IncidentKind, Replica
 from vllm_omni_sched.omni.stages.payloads import Payloads
 from vllm_omni_sched.omni.stages.pipeline_driver import PipelineDriver
 from vllm_omni_sched.omni.stages.placement.replica_migrator import ReplicaMigrator
@@ -284,6 +284,13 @@ class ScheduledOrchestrator(Orchestrator):
         for request_id in following:
             if request_id in self.request_states:
                 await self._fail_request_dead_stage(request_id, stage_id)
+
+    async def _fail_request_dead_stage(self, req_id: str, stage_id: int) -> None:
+        if self.recovery.on:
+            why = self.recovery.outage(stage_id, FailReason.NO_REPLICA)
+            await self.recovery.fail(req_id, stage_id, why, FailReason.NO_REPLICA)
+        else:
+            await super()._fail_request_dead_stage(req_id, stage_id)
 
     # ---- replicas of other hosts
 

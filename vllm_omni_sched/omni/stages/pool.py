@@ -202,9 +202,10 @@ class ScheduledPool(StagePool):
         """Add a replica; if another process has its number, that one is gone."""
         if self.names is not None:
             self.names.wrap_client(client)
-        replaced = None if replica_id not in self.live_replica_ids() else self.clients[replica_id]
-        if self.membership is not None and replaced not in (None, client):
-            self.membership.silent(self, replica_id, self._client_input_addr(replaced) or "")
+        if replica_id is not None and replica_id in self.live_replica_ids():
+            before = self.clients[replica_id]
+            if self.membership is not None and before is not client:
+                self.membership.silent(self, replica_id, self._client_input_addr(before) or "")
         added: int = super().add_client(input_addr, client, replica_id=replica_id)
         self.suspected.discard(added)
         up = partial(self._up, added, client, cause, added in self._attaching)

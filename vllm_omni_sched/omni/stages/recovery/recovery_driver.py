@@ -148,8 +148,8 @@ class RecoveryDriver:
             await self._examine(pool, replica, lost)
         except Exception:
             logger.exception(
-                "stage %d replica %d is dead, and it could not be examined what is lost with it; its requests run again "
-                "in that stage, and stall if it lacks their inputs",
+                "stage %d replica %d is dead, and examining what is lost with it failed; its requests run again in "
+                "that stage, and stall if it lacks their inputs",
                 pool.stage_id,
                 replica.index,
             )
@@ -312,17 +312,23 @@ class RecoveryDriver:
                 self._orchestrator.spawn(self._send())
             case e.GivenUp(Work() as work, receivers, reason):
                 why = f"the replica that ran it died ({reason.value})"
-                if work.request_id in self._pools[work.stage_id].queue.waiting:
-                    why = _UNSERVED[reason]
+                if work.request_id in self._pools[work.stage_id].queue.waiting or reason in _UNSERVED:
+                    why = self.outage(work.stage_id, reason)
                 self._orchestrator.spawn(self._give_up(work.stage_id, receivers, why, reason))
             case e.Unserved(stage_id, until, reason):
-                self.parking.fail(stage_id, until, _UNSERVED[reason], reason)
+                self.parking.fail(stage_id, until, self.outage(stage_id, reason), reason)
             case e.Restart(stage_id, replica_id):
                 self._orchestrator.spawn(self._restart(Replica(stage_id, replica_id)))
             case e.Forgotten(request_id, works):
                 self._forget(request_id, {work.stage_id: work for work in works})
             case _:
                 pass
+
+    def outage(self, stage_id: int, reason: FailReason) -> str:
+        """Return why requests fail that need a stage without a replica, as operators and clients are told."""
+        assert self._core is not None
+        why = self._core.policy.outage(stage_id, self._orchestrator.clock())
+        return f"{_UNSERVED[reason]}: {why}" if why else _UNSERVED[reason]
 
     def _restarts_together(self, work: Work) -> bool:
         """Return whether a work runs again with others that exchange chunks with it (`AsyncChunkRecovery`)."""
@@ -447,6 +453,6 @@ _ENDS = {
 }
 
 _UNSERVED = {
-    FailReason.NO_REPLICA: "it has no replica, and none is being restarted",
-    FailReason.WAITED: "it has had no replica for too long",
+    FailReason.NO_REPLICA: "it has no live replica",
+    FailReason.WAITED: "it has had no replica for longer than runtime.recovery.max_wait_seconds",
 }
