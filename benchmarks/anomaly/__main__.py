@@ -42,7 +42,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--healthy-hours", type=float, default=2.0, help="in which every alarm is false")
     parser.add_argument("--fault-hours", type=float, default=2.0, help="with the fault; before it, 1 to 1.5 without")
-    add_common(parser, seed=None)
+    add_common(parser, seed=None, timed=False)
     return parser.parse_args(arguments)
 
 

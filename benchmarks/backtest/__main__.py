@@ -26,6 +26,7 @@ from benchmarks.backtest.speed import reference_seconds, slower
 from benchmarks.backtest.traces import TRACES, Planned, plan, write
 from benchmarks.harness.arguments import add_common, some_of
 from benchmarks.harness.child import interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.processes import OtherProcesses
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
@@ -38,6 +39,7 @@ CALIBRATION, PREDICTIONS, MEASURED = "calibration.json", "predictions.json", "me
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     model = write_model()
     with ExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -20,6 +20,7 @@ from benchmarks.compression.link import LENGTH, Link
 from benchmarks.compression.peer import checksum
 from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import Child, interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
@@ -41,6 +42,7 @@ Samples = dict[tuple[str, str, str, str], list[float]]
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     order, rng = random.Random(options.seed), np.random.default_rng(options.seed)
     payloads = {kind: KINDS[kind](rng) for kind in options.kinds}
     records = [codec(kind, payload) for kind, payload in payloads.items()]

@@ -16,6 +16,7 @@ from rich.table import Table
 from benchmarks.connectors import SIZES, THEIRS, VARIANTS
 from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
@@ -27,6 +28,7 @@ MEASURES = ("end to end", "P99", "put", "get", "memory held per byte")
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     order = random.Random(options.seed)
     samples: dict[tuple[str, str], list[dict[str, float]]] = {}
     with tempfile.NamedTemporaryFile(prefix="taken-", dir="/dev/shm") as taken:

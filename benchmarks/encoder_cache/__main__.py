@@ -79,7 +79,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--conversations", type=int, default=1500)
     parser.add_argument("--rate", type=float, default=1.0, help="new conversations a second")
     parser.add_argument("--traces", type=int, default=5, help="of different seeds")
-    add_common(parser)
+    add_common(parser, timed=False)
     return parser.parse_args(arguments)
 
 

@@ -10,6 +10,7 @@ from random import Random
 from benchmarks.failover import faults, preload
 from benchmarks.harness.arguments import add_common, some_of
 from benchmarks.harness.child import ChildFailed, interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
 from benchmarks.stages.__main__ import table
@@ -21,6 +22,8 @@ TASKS = (faults.TASK, preload.TASK)
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
+    if not options.quick:
+        wait_for_idle_machine(options)
     for task in options.tasks:
         rng, workload = Random(f"{options.seed} {task}"), {"rounds": options.rounds}
         try:

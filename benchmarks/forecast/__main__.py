@@ -91,7 +91,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--derive", type=Path, metavar="DATA", help="write these arrivals again, from ServeGen's `data`"
     )
-    add_common(parser, seed=None)
+    add_common(parser, seed=None, timed=False)
     return parser.parse_args(arguments)
 
 

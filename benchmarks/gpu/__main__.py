@@ -20,6 +20,7 @@ from benchmarks.gpu.runner import run
 from benchmarks.gpu.verdicts import Advice, Finding, findings
 from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.screen import console
 
 NEEDED = ("PyNvVideoCodec", "av", "vllm")
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     gpu = name_of_gpu("gpu")
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     chosen = [part for part in parts(machine(gpu), options.minutes) if part.name in options.parts]
     ended: list[Ended] = []
     with tempfile.TemporaryDirectory(prefix="gpu-") as scratch:

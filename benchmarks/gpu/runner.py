@@ -30,7 +30,8 @@ def run(part: Part, folder: Path, python: str = sys.executable) -> Ended:
     log, began = folder / f"{part.name}.log", time.monotonic()
     with log.open("w") as out:
         process = subprocess.Popen(
-            [python, "-m", part.module, *part.arguments, "--out", str(folder)],
+            # Parts follow one another at once: the load of the one before is not that of others.
+            [python, "-m", part.module, *part.arguments, "--despite-load", "--out", str(folder)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
             stdin=subprocess.DEVNULL,

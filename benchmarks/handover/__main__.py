@@ -17,6 +17,7 @@ from rich.table import Table
 from benchmarks.handover import THEIRS, VARIANTS
 from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
@@ -34,6 +35,7 @@ Rounds = dict[str, list[dict[str, Any]]]  # by connector
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     records: list[dict[str, Any]] = []
     for mode in options.modes:
         try:

@@ -17,6 +17,7 @@ def add_common(
     seed_help: str | None = None,
     python: bool = False,
     name: bool = False,
+    timed: bool = True,
 ) -> None:
     """Add ``--out``, and those arguments that mean the same in several benchmarks and are asked for.
 
@@ -25,6 +26,7 @@ def add_common(
         seed: default of ``--seed``; None: there is none.
         python: whether there is ``--python``.
         name: whether there is ``--name``.
+        timed: whether a busy machine would change the results; see `benchmarks.harness.load`.
     """
     if rounds is not None:
         parser.add_argument("--rounds", type=at_least_one, default=rounds, help=rounds_help)
@@ -34,6 +36,8 @@ def add_common(
         parser.add_argument("--name", default="", help="ends the name of the result file")
     if seed is not None:
         parser.add_argument("--seed", type=int, default=seed, help=seed_help)
+    if timed:
+        parser.add_argument("--despite-load", action="store_true", help="do not wait for an idle machine")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of the result file")
 
 

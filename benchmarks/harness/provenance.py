@@ -6,8 +6,10 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,27 @@ def write_result(path: Path, benchmark: str, results: Any, **record: Any) -> Pat
     path.parent.mkdir(parents=True, exist_ok=True)
     body = {"benchmark": benchmark, "provenance": provenance(**record), "results": results}
     path.write_text(json.dumps(body, indent=1) + "\n")
+    print(spread(results))
     return path
+
+
+def spread(results: Any) -> str:
+    """Say in one line how far apart the samples of each figure are: the distance of the quartiles over the median."""
+    found = sorted(one["iqr"] / abs(one["median"]) for one in summaries(results) if one["median"])
+    if not found:
+        return "spread: no figure has several samples"
+    median, most = found[len(found) // 2], found[-1]
+    return f"spread of {len(found)} figures, quartiles' distance over median: {median:.0%} at P50, {most:.0%} at most"
+
+
+def summaries(results: Any) -> Iterator[dict[str, Any]]:
+    """Yield all summaries of several samples in the results of a file, however deep."""
+    if isinstance(results, dict):
+        if {"median", "iqr"} <= results.keys() and results.get("samples", 2) > 1:
+            yield results
+        results = list(results.values())
+    for inner in results if isinstance(results, list) else ():
+        yield from summaries(inner)
 
 
 def command_line(argv: list[str]) -> str:
@@ -103,9 +125,14 @@ def _revision() -> str:
     """Return the commit, with `+` when the measured code differs from it.
 
     A copy without its history has it from the environment variable ``BENCHMARK_REVISION``, or it is `unknown`.
+
+    Raises:
+        SystemExit: the variable is not all 40 digits of a commit, as ``git rev-parse HEAD`` prints them.
     """
     if said := os.environ.get("BENCHMARK_REVISION"):
-        return said
+        if not re.fullmatch("[0-9a-f]{40}", said):
+            raise SystemExit(f"BENCHMARK_REVISION is {said!r}: set it to the output of `git rev-parse HEAD`")
+        return said[:12]
     try:
         commit = _git("rev-parse", "--short=12", "HEAD")
         return commit + (

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if reason := hosts.why_not() or why_not():
         raise SystemExit(f"cannot measure here: {reason}")
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     order = random.Random(options.seed)
     samples: dict[tuple[What, str], list[float]] = {}
     with ExitStack() as stack:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.harness.arguments import add_common, at_least_one, some_of
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
 from benchmarks.mixed import VARIANTS, environment_of
@@ -22,6 +23,7 @@ from benchmarks.mixed.report import Answers, record, table
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     model = options.model or (large_model() if options.large else slow_model())
     answers: Answers = {}
     order = random.Random(options.seed)

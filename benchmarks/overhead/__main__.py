@@ -15,6 +15,7 @@ from rich.table import Table
 
 from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import Child, interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, median_interval
@@ -28,6 +29,7 @@ LARGEST_BOUND = 0.05  # a wider interval around 1 says too little to call it no 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     model = options.model or tiny_model()
     rounds: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
     order = random.Random(options.seed)

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.harness.arguments import add_common
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, fitted_exponent
@@ -25,6 +26,7 @@ DECISIONS = {one.name: one for one in (*ABOUT_WAITING, *PLACING, *OTHERS)}
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
+    wait_for_idle_machine(options)
     records = [measure(DECISIONS[name], options) for name in options.decisions]
     console.print(table(records))
     workload = {name: getattr(options, name) for name in ("samples", "most", "most_seconds")}

@@ -24,6 +24,7 @@ from rich.table import Table
 
 from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.server import Server, record
@@ -47,6 +48,7 @@ Rounds = dict[str, list[dict[str, Any]]]
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     order = random.Random(options.seed)
     rounds: Rounds = {variant: [] for variant in VARIANTS}
     with ExitStack() as stack:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import Child, interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
 from benchmarks.realtime import FRAME_SECONDS, plot, profile
@@ -22,6 +23,7 @@ VARIANTS = ("stock", "ours")
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     model = options.model or tiny_model()
     runs: list[dict[str, Any]] = []
     try:

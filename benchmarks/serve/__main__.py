@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.harness.arguments import add_common, some_of
 from benchmarks.harness.child import interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.server import Server
@@ -34,6 +35,7 @@ SERVER = [
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     if options.client == AIPERF:
         program()  # before any server is started
     model = Path(options.model) if options.model else slow_model()

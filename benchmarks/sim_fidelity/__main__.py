@@ -16,6 +16,7 @@ from rich.table import Table
 
 from benchmarks.harness.arguments import add_common, some_of
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
 from benchmarks.mixed import VARIANTS
@@ -32,6 +33,7 @@ ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"}
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     for task in options.tasks:
         TASKS[task](options)
 

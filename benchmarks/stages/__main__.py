@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from benchmarks.harness.arguments import add_common, some_of
 from benchmarks.harness.child import ChildFailed, interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
 from benchmarks.stages import balance, death, merging, overhead, priority
@@ -28,48 +28,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     options = parse(arguments)
     interrupt_on_terminate()
+    if not options.quick:
+        wait_for_idle_machine(options)
     rounds = 1 if options.quick else options.rounds
     settings = Settings(write_llama(ROOT / ".models" / "llama"), rounds, options.seed, options.pin)
-    records: list[dict[str, Any]] = []
     for task in options.tasks:
         try:
             own = TASKS[task](settings)
         except ChildFailed as failure:
             raise SystemExit(f"{task}: {failure}") from None
-        records += own
         console.print(table(task, own))
-        if not options.quick:  # after each, so that a time limit costs the tasks that are left, and no more
-            console.print(str(_write(options, records)))
+        if not options.quick:
+            console.print(str(_write(options, task, own)))
 
 
-def _write(options: argparse.Namespace, records: Sequence[dict[str, Any]]) -> Path:
-    measured = list(dict.fromkeys(record["task"] for record in records))
-    workload = {"tasks": measured, "rounds": options.rounds, "pinned": options.pin}
-    left = [task for task in options.tasks if task not in measured]
-    if left:
-        workload["not_measured"] = left
-    file = options.out / "stages.json"
-    if options.keep:
-        kept, workload["kept"] = _kept(file, measured)
-        records = [*records, *kept]
-    return write_result(file, "stages", records, seed=options.seed, workload=workload)
-
-
-def _kept(file: Path, measured: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the records of other tasks in a result file, and where they come from, the latest run first."""
-    if not file.exists():
-        return [], []
-    before = json.loads(file.read_text())
-    records = [record for record in before["results"] if record["task"] not in measured]
-    origin = {key: before["provenance"][key] for key in ("date", "command", "revision", "load_average")}
-    origins = [
-        {**one, "tasks": [task for task in one["tasks"] if task not in measured]}
-        for one in (
-            origin | {"tasks": before["provenance"]["workload"]["tasks"]},
-            *before["provenance"]["workload"].get("kept", []),
-        )
-    ]
-    return records, [one for one in origins if one["tasks"]]
+def _write(options: argparse.Namespace, task: str, records: Sequence[dict[str, Any]]) -> Path:
+    workload = {"rounds": options.rounds, "pinned": options.pin}
+    return write_result(options.out / f"stages-{task}.json", "stages", records, seed=options.seed, workload=workload)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -78,7 +53,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--pin", action=argparse.BooleanOptionalAction, default=True, help="a core for each replica, in `balance`"
     )
-    parser.add_argument("--keep", action="store_true", help="keep the results of other tasks that are in the file")
     parser.add_argument("--quick", action="store_true", help="one round, and nothing is written: does it run?")
     add_common(parser, rounds=7, rounds_help="of each task; at most 5 deaths")
     return parser.parse_args(arguments)

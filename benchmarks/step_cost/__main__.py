@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.step_cost import plot, report
@@ -32,6 +33,7 @@ SCENARIOS: dict[str, tuple[int, tuple[int, ...] | None]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     plan = [
         (scenario, size, count)
         for scenario in options.scenarios

@@ -15,6 +15,7 @@ from rich.table import Table
 from benchmarks.backtest import MODEL, QUIET_CORES
 from benchmarks.harness.arguments import add_common, at_least_one, at_least_two, some_of
 from benchmarks.harness.child import interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.server import record
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console.print(str(draw(options.draw.with_suffix(".png"), json.loads(options.draw.read_text())["results"])))
         return
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     order = random.Random(options.seed)
     rounds: Rounds = {}
     version = "?"

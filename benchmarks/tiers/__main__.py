@@ -17,6 +17,7 @@ import numpy as np
 from rich.table import Table
 
 from benchmarks.harness.arguments import add_common
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
@@ -39,6 +40,7 @@ SMALL_RING = 1 << 20
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
+    wait_for_idle_machine(options)
     order, samples = random.Random(options.seed), dict[str, list[dict[str, float]]]()
     for turn in range(options.rounds):
         for variant in order.sample(list(VARIANTS), len(VARIANTS)):

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from benchmarks.harness.arguments import add_common
 from benchmarks.harness.child import Child, ChildFailed, interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
@@ -46,6 +47,7 @@ SHORT_ONES = "h264-360p"  # what "16 requests" loads
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     order = random.Random(options.seed)
     samples: Samples = {}
     plan = [(task, clip) for task in options.tasks for clip in clips_of(task, options.clips)]

@@ -19,10 +19,11 @@ def parser(**asked: object) -> argparse.ArgumentParser:
 
 def test_each_benchmark_has_a_folder_of_results_and_what_it_asks_for() -> None:
     out = Path("benchmarks/results")
-    assert vars(parser().parse_args([])) == {"seed": 0, "out": out}
-    assert vars(parser(seed=None).parse_args([])) == {"out": out}
+    assert vars(parser().parse_args([])) == {"seed": 0, "out": out, "despite_load": False}
+    assert vars(parser(seed=None, timed=False).parse_args([])) == {"out": out}
     every = parser(rounds=3, seed=7, python=True, name=True).parse_args([])
-    assert vars(every) == {"rounds": 3, "seed": 7, "python": sys.executable, "name": "", "out": out}
+    asked = {"rounds": 3, "seed": 7, "python": sys.executable, "name": ""}
+    assert vars(every) == asked | {"out": out, "despite_load": False}
 
 
 def test_at_least_one_round_is_measured() -> None:

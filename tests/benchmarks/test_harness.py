@@ -3,14 +3,16 @@
 import itertools
 import json
 import math
+import os
 import signal
 import sys
 import textwrap
 import venv
+from argparse import Namespace
 
 import pytest
 
-from benchmarks.harness import provenance, style
+from benchmarks.harness import load, provenance, style
 from benchmarks.harness.child import Child, ChildFailed
 from benchmarks.harness.stats import Summary, bounds, fitted_exponent, quantile
 
@@ -40,21 +42,11 @@ def test_a_summary_has_the_spread():
         Summary.of([])
 
 
-def summaries_in(body):
-    """All that are in a result file, however deep."""
-    if isinstance(body, dict):
-        if {"median", "iqr"} <= body.keys():
-            yield body
-        body = list(body.values())
-    for inner in body if isinstance(body, list) else ():
-        yield from summaries_in(inner)
-
-
 def test_results_name_their_least_and_most_and_older_files_are_read():
     record = Summary.of([2683.6, 2803.4, 3933.4]).as_dict()  # tokens per second: the most is the best
     assert bounds(record) == (2683.6, 3933.4)
     files = (provenance.ROOT / "benchmarks" / "results").glob("*.json")
-    summaries = [one for file in files for one in summaries_in(json.loads(file.read_text()))]
+    summaries = [one for file in files for one in provenance.summaries(json.loads(file.read_text()))]
     assert summaries
     for one in summaries:
         least, most = bounds(one)
@@ -99,6 +91,41 @@ def test_a_result_names_the_versions_of_the_interpreter_that_was_measured(tmp_pa
     path = provenance.write_result(tmp_path / "x.json", "realtime", [1], seed=7, python=str(python))
     assert json.loads(path.read_text())["provenance"]["versions"] == {"vllm": "9.8.7"}
     assert "torch" in provenance.versions_in(sys.executable)
+
+
+def test_what_a_run_writes_ends_with_its_spread(tmp_path, capsys):
+    summary = Summary.of([1.0, 2.0, 3.0]).as_dict()
+    provenance.write_result(tmp_path / "x.json", "realtime", [{"stock": summary}, Summary.of([4.0]).as_dict()])
+    said = "spread of 1 figures, quartiles' distance over median: 50% at P50, 50% at most"
+    assert said in capsys.readouterr().out
+
+
+def test_a_copy_without_history_has_a_revision_that_git_has_printed(tmp_path, monkeypatch):
+    commit = "6934f027b3ef855729b235cc17d5ed0c3c7fa98b"
+    monkeypatch.setenv("BENCHMARK_REVISION", commit)
+    assert provenance.provenance()["revision"] == commit[:12]
+    monkeypatch.setenv("BENCHMARK_REVISION", "6934f0275aa0")
+    with pytest.raises(SystemExit, match="set it to the output of `git rev-parse HEAD`"):
+        provenance.provenance()
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_benchmark_waits_until_the_machine_is_idle(after, capsys):
+    most = load.MOST_PER_CORE * os.cpu_count()
+    loads, slept = iter([most + 1] * (2 * after) + [most] * 2), []
+    load.wait_for_idle_machine(Namespace(despite_load=False), lambda: next(loads), slept.append)
+    assert bool(slept) == bool(after) == ("waiting for an idle machine" in capsys.readouterr().out)
+
+
+def test_a_benchmark_does_not_start_on_a_busy_machine_unless_asked_to():
+    def busy():
+        return 20.0 * os.cpu_count()
+
+    slept = []
+    with pytest.raises(SystemExit, match="measure on an idle machine, or add --despite-load"):
+        load.wait_for_idle_machine(Namespace(despite_load=False), busy, slept.append)
+    assert sum(slept) == load.PATIENCE_SECONDS
+    load.wait_for_idle_machine(Namespace(despite_load=True), busy, pytest.fail)
 
 
 @pytest.fixture

@@ -48,11 +48,12 @@ def test_make_test_long() -> None:
 @pytest.mark.long
 def test_make_bench(tmp_path: Path) -> None:
     """The benchmarks of the target measure stock and ours, and write results."""
+    where = f"--despite-load --out {tmp_path}"
     said = make(
         "bench",
-        f"STEP_COST=--versions 0.33.0 --kinds stock,ours --runners v1 --scenarios decode --sizes 8 --out {tmp_path}",
-        f"REALTIME=--frames 8 --bucket 4 --out {tmp_path}",
-        f"OVERHEAD=--requests 2 --tokens 4 --min-rounds 1 --max-rounds 2 --warm-up 0 --out {tmp_path}",
+        f"STEP_COST=--versions 0.33.0 --kinds stock,ours --runners v1 --scenarios decode --sizes 8 {where}",
+        f"REALTIME=--frames 8 --bucket 4 {where}",
+        f"OVERHEAD=--requests 2 --tokens 4 --min-rounds 1 --max-rounds 2 --warm-up 0 {where}",
     )
     results = {file.stem.partition("-")[0]: json.loads(file.read_text()) for file in tmp_path.glob("*.json")}
     assert results.keys() == {"step_cost", "realtime", "overhead"}, said

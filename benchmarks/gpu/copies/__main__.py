@@ -11,12 +11,14 @@ from rich.table import Table
 from benchmarks.gpu.copies import EMBEDS, FRAMES
 from benchmarks.gpu.device import name_of_gpu, write_gpu_result
 from benchmarks.harness.arguments import add_common, at_least_one
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.screen import console
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     gpu = name_of_gpu("gpu.copies")
+    wait_for_idle_machine(options)
     rows = measure(options, "cuda")
     console.print(table(rows, gpu))
     path = write_gpu_result(

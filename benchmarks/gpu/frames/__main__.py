@@ -12,6 +12,7 @@ from benchmarks.gpu.device import name_of_gpu, write_gpu_result
 from benchmarks.gpu.nvdec import CODECS
 from benchmarks.harness.arguments import add_common, at_least_one, some_of
 from benchmarks.harness.child import interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.screen import console
 from vllm_omni_sched.config.errors import OmniSchedError
 
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     gpu = name_of_gpu("gpu.frames")
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     try:
         rows = measure(options)
     except (OmniSchedError, ImportError) as error:

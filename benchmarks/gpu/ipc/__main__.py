@@ -15,6 +15,7 @@ from benchmarks.gpu.ipc import FEWER, MESSAGES, SIZES, THEIRS, VARIANTS
 from benchmarks.gpu.ipc.report import Found, a_round, complaints, record, table
 from benchmarks.harness.arguments import add_common, some_of
 from benchmarks.harness.child import Child, interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.screen import console
 
 ORDER_BYTES, ORDER_MESSAGES = 16 << 20, 10
@@ -24,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     gpu = name_of_gpu("gpu.ipc")
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     rows = record(measure(options, "cuda:0"), SIZES)
     console.print(table(rows, gpu))
     path = write_gpu_result(

@@ -12,6 +12,7 @@ from benchmarks.gpu.lanes.plot import picture
 from benchmarks.gpu.lanes.report import Sample, lines, record, table
 from benchmarks.gpu.lanes.variants import variants
 from benchmarks.harness.arguments import add_common, at_least_one
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.screen import console
 from vllm_omni_sched.config.errors import LaneError
 
@@ -19,6 +20,7 @@ from vllm_omni_sched.config.errors import LaneError
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     gpu = name_of_gpu("gpu.lanes")
+    wait_for_idle_machine(options)
     import torch
 
     rounds, refused = measure(options)

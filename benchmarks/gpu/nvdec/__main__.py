@@ -17,6 +17,7 @@ from benchmarks.gpu.nvdec.driver import capabilities, libraries
 from benchmarks.gpu.nvdec.report import CPU, NVDEC, Cell, Found, complaints, record, table
 from benchmarks.harness.arguments import add_common, at_least_one, some_of
 from benchmarks.harness.child import interrupt_on_terminate
+from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.screen import console
 
 NEEDED = ("PyNvVideoCodec", "av")
@@ -28,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import torch
 
     interrupt_on_terminate()
+    wait_for_idle_machine(options)
     torch.zeros(1, device="cuda")  # the driver answers whoever has a context
     asked = capabilities()
     gpus = options.engines or engines(asked, torch.cuda.device_count())
