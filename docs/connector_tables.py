@@ -61,24 +61,3 @@ def tiers(results: Sequence[Result]) -> str:
         rows = [(measure, *(line[variant] for variant in variants)) for measure, line in lines.items()]
         parts.append("\n" + table(("", *variants), rows) + source(result))
     return "".join(parts) or NOTHING
-
-
-def hosts(results: Sequence[Result]) -> str:
-    """Show each message over each link: vLLM-Omni's connectors, and ours with and without compression."""
-    if not results:
-        return NOTHING
-    result = results[-1]
-    shown: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for one in result["results"]:
-        shown.setdefault((one["link"], one["kind_of"], one["size"]), {})[one["variant"]] = one
-    sides = list(dict.fromkeys(one["variant"] for one in result["results"]))
-    rows = [
-        (link, f"{kind}, {size}", *(_of_hosts(line[side]) for side in sides))
-        for (link, kind, size), line in shown.items()
-    ]
-    return "\n" + table(("link", "message", *sides), rows) + source(result)
-
-
-def _of_hosts(one: Mapping[str, Any]) -> str:
-    ratios = [f"×{one[name]:.2f}" for name in ("store_over_it", "engine_over_it") if name in one]
-    return f"{one['median'] * 1e3:,.3g}" + (f" ({', '.join(ratios)})" if ratios else "")

@@ -1,9 +1,9 @@
-"""Tables of the page on fidelity: the back-test, and forecasts of recorded arrivals."""
+"""Tables of the page on fidelity: the back-test, what was simulated beside it, and forecasts of recorded arrivals."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from result_tables import NOTHING, Result, source, table
+from result_tables import NOTHING, Result, lines_of, parts_of_gpu, source, table, written
 
 _MEASURES = (
     "TTFT P50",
@@ -46,13 +46,9 @@ def backtest(results: Sequence[Result]) -> str:
         if all(len(r["rounds"]) > 1 for r in barred)
         else "Each trace was replayed once, so how far repetitions are apart is not known."
     )
-    earlier = "".join(
-        f"- Earlier, seed {told['seed']}: {_met(result)} *(`{told['command']}`, revision {told['revision']})*\n"
-        for result in others
-        for told in [result["provenance"]]
-    )
-    said = f"\nWithin the bars, seed {newest['provenance']['seed']}: {_met(newest)} {beyond}{_starts(newest)}\n\n"
-    return "\n" + table(header, rows) + said + earlier + source(newest)
+    earlier = "".join(f"Seed {other['provenance']['seed']}: {_met(other)}\n{source(other)}\n" for other in others)
+    said = f"\nWithin the bars, seed {newest['provenance']['seed']}: {_met(newest)} {beyond}{_starts(newest)}\n"
+    return "\n" + table(header, rows) + said + source(newest) + "\n" + earlier
 
 
 def _met(result: Result) -> str:
@@ -89,6 +85,68 @@ def _cells(record: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _milliseconds(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def simulated(results: Sequence[Result], pipeline: bool = False) -> str:
+    """Show what the engine, or the pipeline, was measured and simulated to take, all loads together; misses in bold."""
+    parts = []
+    for result in results:
+        if any("arrivals" in record for record in result["results"]) is not pipeline:
+            continue
+        together = [r for r in result["results"] if r["load"] is None and r.get("arrivals", "all") == "all"]
+        variants = list(dict.fromkeys(record["variant"] for record in together))
+        rows = [
+            (measure, *(cell for variant in variants for cell in _of_simulated(line[variant])))
+            for measure, line in lines_of(together, "measure").items()
+        ]
+        header = ("ms", *(f"{v} {name}" for v in variants for name in ("measured", "simulated", "off")))
+        judged = [record["within"] for record in result["results"] if "within" in record and record not in together]
+        met = f"\nOf the single loads, {sum(judged)} of {len(judged)} values are within the bars.\n"
+        parts.append("\n" + table(header, rows) + met + source(result))
+    return "".join(parts) or NOTHING
+
+
+def _of_simulated(record: Mapping[str, Any]) -> tuple[str, str, str]:
+    off = f"{100 * record['off']:+.0f} %"
+    return (
+        written(record["measured_ms"]),
+        written(record["simulated_ms"]),
+        f"**{off}**" if record.get("within") is False else off,
+    )
+
+
+_ON_H200 = {
+    "time between tokens, P50": ("text ITL P50", "", ("itl_seconds", "p50")),
+    "time between tokens, largest": ("text ITL max", "", ("itl_seconds", "largest")),
+    "TTFT of images, P50": ("image TTFT P50", "image", ("ttft_seconds", "p50")),
+    "TTFT of text, P50": ("text TTFT P50", "text", ("ttft_seconds", "p50")),
+}
+"""Rows -> measure of `benchmarks.mixed`, modality, and where the summary of a simulation has it."""
+
+
+def h200(gpu: Sequence[Result], study: Mapping[str, Any]) -> str:
+    """Show a whole vLLM on one H200 beside the simulation of the same requests, which nothing was calibrated for."""
+    (part,) = parts_of_gpu(gpu, "vllm")
+    line = lines_of(part["results"], "measure")
+    summaries = {one["variant"]: one["summary"] for one in study["results"]}
+    sides = {"stock": summaries["stock"], "ours": summaries["chat"]}
+    rows = []
+    for name, (measure, modality, (group, at)) in _ON_H200.items():
+        cells = list[str]()
+        for variant, summary in sides.items():
+            measured = line[measure][variant]["median"]
+            predicted = 1e3 * (summary["by_modality"][modality] if modality else summary)[group][at]
+            cells += [written(measured), written(predicted), f"{100 * (predicted / measured - 1):+.0f} %"]
+        rows.append((name, *cells))
+    within = (
+        (f"{line['within SLO %'][variant]['median']:.1f} %", f"{100 * summary['within_slo']:.1f} %", "")
+        for variant, summary in sides.items()
+    )
+    rows.append(("requests within the SLO", *(cell for cells in within for cell in cells)))
+    header = ("ms", *(f"{variant} {name}" for variant in sides for name in ("measured", "simulated", "off")))
+    p = study["provenance"]
+    told = f"\n*Simulated: `{p['command']}`, {p['date'][:10]}, revision {p['revision']}.*\n"
+    return "\n" + table(header, rows) + source(part) + told
 
 
 def forecasts(results: Sequence[Result]) -> str:

@@ -1,149 +1,140 @@
-"""Make the table of gains by kind of traffic: its profile, and what was measured, from committed results alone."""
+"""Make the table of what each profile has shown, by kind of traffic, from committed results alone.
+
+What a measure gets is not chosen by hand: its interval decides whether it is in the column of what gets better, of what
+gets worse, or of what is not decided.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
-import result_tables
-from result_tables import TOGETHER, Result
+from result_tables import Result, Run, compared, hardware, pairs, plain_table, ratio, ratios, runs, vllm_of, written
 
 from vllm_omni_sched.config.profiles import PROFILES, Profile
 
-NOT_MEASURED = "not measured yet"
+HEADER = ("my traffic", "profile", "measured on", "better", "worse", "not decided")
+NOT_MEASURED = "not on an idle machine yet"
 MIXED = {
-    "session update": {"P50": "session P50", "P99": "session P99"},
-    "picture TTFT": {"P50": "image TTFT P50", "P99": "image TTFT P99"},
-    "ITL while pictures wait": {"P99": "ITL beside images P99"},
-    "text TTFT": {"P99": "text TTFT P99"},
-    "tokens/s": {"": "tokens / s"},
+    "image TTFT P50": "picture TTFT P50",
+    "image TTFT P99": "picture TTFT P99",
+    "ITL beside images P50": "ITL while pictures wait P50",
+    "ITL beside images P99": "ITL while pictures wait P99",
+    "text TTFT P99": "text TTFT P99",
+    "text ITL P50": "text ITL P50",
+    "text ITL P99": "text ITL P99",
+    "within SLO %": "requests within their SLO",
 }
-"""Maps the names in the table to the measures of `benchmarks.mixed`."""
-LONGER = {"text ITL": {"P50": "text ITL P50", "P99": "text ITL P99"}}
-"""Maps the names of what gets longer to its measures: steps go on beside the encoder, where stock's stand still."""
+"""Maps measures of `benchmarks.mixed` to the names in the table. Of the last, more is better."""
+STEPS = {
+    "realtime_frame": "one more frame of a session",
+    "one_shot_prefill": "prefill of a prompt of items",
+    "decode": "decode step of a request with items",
+    "text_decode": "decode step of text requests",
+    "text_prefill": "prefill of text prompts",
+}
+"""Maps scenarios of `benchmarks.step_cost` to the names in the table."""
+
+
+LOADS = (0.25, 1.0)
+"""Loads that the table tells of runs on a CPU; `docs/benchmarks.md` has all."""
+
+
+class Seen(NamedTuple):
+    """A measure as the table tells it: the range in which its ratio to stock lies, less being better."""
+
+    text: str
+    low: float
+    high: float
 
 
 def gains(results: Mapping[str, Sequence[Result]]) -> str:
     """Return the table; ``results``: those of each benchmark by its name."""
     rows = []
     for profile in Profile:
-        words = "none" if profile is Profile.EXACT else f"`{profile.value}`"
-        rows.append((PROFILES[profile].traffic, words, _GAINS[profile](results)))
-    return result_tables.plain_table(("my traffic", "profile", "measured; 0.5x is half of stock"), rows)
+        name = "none" if profile is Profile.EXACT else f"`{profile.value}`"
+        measured = list(_MEASURED[profile](results)) if profile in _MEASURED else []
+        about = (PROFILES[profile].traffic, name)
+        for where, seen in measured or [(NOT_MEASURED, ())]:
+            rows.append((*about, where, *_sorted(seen)))
+            about = ("", "")
+    return plain_table(HEADER, rows)
 
 
-def _of_exact(results: Mapping[str, Sequence[Result]]) -> str:
-    """State the time of a frame where both were measured with the longest session, on the newest vLLM."""
-    found = []
+def _sorted(seen: Iterable[Seen]) -> tuple[str, str, str]:
+    better, worse, unclear = list[str](), list[str](), list[str]()
+    for one in seen:
+        (better if one.high < 1 else worse if one.low > 1 else unclear).append(one.text)
+    return "; ".join(better), "; ".join(worse), "; ".join(unclear)
+
+
+def _of_exact(results: Mapping[str, Sequence[Result]]) -> Iterable[tuple[str, Iterable[Seen]]]:
+    """Tell what a step costs on model runner V2 at the least and at the largest size, and a frame in an engine."""
+    for result in results.get("step_cost", ()):
+        seen = []
+        for scenario, words in STEPS.items():
+            for size, stock, ours in pairs(result, scenario):
+                low, high = ratios(stock, ours)
+                before, after = (written(one["median"] * 1e3) for one in (stock, ours))
+                seen.append(Seen(f"{words}, n = {size:,}: {before} → {after} ms", low, high))
+        rounds = len(result["results"][0]["rounds"])
+        yield f"{hardware(result)}: the scheduler's CPU time, model runner V2, {rounds} rounds", seen
     for result in results.get("realtime", ()):
         of = {
             run["variant"]: {b["frames"]: b["seconds_per_frame"]["median"] for b in run["buckets"]}
             for run in result["results"]
         }
-        if {"stock", "ours"} <= of.keys() and (both := sorted(of["stock"].keys() & of["ours"].keys())):
-            found.append((_version(result), both[-1], result["results"][0]["sessions"], of))
-    if not found:
-        return NOT_MEASURED
-    _, frames, sessions, of = max(found, key=lambda one: one[:3])
-    stock, ours = of["stock"][frames] * 1e3, of["ours"][frames] * 1e3
-    what = f"{sessions} session{'s' if sessions > 1 else ''} with {frames:,} frames"
-    return f"{what}: {ours:.3g} ms for each further frame, stock {stock:.3g} ms"
+        if {"stock", "ours"} <= of.keys() and (both := of["stock"].keys() & of["ours"].keys()):
+            at, sessions = max(both), result["results"][0]["sessions"]
+            stock, ours, last = of["stock"][at] * 1e3, of["ours"][at] * 1e3, max(of["ours"])
+            told = f"each frame after {at:,}: {written(stock)} → {written(ours)} ms"
+            if last > at:
+                told += f" (after {last:,}, where stock was too slow to go on: {written(of['ours'][last] * 1e3)} ms)"
+            several = "s" if sessions > 1 else ""
+            where = f"{hardware(result)}: {sessions} session{several} in an engine, 1 run, no interval"
+            yield where, [Seen(told, ours / stock, ours / stock)]
 
 
-def _of_mixed(variant: str, results: Mapping[str, Sequence[Result]]) -> str:
-    """State the ratios to stock at load 1, or else at the highest load: the range over all runs on the newest vLLM."""
-    runs = []
-    for result in results.get("mixed", ()):
-        own = [r for r in result["results"] if r["variant"] == variant and "ratio" in r]
-        workload = result["provenance"]["workload"]
-        plain = not workload["frames"] and workload.get("tensor_parallel", 1) == 1
-        if own and (variant != "ours" or plain):
-            runs.append(result)
-    if not runs:
-        return NOT_MEASURED
-    newest = max(map(_version, runs))
-    runs = [result for result in runs if _version(result) == newest]
-    loads = {r["load"] for result in runs for r in result["results"] if r["variant"] == variant}
-    load = 1.0 if 1.0 in loads else max(loads)
-    ratios: dict[str, list[float]] = {}
-    for result in runs:
-        for name, ratio in _of_stock(result["results"], variant, load).items():
-            ratios.setdefault(name, []).append(ratio)
-    what = f"at load {load:g}" + (f", {len(runs)} runs" if len(runs) > 1 else "")
-    longer = _said(LONGER, ratios)
-    return f"{what}: {_said(MIXED, ratios)}" + (f"; in return, {longer}" if longer else "")
+def _of_chat(results: Mapping[str, Sequence[Result]]) -> Iterable[tuple[str, Iterable[Seen]]]:
+    """Tell each place and load at which the profile was measured, by its run of the most rounds."""
+    places: dict[tuple[bool, str, float], Run] = {}
+    for run in runs(results.get("mixed", ()), results.get("gpu", ())):
+        if not run.beside and ("gpu" in run.result["provenance"] or run.load in LOADS):
+            place = (run.shared, run.where, run.load)
+            places[place] = max(places.get(place, run), run, key=lambda one: one.rounds)
+    for (_, where, _), run in sorted(places.items()):
+        seen = []
+        for measure, name in MIXED.items():
+            if both := compared(run, measure):
+                stock, own = both
+                value = own["median"] / stock["median"]
+                low, high = own.get("ratio_interval", _quartiles(stock, own)) if run.rounds > 1 else (value, value)
+                if measure == "within SLO %":
+                    low, high = 1 / high, 1 / low
+                seen.append(Seen(f"{name} {ratio(stock, own, run.rounds)}", low, high))
+        asked = run.measures["image TTFT P50, all rounds together"]["ours"]["samples"]
+        rounds = "1 round, no interval" if run.rounds == 1 else f"{run.rounds} rounds"
+        yield f"{where}; load {run.load:g}, {rounds}, {asked} requests with pictures", seen
 
 
-def _of_stock(records: Iterable[Mapping[str, Any]], variant: str, load: float) -> dict[str, float]:
-    """Return the ratios of a variant to stock by measure: the pooled one where there is one, or else of the medians."""
-    found: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for record in records:
-        if record["load"] == load:
-            found.setdefault(record["variant"], {})[record["measure"]] = record
-    stock, own = found.get("stock", {}), found.get(variant, {})
-    ratios = {
-        name: r["median"] / stock[name]["median"]
-        for name, r in own.items()
-        if r.get("median") is not None and stock.get(name, {}).get("median")
-    }
-    return ratios | {name.removesuffix(TOGETHER): r["ratio"] for name, r in own.items() if "ratio" in r}
-
-
-def _said(measures: Mapping[str, Mapping[str, str]], ratios: Mapping[str, Sequence[float]]) -> str:
-    """Write the ratios of the measures; of several runs, the least and the most."""
-    said = []
-    for name, ones in measures.items():
-        found = [f"{which} {_range(ratios[one])}".lstrip() for which, one in ones.items() if one in ratios]
-        if found:
-            said.append(f"{name} {', '.join(found)}")
-    return "; ".join(said)
-
-
-def _range(ratios: Sequence[float]) -> str:
-    least, most = f"{min(ratios):.2g}", f"{max(ratios):.2g}"
-    return f"{least}x" if least == most else f"{least}x to {most}x"
-
-
-def _of_video(results: Mapping[str, Sequence[Result]]) -> str:
-    """State the time to first token of requests with videos that come at once, with the loader alone."""
+def _of_video(results: Mapping[str, Sequence[Result]]) -> Iterable[tuple[str, Iterable[Seen]]]:
+    """Tell the time to first token of requests with videos that come at once, with the loader alone."""
     for result in results.get("video_server", ()):
-        own = {r["measure"]: r for r in result["results"] if r["variant"] == "ours"}
-        if "-polling" in result["provenance"]["command"] or not own:
-            continue
-        at_once = result["provenance"]["workload"]["requests at once"]
-        ratios = ", ".join(f"{name} {own[name]['of_stock']:.2g}x" for name in ("TTFT P50", "TTFT P99"))
-        version = ".".join(map(str, _version(result)))
-        return f"by its video loader alone, {at_once} videos at once, vLLM {version}: {ratios}"
-    return NOT_MEASURED
-
-
-def _of_batch(results: Mapping[str, Sequence[Result]]) -> str:
-    """State the encoder seconds spent on items that were encoded before, over all mixes and sizes of the cache."""
-    spent: dict[tuple[str, int], dict[str, float]] = {}
-    for result in results.get("encoder_cache", ()):
+        measures: dict[str, dict[str, Mapping[str, float]]] = {}
         for record in result["results"]:
-            seconds = record["encoded_again_seconds"]["median"] + record["restore_seconds"]["median"]
-            spent.setdefault((record["mix"], record["cache_embeds"]), {})[record["variant"]] = seconds
-    if not spent:
-        return NOT_MEASURED
-
-    def between(variant: str) -> str:
-        ratios = [of[variant] / of["stock"] for of in spent.values()]
-        return f"{min(ratios):.2f}x to {max(ratios):.2f}x"
-
-    return (
-        f"encoder seconds for items seen before, simulated: {between('worth, measured')} of stock; "
-        f"{between('worth + host')} with `encode_ahead` and `encoder_cache_host_bytes` as well"
-    )
+            measures.setdefault(record["measure"], {})[record["variant"]] = record
+        seen = [
+            Seen(f"{name} {of['ours']['of_stock']:.2g}x", *_quartiles(of["stock"], of["ours"]))
+            for name, of in measures.items()
+            if name == "TTFT P50"  # P99 is that of 16 requests
+        ]
+        at_once, rounds = result["provenance"]["workload"]["requests at once"], result["results"][0]["samples"]
+        where = f"{hardware(result)}, vLLM {vllm_of(result)}: the video loader alone"
+        yield f"{where}; {at_once} videos at once, {rounds} rounds", seen
 
 
-def _version(result: Result) -> tuple[int, ...]:
-    text = str(result["provenance"]["versions"].get("vllm", "0")).split("+")[0]
-    return tuple(int(part) for part in text.split(".") if part.isdecimal())
+def _quartiles(stock: Mapping[str, float], own: Mapping[str, float]) -> tuple[float, float]:
+    """Return about what ratio two rounds have: from the upper quartile of stock's to the lower one of it, and back."""
+    mine, base = own["iqr"] / 2, stock["iqr"] / 2
+    return (own["median"] - mine) / (stock["median"] + base), (own["median"] + mine) / (stock["median"] - base)
 
 
-_GAINS = {
-    Profile.EXACT: _of_exact,
-    Profile.CHAT: lambda results: _of_mixed("ours", results),
-    Profile.REALTIME: lambda results: _of_mixed("realtime", results),
-    Profile.VIDEO: _of_video,
-    Profile.BATCH: _of_batch,
-}
+_MEASURED = {Profile.EXACT: _of_exact, Profile.CHAT: _of_chat, Profile.VIDEO: _of_video}

@@ -1,7 +1,8 @@
 """Fills the generated parts of the documentation from the code they describe.
 
 ``python docs/generate.py`` rewrites what lies between ``<!-- generated: NAME -->`` and ``<!-- end -->`` in the pages
-and in the README; with ``--check`` it writes nothing and fails when something would change (the tests do that).
+and in the README; with ``--check`` it writes nothing and fails when something would change, or when a number or a
+revision has no source (`claims.py`). The tests do that.
 """
 
 import json
@@ -267,10 +268,12 @@ PICTURES = {
     "realtime": "Milliseconds per 80 ms audio frame as a realtime session grows, stock vLLM and OmniScheduler",
     "streaming": "Tokens of a text stream at the client, the part of them in bursts, and step time, stock and ours",
     "serve": "ITL, TTFT, requests within their SLO and tokens a second that a client measures, stock and ours",
-    "step_cost": "CPU time of one scheduler step against the items a session holds, by vLLM version",
 }
 
-MEASURED = ("realtime", "mixed", "serve", "video_server", "encoder_cache")
+OF_FEW = ("text TTFT P99", "picture TTFT P99")
+"""Measures of `benchmarks.preprocess` that are the largest of a round's few values."""
+
+MEASURED = ("step_cost", "realtime", "mixed", "gpu", "video_server")
 """The benchmarks that the table of gains is made from."""
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -287,9 +290,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "cuda-ipc-options": lambda: options(CudaIpcConnectorOptions),
     "mooncake-options": lambda: options(MooncakeOptions),
     "compression-options": lambda: options(CompressionOptions),
-    "hosts": lambda: connector_tables.hosts(result_tables.load(RESULTS, "hosts")),
     "compression": lambda: connector_tables.compression(result_tables.load(RESULTS, "compression")),
     "tiers": lambda: connector_tables.tiers(result_tables.load(RESULTS, "tiers")),
+    "handover": lambda: result_tables.handover(result_tables.load(RESULTS, "handover")),
     "connectors": lambda: result_tables.connectors(result_tables.load(RESULTS, "connectors")),
     "metrics": metrics,
     "stage-options": stage_options,
@@ -305,40 +308,40 @@ PARTS: dict[str, Callable[[], str]] = {
     "inventory": inventory,
     "patches": patches,
     "step-cost": lambda: result_tables.step_cost(result_tables.load(RESULTS, "step_cost")),
-    "step-cost-summary": lambda: result_tables.step_cost_summary(result_tables.load(RESULTS, "step_cost")),
     "realtime": lambda: result_tables.realtime(result_tables.load(RESULTS, "realtime")),
     "readme-picture": lambda: readme_picture("realtime", "benchmarks/results"),
     "home-picture": lambda: readme_picture("realtime", "../benchmarks/results"),
     "realtime-picture": lambda: pictures("realtime", "../benchmarks/results"),
-    "step-cost-picture": lambda: pictures("step_cost", "../benchmarks/results"),
-    "overhead-summary": lambda: result_tables.overhead_summary(result_tables.load(RESULTS, "overhead")),
-    "overhead": lambda: result_tables.overhead(result_tables.load(RESULTS, "overhead")),
-    "mixed": lambda: result_tables.mixed(result_tables.load(RESULTS, "mixed")),
+    "mixed": lambda: result_tables.mixed(result_tables.load(RESULTS, "mixed"), result_tables.load(RESULTS, "gpu")),
     "mixed-picture": lambda: pictures("mixed", "../benchmarks/results"),
     "serve": lambda: result_tables.serve(result_tables.load(RESULTS, "serve")),
     "serve-picture": lambda: pictures("serve", "../benchmarks/results"),
-    "serve-summary": lambda: result_tables.serve_summary(result_tables.load(RESULTS, "serve")),
     "readme-serve-picture": lambda: pictures("serve", "benchmarks/results"),
-    "warm-up": lambda: result_tables.warm_up(result_tables.load(RESULTS, "warm_up")),
     "video": lambda: result_tables.video(result_tables.load(RESULTS, "video")),
-    "video-server": lambda: result_tables.video_server(result_tables.load(RESULTS, "video_server")),
-    "preprocess": lambda: result_tables.preprocess(result_tables.load(RESULTS, "preprocess")),
+    "video-server": lambda: result_tables.by_measure(
+        result_tables.load(RESULTS, "video_server"), "seconds", left_out=["TTFT P99"]
+    ),
+    "preprocess": lambda: result_tables.by_measure(
+        result_tables.load(RESULTS, "preprocess"), "seconds", left_out=OF_FEW
+    ),
     "streaming": lambda: result_tables.streaming(result_tables.load(RESULTS, "streaming")),
     "streaming-picture": lambda: pictures("streaming", "../benchmarks/results"),
-    "video-engines": lambda: result_tables.video_engines(result_tables.load(RESULTS, "video_engines")),
     "stages": lambda: stage_tables.stages(result_tables.load(RESULTS, "stages")),
-    "failover": lambda: stage_tables.stages(result_tables.load(RESULTS, "failover")),
     "scenario": simulator_tables.keys,
     "backtest": lambda: fidelity_tables.backtest(result_tables.load(RESULTS, "backtest")),
+    "fidelity-engine": lambda: fidelity_tables.simulated(result_tables.load(RESULTS, "sim_fidelity")),
+    "fidelity-pipeline": lambda: fidelity_tables.simulated(result_tables.load(RESULTS, "sim_fidelity"), pipeline=True),
+    "fidelity-gpu": lambda: fidelity_tables.h200(
+        result_tables.load(RESULTS, "gpu"), json.loads((RESULTS / "studies" / "h200-mixed.json").read_text())
+    ),
     "forecast-recorded": lambda: fidelity_tables.forecasts(result_tables.load(RESULTS, "forecast")),
     "study-day-night": lambda: change_tables.day_night(paper_tables.study("day-night")),
     "study-day-night-models": lambda: change_tables.spoken(paper_tables.study("day-night")),
     "study-failures": lambda: change_tables.failures(paper_tables.study("failures")),
     **costs_tables.PARTS,
     "anomaly": lambda: stage_tables.anomaly(result_tables.load(RESULTS, "anomaly")),
-    "gpu-vllm": lambda: result_tables.gpu_vllm(result_tables.load(RESULTS, "gpu")),
-    "gpu-ipc": lambda: result_tables.gpu_ipc(result_tables.load(RESULTS, "gpu.ipc")),
-    "gpu-lanes": lambda: result_tables.gpu_lanes(result_tables.load(RESULTS, "gpu.lanes")),
+    "gpu-ipc": lambda: result_tables.gpu_ipc(result_tables.load(RESULTS, "gpu")),
+    "gpu-lanes": lambda: result_tables.gpu_lanes(result_tables.load(RESULTS, "gpu")),
     **paper_tables.PARTS,
 }
 
@@ -354,7 +357,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{page.relative_to(ROOT)}: {'is not up to date' if '--check' in arguments else 'updated'}")
         if "--check" not in arguments:
             page.write_text(filled(page.read_text()))
-    return 1 if stale and "--check" in arguments else 0
+    return 1 if "--check" in arguments and stale else 0
 
 
 if __name__ == "__main__":

@@ -3,20 +3,22 @@
 import itertools
 import json
 import re
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Result = Mapping[str, Any]
 """One result file: ``{"benchmark", "provenance", "results"}``, times in seconds."""
 
 NOTHING = "No result has been recorded yet.\n"
+TOGETHER = ", all rounds together"
+FEWEST_OF_P99 = 100
+"""A P99 of fewer values is one of the largest: it is not shown."""
 SCENARIOS = {
     "realtime_frame": "one more frame of a session of n items",
     "many_sessions": "64 sessions of n items, one frame each",
     "one_shot_prefill": "prefill of one prompt of n items, in total",
-    "one_chunk": "schedule() of one 64-token chunk, n items pending",
+    "one_chunk": "`schedule()` of one 64-token chunk, n items pending",
     "decode": "one decode step of a request of n items",
     "abort": "abort with min(n, 8192) items cached",
     "message_bytes": "worker message of a session update",
@@ -29,6 +31,16 @@ def load(folder: Path, benchmark: str) -> list[Result]:
     """Read the results of one benchmark, by file name; files of other benchmarks are passed over."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     return [result for result in found if result.get("benchmark") == benchmark]
+
+
+def parts_of_gpu(results: Iterable[Result], name: str) -> list[Result]:
+    """Return a part of `benchmarks.gpu` from each of its results, as a result of its own."""
+    return [
+        {"provenance": {**result["provenance"], "command": part["command"], **part.get("measured", {})}, **part}
+        for result in results
+        for part in result["results"]["parts"]
+        if part["part"] == name and part["results"]
+    ]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -47,89 +59,41 @@ def plain_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def source(result: Result) -> str:
     """Tell in one paragraph where the numbers come from."""
     p = result["provenance"]
-    load = ", ".join(f"{value:g}" for value in p["load_average"])
-    if "load_average_before" in p:
-        load += f" at the end, {p['load_average_before'][0]:g} before"
-    return (
-        f"\n*`{p['command']}`, {p['date'][:10]}, revision {p['revision']}, seed {p['seed']}; "
-        f"{p['cpu']}, {p['cores']} cores, load average {load}; medians.*\n"
-    )
+    named = {**p.get("versions", {}), **_versions_of_runs(result)}
+    versions = [f"{name} {named[key].split('+')[0]}" for key, name in _NAMED.items() if key in named]
+    about = ["simulated"] if p.get("simulated") else [*versions, hardware(result), _loads(p)]
+    revision = p["revision"] + (f" ({p['revision_note']})" if "revision_note" in p else "")
+    return f"\n*`{p['command']}`, {p['date'][:10]}, revision {revision}; {', '.join(about)}; medians.*\n"
 
 
-def step_cost(results: Sequence[Result]) -> str:
-    """Show each scenario: versions and kinds down, n across."""
-    parts = []
-    for result in results:
-        for scenario, title in SCENARIOS.items():
-            cells = [cell for cell in result["results"] if cell["scenario"] == scenario]
-            if not cells:
-                continue
-            sizes = sorted({cell["size"] for cell in cells})
-            lines: dict[str, dict[int, str]] = {}
-            for cell in cells:
-                runner = ", runner V2" if _runner(cell) == "V2" else ""
-                lines.setdefault(f"{cell['version']} {cell['kind']}{runner}", {})[cell["size"]] = _shown(cell)
-            rows = [(name, *(line.get(n, "") for n in sizes)) for name, line in lines.items()]
-            unit = "bytes" if scenario == "message_bytes" else "ms"
-            parts.append(f"\n**{title}** ({unit})\n\n" + table(("vLLM", *(f"n = {n:,}" for n in sizes)), rows))
-        parts.append(source(result))
-    return "".join(parts) or NOTHING
+_NAMED = {"vllm": "vLLM", "vllm-omni": "vLLM-Omni"}
 
 
-def step_cost_summary(results: Sequence[Result]) -> str:
-    """Stock and ours of the latest run on the newest version that both were measured on, at each scenario's largest n.
-
-    A scenario has a line for each model runner where they differ by more than a tenth, else one for both.
-    """
-    both = [
-        version
-        for result in results
-        for version in {cell["version"] for cell in result["results"]}
-        if {"stock", "ours"} <= {cell["kind"] for cell in result["results"] if cell["version"] == version}
-    ]
-    if not both:
-        return NOTHING
-    version = max(both, key=_numbers)
-    for result in sorted(results, key=lambda result: str(result["provenance"]["date"]), reverse=True):
-        rows = []
-        for scenario, title in SCENARIOS.items():
-            cells = [c for c in result["results"] if c["scenario"] == scenario and c["version"] == version]
-            size = max((cell["size"] for cell in cells), default=0)
-            by_runner: dict[str, dict[str, Any]] = {}
-            for cell in cells:
-                if cell["size"] == size:
-                    by_runner.setdefault(_runner(cell), {})[cell["kind"]] = cell
-            pairs = {r: (at["stock"], at["ours"]) for r, at in by_runner.items() if {"stock", "ours"} <= at.keys()}
-            if len(pairs) > 1 and _close(pairs["V1"][0], pairs["V2"][0]) and _close(pairs["V1"][1], pairs["V2"][1]):
-                pairs = {"V1, V2": pairs["V1"]}
-            unit = "bytes" if scenario == "message_bytes" else "ms"
-            rows += [
-                (title, f"{size:,}", runner, *(f"{_shown(cell)} {unit}" for cell in pair))
-                for runner, pair in pairs.items()
-            ]
-        if rows:
-            header = (f"vLLM {version}", "n", "model runner", "stock", "OmniScheduler")
-            return table(header, rows) + source(result)
-    return NOTHING
+def _loads(p: Mapping[str, Any]) -> str:
+    before = f"{p['load_average_before'][0]:g} before, " if "load_average_before" in p else ""
+    return f"load average {before}{p['load_average'][0]:g} at the end"
 
 
-def _runner(cell: Mapping[str, Any]) -> str:
-    runner: str = cell.get("runner", "V1")
-    return runner
+def hardware(result: Result) -> str:
+    """Name the GPU, or else the processor and its cores."""
+    p = result["provenance"]
+    return f"one {p['gpu']['name']}" if "gpu" in p else f"{p['cores']} cores of {p['cpu']}"
 
 
-def _close(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    low, high = sorted((one["median"], other["median"]))
-    return bool(high <= 1.1 * low)
+def vllm_of(result: Result) -> str:
+    """Return the measured version of vLLM, without its local part; "0" where the file does not tell."""
+    named = {**result["provenance"].get("versions", {}), **_versions_of_runs(result)}
+    return str(named.get("vllm", "0")).split("+")[0]
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _versions_of_runs(result: Result) -> Mapping[str, str]:
+    runs = result["results"]
+    return runs[0].get("versions", {}) if isinstance(runs, list) and runs else {}
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the parts of a version, to be compared."""
     return tuple(int(part) for part in version.split("+")[0].split("."))
-
-
-def _shown(cell: Mapping[str, Any]) -> str:
-    median = cell["median"]
-    return f"{median:,.0f}" if cell["unit"] == "bytes" else f"{median * 1e3:,.3g}"
 
 
 def of_newest(names: Sequence[str]) -> list[str]:
@@ -141,7 +105,7 @@ def of_newest(names: Sequence[str]) -> list[str]:
 
 def _version_in(name: str) -> tuple[int, ...]:
     found = re.search(r"-(\d+(?:\.\d+)+)(?=[-.])", name)
-    return _numbers(found[1]) if found else ()
+    return numbers(found[1]) if found else ()
 
 
 def load_of(name: str) -> tuple[int, int]:
@@ -150,229 +114,352 @@ def load_of(name: str) -> tuple[int, int]:
     return (max(map(int, found[2].split("-"))), int(found[1])) if found else (0, 0)
 
 
-def realtime(results: Sequence[Result], points: Sequence[int] = (1000, 2000, 5000, 10000, 20000, 32000)) -> str:
-    """Milliseconds per 80 ms frame when a session has grown to so many frames, median over repeats; newest first."""
+def written(value: float) -> str:
+    """Write a number with three digits."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def lines_of(records: Iterable[Mapping[str, Any]], *keys: str) -> dict[Any, dict[str, Mapping[str, Any]]]:
+    """Group records by the values of keys, and within a group by variant."""
+    found: dict[Any, dict[str, Mapping[str, Any]]] = {}
+    for record in records:
+        key = tuple(record[key] for key in keys)
+        found.setdefault(key if len(keys) > 1 else key[0], {})[record["variant"]] = record
+    return found
+
+
+# ---- the scheduler's own time
+
+
+def step_cost(results: Sequence[Result]) -> str:
+    """Show each scenario at its least and its largest size, on model runner V2, with the ratios of the rounds."""
     parts = []
-    for result in sorted(results, key=lambda r: _numbers(_vllm_of(r)), reverse=True):
-        runs: dict[tuple[int, str], dict[int, list[float]]] = {}
-        for run in result["results"]:
-            line = runs.setdefault((run["sessions"], run["variant"]), {})
-            for bucket in run["buckets"]:
-                line.setdefault(bucket["frames"], []).append(bucket["seconds_per_frame"]["median"] * 1e3)
-        reached = max((frames for line in runs.values() for frames in line), default=0)
-        shown = [point for point in points if point <= reached]
-        rows = [
-            (f"{sessions} × {variant}", *(_at(line, point) for point in shown))
-            for (sessions, variant), line in sorted(runs.items(), key=lambda item: (item[0][0], item[0][1] != "stock"))
-        ]
-        if shown:
-            version = _vllm_of(result)
-            header = (
-                f"vLLM {version}, sessions" if version != "0" else "sessions",
-                *(f"{point:,} frames" for point in shown),
-            )
-            parts.append("\n" + table(header, rows) + source(result))
+    for result in results:
+        rows = []
+        for scenario, title in SCENARIOS.items():
+            for size, stock, ours in pairs(result, scenario):
+                low, high = ratios(stock, ours)
+                cells = (f"{size:,}", _in_unit(stock), _in_unit(ours), f"{_digits(low)} to {_digits(high)}")
+                rows.append((title, *cells))
+        if rows:
+            header = (f"vLLM {max((r['version'] for r in result['results']), key=numbers)}, model runner V2", "n")
+            parts.append("\n" + table((*header, "stock", "ours", "of stock, by round"), rows) + source(result))
     return "".join(parts) or NOTHING
 
 
-def _vllm_of(result: Result) -> str:
-    """Return the measured version, without the local part; "0" where the file does not tell."""
-    named = {run.get("versions", {}).get("vllm", "") for run in result["results"]} - {""}
-    version: str = max(named, default="0")
-    return version.split("+")[0]
+def pairs(result: Result, scenario: str) -> list[tuple[int, Mapping[str, Any], Mapping[str, Any]]]:
+    """Return (size, stock, ours) of the least and the largest size of a scenario, on model runner V2."""
+    cells: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for cell in result["results"]:
+        if cell["scenario"] == scenario and cell.get("runner", "V1") == "V2":
+            cells.setdefault(cell["size"], {})[cell["kind"]] = cell
+    both = {size: of for size, of in sorted(cells.items()) if {"stock", "ours"} <= of.keys()}
+    ends = sorted({min(both), max(both)}) if both else []
+    return [(size, both[size]["stock"], both[size]["ours"]) for size in ends]
 
 
-def _at(line: Mapping[int, Sequence[float]], frames: int) -> str:
-    return f"{statistics.median(line[frames]):.1f}" if frames in line else ""
+def ratios(stock: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the least and the largest ratio of a round."""
+    found = [mine / base for mine, base in zip(ours["rounds"], stock["rounds"], strict=False)]
+    return min(found), max(found)
 
 
-def overhead(results: Sequence[Result]) -> str:
-    """Show text-only serving: medians, the ratio to stock by round with its interval, and the conclusion."""
+def _in_unit(cell: Mapping[str, Any]) -> str:
+    if cell["unit"] == "bytes":
+        return f"{cell['median']:,.0f} bytes"
+    return f"{written(cell['median'] * 1e3)} ms" if cell["median"] >= 1e-3 else f"{written(cell['median'] * 1e6)} µs"
+
+
+POINTS = (250, 1000, 2000, 4000, 5000)
+
+
+def realtime(results: Sequence[Result]) -> str:
+    """Show the milliseconds per 80 ms frame when each session has grown to so many frames, medians of one run."""
+    rows = []
+    for result in results:
+        for run in result["results"]:
+            line = {bucket["frames"]: bucket["seconds_per_frame"]["median"] * 1e3 for bucket in run["buckets"]}
+            shown = (written(line[point]) if point in line else "" for point in POINTS)
+            rows.append((f"{run['sessions']} × {run['variant']}", *shown))
+    header = ("sessions", *(f"{point:,} frames" for point in POINTS))
+    return table(header, rows) + "".join(map(source, results)) if rows else NOTHING
+
+
+# ---- text beside images
+
+
+class Run(NamedTuple):
+    """What `benchmarks.mixed` has measured at one load."""
+
+    result: Result
+    load: float
+    measures: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    """By measure and variant."""
+
+    @property
+    def shared(self) -> bool:
+        """Return whether the encoder beside the LLM takes compute that stock's LLM has."""
+        return "gpu" in self.result["provenance"] or self._workload.get("tensor_parallel", 1) > 1
+
+    @property
+    def beside(self) -> str:
+        """Name what runs beside the usual requests."""
+        extras = [f"a request of {self._workload['frames']} pictures"] if self._workload.get("frames") else []
+        return " and ".join(extras + ["a realtime session"] * bool(self._workload.get("session")))
+
+    @property
+    def where(self) -> str:
+        """Name the hardware, and whether compute is shared."""
+        ranks = self._workload.get("tensor_parallel", 1)
+        of_ranks = f", {ranks} tensor-parallel ranks" if ranks > 1 else ""
+        return f"{hardware(self.result)}{of_ranks}: " + ("shared" if self.shared else "a core that stock leaves idle")
+
+    @property
+    def rounds(self) -> int:
+        return max(record["samples"] for record in self.measures["tokens / s"].values())
+
+    @property
+    def _workload(self) -> Mapping[str, Any]:
+        return self.result["provenance"].get("workload", {})
+
+
+def runs(mixed: Iterable[Result], gpu: Iterable[Result] = ()) -> list[Run]:
+    """Return the runs of `mixed`, one for each load, and those on a GPU."""
+    found = []
+    for result in (*mixed, *parts_of_gpu(gpu, "vllm")):
+        for load in dict.fromkeys(record["load"] for record in result["results"]):
+            records = [record for record in result["results"] if record["load"] == load]
+            found.append(Run(result, load, lines_of(records, "measure")))
+    return found
+
+
+MIXED = (
+    "image TTFT P50",
+    "image TTFT P99",
+    "ITL beside images P50",
+    "ITL beside images P99",
+    "text ITL P50",
+    "text ITL P99",
+    "text TTFT P99",
+    "within SLO %",
+)
+
+
+def mixed(results: Sequence[Result], gpu: Sequence[Result] = ()) -> str:
+    """Show text beside images: a row for each run and load, with the ratio to stock."""
+    rows = []
+    for run in sorted(runs(results, gpu), key=lambda one: (one.shared, one.where, one.beside, one.load)):
+        about = f"{run.where}; load {run.load:g}" + (f"; beside {run.beside}" if run.beside else "")
+        asked = run.measures.get("image TTFT P50" + TOGETHER, {}).get("ours", {}).get("samples", "–")
+        rows.append((about, f"{run.rounds}; {asked}", *(_compared(run, measure) for measure in MIXED)))
+    of_gpu = parts_of_gpu(gpu, "vllm")
+    header = ("stock → ours, ms unless said", "rounds; requests with images", *MIXED)
+    return table(header, rows) + "".join(map(source, (*results, *of_gpu))) if rows else NOTHING
+
+
+def compared(run: Run, measure: str, variant: str = "ours") -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """Return a measure of stock and of a variant: of all rounds together where there is one, else by round.
+
+    None where there is neither, or a P99 of fewer than 100 values. A round has too few requests for a P99 of TTFT.
+    """
+    for name in (measure + TOGETHER, *([measure] if "TTFT P99" not in measure else [])):
+        of = run.measures.get(name, {})
+        if {"stock", variant} <= of.keys():
+            stock, own = of["stock"], of[variant]
+            few = name.endswith(TOGETHER) and min(stock["samples"], own["samples"]) < FEWEST_OF_P99
+            return None if few and "P99" in measure else (stock, own)
+    return None
+
+
+def _compared(run: Run, measure: str) -> str:
+    both = compared(run, measure)
+    if both is None:
+        return "–"
+    stock, own = both
+    return f"{written(stock['median'])} → {written(own['median'])}, {ratio(stock, own, run.rounds)}"
+
+
+def ratio(stock: Mapping[str, Any], own: Mapping[str, Any], rounds: int) -> str:
+    """Write the ratio to stock, with its 95 % interval where there are several rounds and it was computed."""
+    if not stock["median"]:
+        return "–"
+    value = f"{_digits(own.get('ratio', own['median'] / stock['median']))}x"
+    if "ratio_interval" not in own or rounds < 2:
+        return value
+    low, high = map(_digits, own["ratio_interval"])
+    return f"{value} [{low}, {high}]"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.095 else f"{value:.2g}"
+
+
+# ---- real servers
+
+
+def serve(results: Sequence[Result]) -> str:
+    """Show what the clients measure over all rounds: a row for each workload and measure, with ratios to stock."""
     parts = []
     for result in results:
-        lines: dict[str, dict[str, Mapping[str, Any]]] = {}
-        for record in result["results"]:
-            lines.setdefault(record["metric"], {})[record["variant"]] = record
+        records = [r for r in result["results"] if r["measure"].endswith(TOGETHER)]
+        variants = list(dict.fromkeys(record["variant"] for record in records))
+        rounds = max(r["samples"] for r in records if r["measure"].startswith("tokens / s"))
+        rows = []
+        for (workload, measure), line in lines_of(records, "workload", "measure").items():
+            name = measure.removesuffix(TOGETHER)
+            values = min(one["samples"] for one in line.values())
+            if not name.startswith("tokens / s") and not ("P99" in name and values < FEWEST_OF_P99):
+                cells = (_of_stock(line.get("stock"), line.get(variant), rounds) for variant in variants)
+                rows.append((f"{workload}; {name}", str(values), *cells))
+        client = result["provenance"]["workload"].get("client", "vllm bench serve")
+        seconds = result["provenance"]["workload"]["seconds"]
+        header = (f"`{client}`, {rounds} rounds of {seconds:g} s; ms unless said", "n", *variants)
+        parts.append("\n" + table(header, rows) + source(result))
+    return "".join(parts) or NOTHING
+
+
+def _of_stock(stock: Mapping[str, Any] | None, own: Mapping[str, Any] | None, rounds: int) -> str:
+    if stock is None or own is None:
+        return ""
+    return written(own["median"]) + ("" if own is stock else f", {ratio(stock, own, rounds)}")
+
+
+def spread_of(record: Mapping[str, Any], factor: float = 1.0) -> str:
+    """Write a median with its least and largest value."""
+    low, high = (record["least"], record["most"]) if "least" in record else (record["best"], record["worst"])
+    return f"{written(record['median'] * factor)} [{written(low * factor)}, {written(high * factor)}]"
+
+
+def by_measure(results: Sequence[Result], unit: str, factor: float = 1.0, left_out: Sequence[str] = ()) -> str:
+    """Show a row for each measure: medians with their least and largest of the rounds, and ratios to stock."""
+    parts = []
+    for result in results:
+        lines = lines_of((r for r in result["results"] if r["measure"] not in left_out), "measure")
         variants = list(dict.fromkeys(record["variant"] for record in result["results"]))
         compared = [variant for variant in variants if variant != "stock"]
         rows = [
             (
-                metric,
-                *(f"{line[variant]['median']:.4g}" if variant in line else "" for variant in variants),
-                *(_interval(line[variant]) if variant in line else "" for variant in compared),
+                measure,
+                *(spread_of(line[variant], factor) for variant in variants),
+                *(f"{line[variant]['of_stock']:.2f}" for variant in compared),
             )
-            for metric, line in lines.items()
+            for measure, line in lines.items()
         ]
-        header = ("", *variants, *(f"{variant}, of stock" for variant in compared))
-        rounds = {record["samples"] for record in result["results"] if "samples" in record}
-        parts.append("\n" + table(header, rows))
-        if rounds:
-            parts.append(f"\n*{', '.join(map(str, sorted(rounds)))} rounds of each; in brackets 95 % intervals.*\n")
-        for variant in compared:
-            found = [(metric, line[variant].get("statement")) for metric, line in lines.items() if variant in line]
-            if all(text for _, text in found):
-                parts.append(f"\n- *{variant}*: " + "; ".join(f"{metric} {text}" for metric, text in found) + "\n")
-        parts.append(source(result))
+        rounds = result["results"][0]["samples"]
+        header = (f"{unit}, {rounds} rounds", *variants, *(f"{variant}, of stock" for variant in compared))
+        parts.append("\n" + table(header, rows) + source(result))
     return "".join(parts) or NOTHING
 
 
-def overhead_summary(results: Sequence[Result]) -> str:
-    """State in a sentence what the installed plugin costs without a flag, by the newest version measured."""
-    results = [r for r in results if any(one.get("statement") for one in r["results"])]
-    if not results:
-        return "What the installed plugin costs text-only serving has not been measured with an interval yet.\n"
-    result = max(results, key=lambda r: _numbers(r["provenance"]["versions"]["vllm"]))
-    own = [one for one in result["results"] if one["variant"] == "installed"]
-    said = "; ".join(f"{one['metric']}: {one['statement']}" for one in own)
-    return (
-        f"Installed without the flag, against vLLM alone, text-only serving on vLLM "
-        f"{result['provenance']['versions']['vllm'].split('+')[0]} ({own[0]['samples']} rounds in turns): {said}.\n"
-    )
-
-
-def _interval(record: Mapping[str, Any]) -> str:
-    interval = record.get("ratio_interval")
-    return f"{record['ratio_to_stock']:.3f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
-
-
-def mixed(results: Sequence[Result]) -> str:
-    """Show text beside images: a table per load, a column per variant, with the ratio of medians to the first."""
-    parts = []
-    for result in results:
-        workload = result["provenance"]["workload"]
-        extras = [f"a request of {workload['frames']} pictures"] if workload["frames"] else []
-        extras += ["a realtime session"] if workload.get("session") else []
-        beside = f", beside {' and '.join(extras)}" if extras else ""
-        ranks = workload.get("tensor_parallel", 1)
-        beside += f", tensor parallelism {ranks}" if ranks > 1 else ""
-        for load in dict.fromkeys(record["load"] for record in result["results"]):
-            lines: dict[str, dict[str, float]] = {}
-            for record in result["results"]:
-                if record["load"] == load:
-                    lines.setdefault(record["measure"], {})[record["variant"]] = record["median"]
-            variants = sorted(dict.fromkeys(r["variant"] for r in result["results"]), key=lambda name: name != "stock")
-            rows = [(name, *(_of_first(line, v, variants[0]) for v in variants)) for name, line in lines.items()]
-            parts.append(f"\n**load {load:g}**{beside}\n\n" + table(("ms unless said", *variants), rows))
-        parts.append(source(result))
-    return "".join(parts) or NOTHING
-
-
-VLLM_CLIENT = "vllm bench serve"
-TOGETHER = ", all rounds together"
-SERVED = {
-    "ITL beside images P99": "text tokens while an image waits: ITL P99, ms",
-    "image TTFT P50": "requests with images: TTFT P50, ms",
-    "image TTFT P99": "requests with images: TTFT P99, ms",
-    "text TTFT P99": "requests without images: TTFT P99, ms",
-    "within SLO %": "requests within their SLO, %",
-    "tokens / s": "output tokens a second",
+STREAMING = {
+    "in bursts %": "tokens at the client within 0.1 ms of the one before, %",
+    "step ms": "time between tokens in the engine core, ms",
+    "TTFT P50 ms": "TTFT P50, ms",
+    "tokens / s": "tokens a second",
+    "CPU ms / token, engine core": "processor time of the engine core, ms a token",
 }
-"""Measures of `benchmarks.serve` -> what the table of the README calls them."""
+"""Maps measures of `benchmarks.streaming` to their rows."""
 
 
-def client_of(result: Result) -> str:
-    """Return the client that has sent the requests of a result of `serve`."""
-    return str(result["provenance"]["workload"].get("client", VLLM_CLIENT))
-
-
-def serve(results: Sequence[Result]) -> str:
-    """Show what the clients measure: a table per client and workload, over all rounds, with ratios to stock."""
-    parts = []
-    for result in _by_client(results):
-        variants = list(dict.fromkeys(record["variant"] for record in result["results"]))
-        for name in dict.fromkeys(record["workload"] for record in result["results"]):
-            lines: dict[str, dict[str, str]] = {}
-            for record in result["results"]:
-                if record["workload"] == name and (
-                    record["measure"].endswith(TOGETHER) or "the tokens of" in record["measure"]
-                ):
-                    cell = f"{record['median']:,.4g}"
-                    if "ratio" in record:
-                        low, high = record["ratio_interval"]
-                        cell += f" ({record['ratio']:.2f} [{low:.2f}, {high:.2f}])"
-                    lines.setdefault(record["measure"].removesuffix(TOGETHER), {})[record["variant"]] = cell
-            rows = [(measure, *(line.get(variant, "") for variant in variants)) for measure, line in lines.items()]
-            parts.append(f"\n**`{client_of(result)}`, {name}**\n\n" + table(("ms unless said", *variants), rows))
-        parts.append(_rounds(result) + source(result))
-    return "".join(parts) or NOTHING
-
-
-def serve_summary(results: Sequence[Result]) -> str:
-    """Show what the clients measure on the newest vLLM, over all rounds, with a row per workload and measure."""
-    newest = max((_numbers(_served_by(result)) for result in results), default=())
-    parts = []
-    for result in _by_client(results):
-        if _numbers(_served_by(result)) != newest:
-            continue
-        variants = list(dict.fromkeys(record["variant"] for record in result["results"]))
-        rows = []
-        for workload in dict.fromkeys(record["workload"] for record in result["results"]):
-            for measure, words in SERVED.items():
-                line = {
-                    record["variant"]: record
-                    for record in result["results"]
-                    if (record["workload"], record["measure"]) == (workload, measure + TOGETHER)
-                }
-                if line:
-                    rows.append((f"{workload}; {words}", *(_of_stock(line.get(variant)) for variant in variants)))
-        header = (f"`{client_of(result)}`, vLLM {_served_by(result)}", *variants)
-        parts.append("\n" + table(header, rows) + _rounds(result) + source(result))
-    return "".join(parts) or NOTHING
-
-
-def _rounds(result: Result) -> str:
-    """Say how many rounds each workload had: fewer than were asked for if some were left out, or the run was ended."""
-    had = {r["workload"]: r["samples"] for r in result["results"] if r["measure"] == "tokens / s"}
-    seconds = f"{result['provenance']['workload']['seconds']:g} s of arrivals"
-    if len(set(had.values())) == 1:
-        return f"\n*{max(had.values())} rounds of {seconds}.*\n"
-    each = ", ".join(f"{number} of {name}" for name, number in had.items())
-    return f"\n*Rounds of {seconds}: {each}.*\n"
-
-
-def _by_client(results: Sequence[Result]) -> list[Result]:
-    """Return the results in the order of vLLM's versions, vLLM's own client first."""
-    return sorted(results, key=lambda one: (_numbers(_served_by(one)), client_of(one) != VLLM_CLIENT))
-
-
-def _served_by(result: Result) -> str:
-    """Return the version of vLLM whose servers were measured."""
-    return str(result["provenance"]["versions"].get("vllm", "0")).split("+")[0]
-
-
-def _of_stock(record: Mapping[str, Any] | None) -> str:
-    if record is None:
-        return ""
-    value = record["median"]
-    shown = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-    return shown + (f" ({record['ratio']:.2f}x)" if "ratio" in record else "")
-
-
-def _of_first(line: Mapping[str, float], variant: str, first: str) -> str:
-    if variant not in line:
-        return ""
-    ratio = f" ({line[variant] / line[first]:.2f})" if variant != first and line.get(first) else ""
-    return f"{line[variant]:,.4g}{ratio}"
-
-
-def warm_up(results: Sequence[Result]) -> str:
-    """TTFT of the first requests after a start, and the first over the last."""
+def streaming(results: Sequence[Result]) -> str:
+    """Show when tokens leave a server and reach a client: a row for each number of streams and measure."""
     parts = []
     for result in results:
-        lines: dict[str, dict[str, float]] = {}
-        for record in result["results"]:
-            lines.setdefault(record["variant"], {})[record["measure"]] = record["median"]
-        shown = [name for name in next(iter(lines.values())) if name.endswith((" 1", " 2", " 10")) or "/" in name]
-        rows = [(variant, *(f"{line[name]:,.3g}" for name in shown)) for variant, line in lines.items()]
-        beside = " beside a text request" if result["provenance"]["workload"]["beside"] else ""
-        parts.append(f"\n**after a start{beside}**\n\n" + table(("", *shown), rows) + source(result))
+        records = result["results"]
+        variants = list(dict.fromkeys(record["variant"] for record in records))
+        rows = []
+        for (streams, measure), line in lines_of(records, "streams", "measure").items():
+            if at := {variant: line[variant]["arrivals"] for variant in variants if line[variant].get("arrivals")}:
+                longest = (written(1e3 * max(b - a for a, b in itertools.pairwise(at[v]))) for v in variants)
+                rows.append((f"{streams}; longest ITL of one stream in the round in the middle, ms", *longest))
+            if measure in STREAMING:
+                rows.append((f"{streams}; {STREAMING[measure]}", *(spread_of(line[variant]) for variant in variants)))
+        header = (f"streams; median of {records[0]['samples']} rounds [least, largest]", *variants)
+        unlike = [v for v in variants if not all(r["same_answers"] for r in records if r["variant"] == v)]
+        said = f"Other tokens than stock's: {', '.join(unlike)}." if unlike else "All variants have the same tokens."
+        share = result["provenance"].get("workload", {}).get("largest share of other processes, in cores", 0.0)
+        said += f" Other processes had up to {written(share)} of a core in a measurement that counts."
+        parts.append("\n" + table(header, rows) + f"\n{said}\n{source(result)}")
     return "".join(parts) or NOTHING
+
+
+def video(results: Sequence[Result]) -> str:
+    """Show loads of videos: a row for each task and loader."""
+    parts = []
+    for result in results:
+        rows = []
+        for record in result["results"]:
+            over = [f"{record[f'{other}_over_it']:.2f}" if f"{other}_over_it" in record else "" for other in _OTHERS]
+            same = "yes" if record["same_frames_as_stock"] else "no"
+            cells = (record["task"], record["clip"], record["variant"], spread_of(record), *over)
+            rows.append((*cells, f"{record['cpu_seconds']:.2f}", same))
+        rounds = result["results"][0]["samples"]
+        header = (f"{rounds} rounds", "clip", "loader", "seconds", "× stock", "× FFmpeg", "CPU s", "same frames")
+        parts.append("\n" + table(header, rows) + source(result))
+    return "".join(parts) or NOTHING
+
+
+_OTHERS = ("stock", "ffmpeg")
+
+
+# ---- connectors
+
+
+def connectors(results: Sequence[Result]) -> str:
+    """Show one message between two processes: a row per size, a column per connector."""
+    parts = []
+    for result in results:
+        rows = []
+        variants = list(dict.fromkeys(record["variant"] for record in result["results"]))
+        for (size, measure), line in lines_of(result["results"], "size", "measure").items():
+            if measure in ("end to end", "P99"):
+                rows.append((f"{size}, {measure}", *(_of_theirs(line[variant]) for variant in variants)))
+        rounds = result["results"][0]["samples"]
+        parts.append("\n" + table((f"µs, {rounds} rounds", *variants), rows) + source(result))
+    return "".join(parts) or NOTHING
+
+
+def _of_theirs(record: Mapping[str, Any]) -> str:
+    over = f" (×{record['theirs_over_it']:.3g})" if "theirs_over_it" in record else ""
+    return spread_of(record, 1e6) + over
+
+
+HANDED_OVER = {
+    "put to got": "from before `put` to after `get`",
+    "hand-over": "of that, from when the receiver waits for it",
+}
+_MODES = {"full_payload": "whole payloads", "async_chunk": "async-chunk"}
+
+
+def handover(results: Sequence[Result]) -> str:
+    """Show messages between the stages of a pipeline that runs: a row for each mode, part and quantile."""
+    parts = []
+    for result in results:
+        records = [r for r in result["results"] if r.get("part") in HANDED_OVER]
+        rows = [
+            (
+                f"{_MODES[mode]}, {messages} message; {HANDED_OVER[part]}, {at}",
+                *(spread_of(record, 1e3) for record in line.values()),
+            )
+            for (mode, messages, part, at), line in sorted(
+                lines_of(records, "mode", "messages", "part", "quantile").items(),
+                key=lambda item: item[0],
+                reverse=True,
+            )
+        ]
+        variants = list(dict.fromkeys(record["variant"] for record in records))
+        header = (f"ms, {records[0]['samples']} rounds", *variants)
+        parts.append("\n" + table(header, rows) + source(result))
+    return "".join(parts) or NOTHING
+
+
+# ---- on a GPU
 
 
 def gpu_lanes(results: Sequence[Result]) -> str:
     """Show an encoder beside decode on a GPU: milliseconds and images/s, with the ratio to running alone."""
     parts = []
-    for result in results:
+    for result in parts_of_gpu(results, "lanes"):
         rows = []
         for record in result["results"]:
             cells = (
@@ -381,180 +468,34 @@ def gpu_lanes(results: Sequence[Result]) -> str:
                 _beside(record, "images", "per_second", 1.0),
             )
             rows.append((record["variant"], *(cells if "refused" not in record else (record["refused"], "", ""))))
-        gpu = result["provenance"]["gpu"]
-        parts.append("\n" + table((gpu["name"], "ITL P50 ms", "ITL P99 ms", "images / s"), rows) + source(result))
+        header = (result["provenance"]["gpu"]["name"], "ITL P50 ms", "ITL P99 ms", "images / s")
+        parts.append("\n" + table(header, rows) + source(result))
     return "".join(parts) or NOTHING
 
 
 def _beside(record: Mapping[str, Any], key: str, unit: str, factor: float) -> str:
     summary = record.get(f"{key}_{unit}")
-    return f"{summary['median'] * factor:.4g} ({record[f'{key}_of_alone']:.2f})" if summary else ""
-
-
-def gpu_vllm(results: Sequence[Result]) -> str:
-    """Show a whole vLLM on a GPU: text beside images, as `mixed`."""
-    told = []
-    for result in results:
-        for part in result["results"]["parts"]:
-            if part["part"] == "vllm" and part["results"]:
-                measured = part.get("measured", {})  # where a part was measured apart from the others
-                about = {**result["provenance"], "command": part["command"], "workload": {"frames": 0}, **measured}
-                told.append({**result, "provenance": about, "results": part["results"]})
-    return mixed(told)
+    return f"{written(summary['median'] * factor)} ({record[f'{key}_of_alone']:.2f})" if summary else ""
 
 
 def gpu_ipc(results: Sequence[Result]) -> str:
-    """Show a tensor between two processes on a GPU: microseconds at P50, GB/s, and the ratio to vLLM-Omni's.
-
-    What could not be measured at any size is left out.
-    """
+    """Show a tensor between two processes on a GPU: microseconds at P50, and what arrived wrong."""
     parts = []
-    for result in results:
-        lines: dict[str, dict[str, str]] = {}
-        for record in result["results"]:
-            line = lines.setdefault(record.get("size", "order"), {})
-            if record.get("measure") == "end to end":
-                ratio = f", ×{record['theirs_over_it']:.3g}" if "theirs_over_it" in record else ""
-                wrong = f", {record['wrong']} wrong" if record["wrong"] else ""
-                shown = f"{record['median'] * 1e6:,.4g} ({record['gigabytes_per_second']:.3g} GB/s{ratio}{wrong})"
-                line[record["variant"]] = shown
-            elif record.get("measure") == "order":
-                line[record["variant"]] = f"{record['wrong']} of {record['messages']} wrong"
-            elif "refused" in record:
-                line[record["variant"]] = record["refused"]
-        measured = (record["variant"] for record in result["results"] if "refused" not in record)
-        variants = list(dict.fromkeys(measured))
-        rows = [(size, *(line.get(variant, "") for variant in variants)) for size, line in lines.items()]
-        gpu = result["provenance"]["gpu"]
-        parts.append("\n" + table((gpu["name"], *variants), rows) + source(result))
-    return "".join(parts) or NOTHING
-
-
-def connectors(results: Sequence[Result]) -> str:
-    """Show one message between two processes: a row per size and measure, a column per connector."""
-    parts = []
-    for result in results:
-        lines: dict[tuple[str, str], dict[str, str]] = {}
-        for record in result["results"]:
-            value = record["median"] * (1 if record["measure"] == "memory held per byte" else 1e6)
-            ratio = f" (×{record['theirs_over_it']:.3g})" if "theirs_over_it" in record else ""
-            lines.setdefault((record["size"], record["measure"]), {})[record["variant"]] = f"{value:,.4g}{ratio}"
-        variants = list(dict.fromkeys(record["variant"] for record in result["results"]))
-        rows = [(*key, *(line.get(variant, "") for variant in variants)) for key, line in lines.items()]
-        parts.append("\n" + table(("payload", "µs unless said", *variants), rows) + source(result))
-    return "".join(parts) or NOTHING
-
-
-def video(results: Sequence[Result]) -> str:
-    """Loads of videos: a row per task and loader."""
-    parts = []
-    for result in results:
-        rows = []
-        for record in result["results"]:
-            ratios = [f"{record[f'{other}_over_it']:.2f}" if f"{other}_over_it" in record else "" for other in _OTHERS]
-            memory = record["peak_over_output"]
-            same = "yes" if record["same_frames_as_stock"] else "no"
-            seconds, cpu = f"{record['median']:.3f}", f"{record['cpu_seconds']:.2f}"
-            cells = (record["task"], record["clip"], record["variant"], seconds, *ratios, cpu, same)
-            rows.append((*cells, f"{memory:.2f}" if memory is not None else ""))
-        parts.append("\n" + table(_VIDEO_HEADER, rows) + source(result))
-    return "".join(parts) or NOTHING
-
-
-_OTHERS = ("stock", "ffmpeg")
-_VIDEO_HEADER = ("task", "clip", "loader", "seconds", "× stock", "× FFmpeg", "CPU s", "same frames", "memory / output")
-
-
-def video_server(results: Sequence[Result]) -> str:
-    """Show the first token after a video: a row per measure."""
-    parts = []
-    for result in results:
-        lines: dict[str, dict[str, Mapping[str, Any]]] = {}
-        for record in result["results"]:
-            lines.setdefault(record["measure"], {})[record["variant"]] = record
+    for result in parts_of_gpu(results, "ipc"):
+        found = [r for r in result["results"] if r.get("measure") in ("end to end", "order")]
+        lines = lines_of(({**r, "size": r.get("size", "order")} for r in found), "size")
+        variants = list(dict.fromkeys(record["variant"] for record in found))
         rows = [
-            (measure, *(f"{line[v]['median']:.3f}" for v in ("stock", "ours")), f"{line['ours']['of_stock']:.2f}")
-            for measure, line in lines.items()
+            (size, *(_of_ipc(line[variant]) if variant in line else "" for variant in variants))
+            for size, line in lines.items()
         ]
-        parts.append("\n" + table(("seconds", "stock", "ours", "of stock"), rows) + source(result))
-    return "".join(parts) or NOTHING
-
-
-def preprocess(results: Sequence[Result]) -> str:
-    """Show requests with pictures that arrive together, and text beside them: a row per measure."""
-    parts = []
-    for result in results:
-        lines: dict[str, dict[str, Mapping[str, Any]]] = {}
-        for record in result["results"]:
-            lines.setdefault(record["measure"], {})[record["variant"]] = record
-        variants = list(next(iter(lines.values())))
-        rows = [
-            (
-                measure,
-                *(f"{line[v]['median']:.3f}" for v in variants),
-                *(f"{line[v]['of_stock']:.2f}" for v in variants if v != "stock"),
-            )
-            for measure, line in lines.items()
-        ]
-        header = ("seconds", *variants, *(f"{v}, × stock" for v in variants if v != "stock"))
+        header = (f"{result['provenance']['gpu']['name']}, µs", *variants)
         parts.append("\n" + table(header, rows) + source(result))
     return "".join(parts) or NOTHING
 
 
-STREAMING = {
-    "in bursts %": "tokens at the client within 0.1 ms of the one before, %",
-    "ITL P99 ms": "ITL P99 at the client, ms",
-    "sent: in bursts %": "tokens sent within 0.1 ms of the one before, %",
-    "sent: ITL P99 ms": "ITL P99 where the API server sends, ms",
-    "step ms": "time between tokens in the engine core, ms",
-    "TTFT P50 ms": "TTFT P50, ms",
-    "tokens / s": "tokens a second",
-    "CPU ms / token, engine core": "processor time of the engine core, ms a token",
-    "ready ms / token, API server": "API server ready without a core, ms a token",
-    "ready ms / token, client": "client ready without a core, ms a token",
-}
-"""Maps measures of `benchmarks.streaming` to their rows."""
-
-
-def streaming(results: Sequence[Result]) -> str:
-    """Show when tokens leave a server and reach a client: a table for each number of streams, with ratios to stock."""
-    parts = []
-    for result in results:
-        records = result["results"]
-        variants = list(dict.fromkeys(record["variant"] for record in records))
-        for streams in dict.fromkeys(record["streams"] for record in records):
-            lines: dict[str, dict[str, Mapping[str, Any]]] = {}
-            longest = {}
-            for record in (record for record in records if record["streams"] == streams):
-                compared = record["variant"] != "stock" and record["of_stock"] is not None
-                ratio = {"ratio": record["of_stock"]} if compared else {}
-                lines.setdefault(record["measure"], {})[record["variant"]] = record | ratio
-                if at := record.get("arrivals"):
-                    longest[record["variant"]] = max(after - before for before, after in itertools.pairwise(at))
-            rows = []
-            for measure, row in STREAMING.items():
-                if measure in lines:
-                    rows.append((row, *(_of_stock(lines[measure][variant]) for variant in variants)))
-                if measure == "ITL P99 ms" and longest:
-                    times = (_of_stock({"median": 1e3 * longest[variant]}) for variant in variants)
-                    rows.append(("longest ITL of one stream in the round in the middle, ms", *times))
-            title = f"{streams} stream{'s' if streams > 1 else ''}, vLLM {_served_by(result)}"
-            parts.append("\n" + table((title, *variants), rows))
-        unlike = [v for v in variants if not all(r["same_answers"] for r in records if r["variant"] == v)]
-        said = f"Other tokens than stock's: {', '.join(unlike)}." if unlike else "All variants have the same tokens."
-        parts.append(f"\n{said}\n{source(result)}")
-    return "".join(parts) or NOTHING
-
-
-def video_engines(results: Sequence[Result]) -> str:
-    """Show how many times as fast as one engine many are, by the model."""
-    parts = []
-    for result in results:
-        lines: dict[tuple[str, str, str], dict[int, str]] = {}
-        for record in result["results"]:
-            key = (record["task"], str(record["gop"]), str(record["videos"]))
-            lines.setdefault(key, {})[record["engines"]] = f"{record['speedup']:.2f}"
-        engines = sorted({record["engines"] for record in result["results"]})
-        rows = [(*key, *(line[count] for count in engines)) for key, line in lines.items()]
-        parts.append("\n" + table(("task", "GOP", "videos", *map(str, engines)), rows) + source(result))
-    return "".join(parts) or NOTHING
+def _of_ipc(record: Mapping[str, Any]) -> str:
+    if record["measure"] == "order":
+        return f"{record['wrong']} of {record['messages']} wrong"
+    wrong = f", {record['wrong']} wrong" if record["wrong"] else ""
+    return f"{written(record['median'] * 1e6)} ({record['gigabytes_per_second']:.3g} GB/s{wrong})"

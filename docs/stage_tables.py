@@ -9,10 +9,14 @@ from result_tables import NOTHING, Result, source, table
 
 
 def stages(results: Sequence[Result]) -> str:
-    """Show each task: measures down; stock, ours (median ± half of the quartiles' distance), ratio and bar across."""
+    """Show each task: measures down; stock, ours (median ± half of the quartiles' distance), ratio and bar across.
+
+    What a task has simulated beside is left out.
+    """
     parts = []
     for result in results:
-        for task, simulated in dict.fromkeys(map(_group, result["results"])):
+        measured = [record for record in result["results"] if not record.get("simulated")]
+        for task in dict.fromkeys(record["task"] for record in measured):
             rows = [
                 (
                     record["measure"] + ("" if record["unit"] == "seconds" else f", {record['unit']}"),
@@ -21,18 +25,14 @@ def stages(results: Sequence[Result]) -> str:
                     f"{record['bar']:g}" if "bar" in record else "",
                     {True: "met", False: "missed", None: ""}[record.get("met")],
                 )
-                for record in result["results"]
-                if _group(record) == (task, simulated)
+                for record in measured
+                if record["task"] == task
             ]
-            title = f"{task}, simulated, seconds" if simulated else f"{task}, seconds"
+            rounds = max(record["ours"]["samples"] for record in measured)
+            title = f"{task}, seconds, {rounds} rounds"
             parts.append("\n" + table((title, "stock", "ours", "of stock", "bar", ""), rows))
         parts.append(source(result))
     return "".join(parts) or NOTHING
-
-
-def _group(record: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the table of a record: its task, and whether it was simulated."""
-    return record["task"], bool(record.get("simulated"))
 
 
 def _median(summary: Mapping[str, float] | None) -> str:

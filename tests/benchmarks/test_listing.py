@@ -28,7 +28,6 @@ def test_every_benchmark_is_listed_and_explained():
         "handover",
         "hosts",
         "mixed",
-        "mooncake",
         "overhead",
         "policy_cost",
         "preprocess",
@@ -40,9 +39,7 @@ def test_every_benchmark_is_listed_and_explained():
         "streaming",
         "tiers",
         "video",
-        "video_engines",
         "video_server",
-        "warm_up",
     ]
     assert [name for name, _ in entries()] == names
     readme = (ROOT / "benchmarks" / "README.md").read_text()

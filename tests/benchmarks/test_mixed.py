@@ -1,4 +1,4 @@
-"""`mixed` and `warm_up` without an engine: arrivals, and what is made of the rounds."""
+"""`mixed` without an engine: arrivals, and what is made of the rounds."""
 
 from collections import Counter
 
@@ -9,8 +9,6 @@ from benchmarks.mixed.plot import draw
 from benchmarks.mixed.pooled import gaps_beside, pooled
 from benchmarks.mixed.report import measures, record, same_tokens
 from benchmarks.mixed.workload import arrivals
-from benchmarks.warm_up.__main__ import ratios
-from benchmarks.warm_up.__main__ import record as record_of_starts
 
 
 def request(kind, at, ttft, gaps=(), digest="same", **more):
@@ -107,14 +105,6 @@ def test_the_same_seed_gives_the_same_arrivals_and_load_scales_them():
     drawn = Counter(seed for a in arrivals(2.0, 200, 0, pictures=4) for seed in a.image_seeds)
     assert [number for number, _ in drawn.most_common()] == [0, 1, 2, 3]
     assert frames.at == 10.0
-
-
-def test_the_first_request_after_a_start_is_compared_with_the_last():
-    rounds = [[300.0, 200.0, 150.0], [200.0, 200.0, 200.0]]
-    assert ratios(rounds) == [2.0, 1.0]
-    records = {r["measure"]: r for r in record_of_starts({"ours": rounds})}
-    assert records["first / last"]["median"] == 1.5
-    assert records["TTFT ms of request 1"]["median"] == 250.0
 
 
 def test_a_round_without_text_or_without_any_request_has_no_measures_of_them():

@@ -43,7 +43,7 @@ def test_every_generated_part_is_in_a_page_and_is_filled():
     empty = {name for name, lines in found if lines == 2}  # nothing between the markers
     pictures = {
         *("home-picture", "readme-picture", "readme-serve-picture"),
-        *("realtime-picture", "serve-picture", "step-cost-picture"),
+        *("realtime-picture", "serve-picture"),
     }
     assert empty <= pictures  # there may be none yet
 
@@ -107,7 +107,7 @@ def test_the_site_builds_strictly_and_is_self_contained(tmp_path):
 def test_pages_say_what_load_1_is():
     text, images = workload.TEXT_RATE, workload.IMAGE_RATE
     assert (text, images) == (2.0, 0.4)
-    for page in (ROOT / "README.md", DOCS / "index.md", DOCS / "benchmarks.md"):
+    for page in (ROOT / "README.md", DOCS / "benchmarks.md"):
         assert re.search(
             r"at load 1, two requests with text and 0\.4 with images", " ".join(page.read_text().split()), re.I
         )

@@ -1,8 +1,7 @@
 """Profiles: one word that sets several options for a kind of traffic.
 
-Committed benchmarks measure `chat` and `realtime` (`benchmarks.mixed`), and the option of `batch`
-(`benchmarks.encoder_cache`). The profile `video` sets the options of `chat` with other targets and a video loader; only
-the loader has been measured (`benchmarks.video_server`).
+Committed benchmarks measure `chat` (`benchmarks.mixed`). The profile `video` sets the options of `chat` with other
+targets and a video loader; only the loader has been measured (`benchmarks.video_server`).
 """
 
 from collections.abc import Mapping
@@ -40,7 +39,7 @@ _BESIDE = {"encode_ahead": True, "waiting_order": "sla", "prefill_control": "ada
 
 PROFILES: Mapping[Profile, ProfileSettings] = MappingProxyType(
     {
-        Profile.EXACT: ProfileSettings("any; vLLM's own decisions, made at less cost"),
+        Profile.EXACT: ProfileSettings("any; vLLM's own decisions"),
         Profile.CHAT: ProfileSettings(
             "chat with pictures and audio clips",
             {**_BESIDE, "control_target_ms": 80.0, "interactive_ttft_ms": 2000.0, "interactive_itl_ms": 100.0},

@@ -87,7 +87,7 @@ class NvdecDecoder:
 
     @property
     def piece_seconds(self) -> float:
-        """Return the seconds to hand a piece to an initialised decoder: assumed, as in `benchmarks/video_engines`."""
+        """Return the seconds to hand a piece to an initialised decoder: assumed."""
         return 1e-3
 
 

@@ -101,7 +101,7 @@ EFFICIENCY_SOURCES = {
     "lane_share": Source(
         SourceKind.ASSUMED,
         "two streams that could each fill the device have half of it each; that the lane's has the lower priority is "
-        "not counted. An H200 gave a lane 0.68 of the images that it encodes alone, and decoding beside it 0.44 of its "
+        "not counted. An H200 gave a lane 0.68 of the images that it encodes alone, and decoding beside it 0.46 of its "
         "own speed (benchmarks.gpu.lanes, share 1)",
     ),
     "step_seconds": Source(
