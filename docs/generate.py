@@ -19,6 +19,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import change_tables  # noqa: E402 - the root has to be importable first
+import claims  # noqa: E402
 import connector_tables  # noqa: E402
 import costs_tables  # noqa: E402
 import fidelity_tables  # noqa: E402
@@ -357,7 +358,10 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{page.relative_to(ROOT)}: {'is not up to date' if '--check' in arguments else 'updated'}")
         if "--check" not in arguments:
             page.write_text(filled(page.read_text()))
-    return 1 if "--check" in arguments and stale else 0
+    wrong = claims.complaints(PAGES, RESULTS) if "--check" in arguments else []
+    for one in wrong:
+        print(one)
+    return 1 if "--check" in arguments and (stale or wrong) else 0
 
 
 if __name__ == "__main__":
