@@ -268,7 +268,7 @@ PICTURES = {
     "mixed": "Requests within their SLO, inter-token latency and TTFT of image requests against load, stock and ours",
     "realtime": "Milliseconds per 80 ms audio frame as a realtime session grows, stock vLLM and OmniScheduler",
     "streaming": "Tokens of a text stream at the client, the part of them in bursts, and step time, stock and ours",
-    "serve": "ITL, TTFT, requests within their SLO and tokens a second that a client measures, stock and ours",
+    "serve": "ITL, TTFT and requests within their SLO that a client measures, stock and ours",
 }
 
 OF_FEW = ("text TTFT P99", "picture TTFT P99")

@@ -13,7 +13,6 @@ PANELS = {
     f"ITL beside images P99{TOGETHER}": ("text while an image waits: ITL P99, ms", True),
     f"image TTFT P50{TOGETHER}": ("requests with images: TTFT P50, ms", False),
     f"within SLO %{TOGETHER}": ("requests within their SLO, %", False),
-    f"tokens / s{TOGETHER}": ("output tokens a second", False),
 }
 COLOURS = {"stock": style.STOCK, "ours": style.OURS}
 OTHER = "#c9a18f"
@@ -25,7 +24,7 @@ def draw(path: Path, records: Sequence[dict[str, Any]], client: str = "vllm benc
     if len(variants) < 2:
         return None
     workloads = list(dict.fromkeys(r["workload"] for r in records))
-    figure, axes = style.new_figure(14.5, 2.6 + 0.8 * len(workloads), ncols=len(PANELS))
+    figure, axes = style.new_figure(11.5, 2.6 + 0.8 * len(workloads), ncols=len(PANELS))
     for axis, (measure, (title, logarithmic)) in zip(axes, PANELS.items(), strict=True):
         found = {(r["workload"], r["variant"]): r["median"] for r in records if r["measure"] == measure}
         style.panel_title(axis, title)
@@ -48,7 +47,7 @@ def draw(path: Path, records: Sequence[dict[str, Any]], client: str = "vllm benc
     style.headline(
         figure,
         f"{client}, stock and ours",
-        "servers on two cores of a CPU, one workload after the other; all rounds together",
+        "servers on two cores of a CPU whose workers sleep instead of polling; all rounds together",
     )
-    figure.subplots_adjust(left=0.135, right=0.985, top=0.78, bottom=0.16, wspace=0.12)
+    figure.subplots_adjust(left=0.165, right=0.985, top=0.78, bottom=0.16, wspace=0.12)
     return style.save(figure, path)

@@ -32,7 +32,7 @@ def draw(path: Path, cells: Sequence[Cell]) -> Path | None:
         _panel(axis, [cell for cell in cells if cell.scenario == name and cell.size >= SMALLEST], title)
     style.headline(
         figure,
-        "One more frame costs the same however long the session",
+        "What one more frame costs as a session grows",
         "What the next 80 ms frame of a realtime session costs on vLLM's real scheduler classes; one run, medians",
     )
     figure.subplots_adjust(left=0.06, right=0.84, top=0.80, bottom=0.12, wspace=0.72)

@@ -190,7 +190,7 @@ def test_defaults_run_every_workload_on_stock_at_its_best_too() -> None:
 
 def test_a_picture_needs_something_to_compare(tmp_path: Path) -> None:
     records = [
-        {"workload": "random", "variant": variant, "measure": "tokens / s, all rounds together", "median": 10.0}
+        {"workload": "random", "variant": variant, "measure": "within SLO %, all rounds together", "median": 10.0}
         for variant in ("stock", "ours")
     ]
     file = draw(tmp_path / "serve.png", records)
