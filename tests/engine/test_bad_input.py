@@ -11,7 +11,7 @@ import pytest
 from tests.engine.conftest import Results
 from tests.engine.harness.compare import first_difference
 from tests.engine.harness.processes import OUR_PLUGIN, run_program
-from tests.engine.harness.refusals import ACCEPTED, REFUSED, UNWARNED, WARNED
+from tests.engine.harness.refusals import ACCEPTED, NEED_NO_MODEL, REFUSED, TWICE, UNWARNED, WARNED
 from tests.engine.harness.scenarios import SCENARIOS
 from tests.engine.harness.server import Server
 from tests.engine.harness.spec import OURS
@@ -35,6 +35,18 @@ def test_configuration_is_refused(outcomes, case):
     assert outcome["error"] == expected.error
     assert [words for words in expected.says if words not in outcome["message"]] == []
     assert expected.error == "ValidationError" or "\n" not in outcome["message"]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("case", [*NEED_NO_MODEL, *TWICE])
+def test_doctor_refuses_what_needs_no_model_with_the_same_words(outcomes, case):
+    assert outcomes[f"doctor of {case}"] == [outcomes[case]["message"]]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("case", [name for name, case in ACCEPTED.items() if case.circumstance == "none"])
+def test_doctor_accepts_what_starts(outcomes, case):
+    assert outcomes[f"doctor of {case}"] == []
 
 
 @pytest.mark.once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
@@ -14,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_omni_sched import __version__
+from vllm_omni_sched import __version__, compat
 from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, Status, features, versions
 from vllm_omni_sched.config.checks import problems
 from vllm_omni_sched.config.errors import OmniSchedError
@@ -30,7 +31,6 @@ from vllm_omni_sched.engine.metrics.nvml import NvmlDevices
 from vllm_omni_sched.graph.partition import StageReason
 from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
 from vllm_omni_sched.preprocess.options import PreprocessOptions
-from vllm_omni_sched.resource.engine.lending import LendingEngine, refuse_lending
 from vllm_omni_sched.resource.pipeline.stage_limits import window_of
 from vllm_omni_sched.video import sandbox
 from vllm_omni_sched.video.on_device import PROCESSORS, FramesReason, Server, of_server
@@ -53,33 +53,22 @@ _WHY_ON_HOST = {
 }
 
 
-def diagnose_video(config: OmniSchedConfig) -> tuple[list[Status], list[str]]:
-    """Return the status of each part, and the problems that prevent a server from starting with our video loader."""
+def diagnose_video(config: OmniSchedConfig) -> list[Status]:
+    """Return the status of each part of our video loader."""
     pyav = _pyav()
-    parts, problems = [pyav], []
-    try:
-        options = read_options(VideoOptions, config.video, group="video")
-    except OmniSchedError as error:
-        problems.append(str(error))
-        options = VideoOptions()
+    options, pool = VideoOptions(), PreprocessOptions()
     kinds: Sequence[DecoderKind] = ()
-    try:
-        kinds = decoder_kinds(options)
-    except OmniSchedError as error:
-        problems.append(str(error))
-    parts += [_decoders(kind, pyav) for kind in kinds]
-    try:
+    with contextlib.suppress(OmniSchedError):  # which the checks report
+        options = read_options(VideoOptions, config.video, group="video")
         pool = read_options(PreprocessOptions, config.preprocess, group="preprocess")
-    except OmniSchedError as error:
-        problems.append(str(error))
-        pool = PreprocessOptions()
-    parts.append(_frames(options, pool, kinds, pyav))
+        kinds = decoder_kinds(options)
+    parts = [pyav, *(_decoders(kind, pyav) for kind in kinds), _frames(options, pool, kinds, pyav)]
     missing = sandbox.missing()
     for part in sandbox.Part:
         gone = part in missing
         reason = f"not on this system: {_WITHOUT[part]}" if gone else "decoder processes are confined by it"
         parts.append(Status(part.value, not gone, reason))
-    return parts, problems
+    return parts
 
 
 def _pyav() -> Status:
@@ -421,37 +410,27 @@ def diagnose(additional_config: Any = None) -> Diagnosis:
     Args:
         additional_config: value of ``--additional-config``; None for the defaults.
     """
-    problems: list[str] = []
+    wrong: list[str] = []
     config, options = load_config(None), []
     try:
         config = load_config(additional_config)
-        # whether the server's device can lend is known when it starts
-        refuse_lending(
-            config.kv_lending,
-            LendingEngine("cpu", config.encode_ahead, bytes_per_embed=config.encode_bytes_per_embed),
-        )
         options = _options(config)
     except OmniSchedError as error:
-        problems.append(str(error))
+        wrong.append(str(error))
+    devices, video = diagnose_devices(NvmlDevices()), diagnose_video(config)
+    if broken := _import_problem():
+        return Diagnosis(_versions(None), [], [], [*wrong, broken], video, devices, options)
+    from vllm_omni_sched.engine.checks import option_checks
 
-    devices = diagnose_devices(NvmlDevices())
-    video, wrong = diagnose_video(config)
-    problems += [each for each in wrong if each not in problems]
-    broken = _import_problem()
-    if broken:
-        return Diagnosis(_versions(None), [], [], [*problems, broken], video, devices, options)
-    try:
-        versions.check_version(config)
-    except OmniSchedError as error:
-        problems.append(str(error))
+    wrong += problems(option_checks(config, compat.device_type()))
     try:
         active = features.resolve(config, workers=True)
     except OmniSchedError as error:
-        problems.append(str(error))
+        wrong.append(str(error))
         active = features.resolve(load_config(None), workers=True)
-    problems += _registration_problems()
+    wrong = [*dict.fromkeys(wrong + _registration_problems())]
     found = _versions(versions.vllm_version())
-    return Diagnosis(found, list(active.values()), features.probe_all(), problems, video, devices, options)
+    return Diagnosis(found, list(active.values()), features.probe_all(), wrong, video, devices, options)
 
 
 def _options(config: OmniSchedConfig) -> list[ResolvedOption]:

@@ -206,6 +206,11 @@ def device_name() -> str:
         return str(platform.device_name)
 
 
+def device_type() -> str:
+    """Return the type of device that engines here run on, as in vLLM's configuration; "" if vLLM finds none."""
+    return str(import_module("vllm.platforms").current_platform.device_type or "")
+
+
 def workers_take_deltas(vllm_config: Any, config: OmniSchedConfig) -> bool:
     """Return whether all workers of this engine understand session deltas.
 

@@ -116,6 +116,43 @@ def _contradictions(config: OmniSchedConfig) -> Iterator[str]:
         )
 
 
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("batch_min", "batch_max"), ("batch_control",)),
+    "prefill_min_tokens": ("prefill_control",),
+    **dict.fromkeys(("control_interval_ms", "control_target_ms"), ("batch_control", "prefill_control")),
+    **dict.fromkeys(
+        ("encode_lane_cpus", "encode_lane_nice", "encode_lane_sms", "encode_lane_min_share", "decode_pace"),
+        ("encode_ahead",),
+    ),
+    **dict.fromkeys(("encode_bytes_per_embed", "encoder_reserve_embeds"), ("kv_lending",)),
+    **dict.fromkeys(
+        ("encoder_share_ttl_seconds", "encoder_share_wait_seconds", "encoder_share_dir"), ("encoder_share_bytes",)
+    ),
+    "max_wait_seconds": ("waiting_order", "encode_rounds"),
+    **dict.fromkeys(("spill_dir", "spill_max_bytes", "release_batch_items"), ("release",)),
+    "history_bytes": ("history_path",),
+    "metrics_interval_seconds": ("metrics",),
+}
+"""Options that have no effect unless one of others is on."""
+_OFF = (False, 0, None, "off", "arrival", "keep")
+
+
+def check_needs(config: OmniSchedConfig) -> None:
+    """Check that no option was given that has no effect beside the others.
+
+    The simulator does not: a study varies options, some of which then have none.
+
+    Raises:
+        ConfigError: one was.
+    """
+    values = config.model_dump(mode="json")
+    for name, needed in NEEDS.items():
+        if name in config.given and all(values[one] in _OFF for one in needed):
+            others = " or ".join(repr(written(OmniSchedConfig, one)) for one in needed)
+            key = written(OmniSchedConfig, name)
+            raise ConfigError(f"option {key!r} has no effect without {others}: turn that on, or leave {key!r} out")
+
+
 def read_yaml(path: str, named_by: str, only: str | None = None) -> Any:
     """Return the content of a YAML file.
 

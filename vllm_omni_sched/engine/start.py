@@ -6,10 +6,12 @@ from typing import Any
 
 from vllm_omni_sched import __version__, compat
 from vllm_omni_sched.compat import Status
+from vllm_omni_sched.config.checks import refuse
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.load import Source, resolved, written
+from vllm_omni_sched.config.load import Source, load_config, resolved, written
 from vllm_omni_sched.config.options import OmniSchedConfig, Toggle
 from vllm_omni_sched.config.profiles import PROFILES, Profile
+from vllm_omni_sched.engine.checks import option_checks
 from vllm_omni_sched.engine.fitted import (
     ENGINES,
     LANE_CONNECTOR,
@@ -24,7 +26,6 @@ from vllm_omni_sched.engine.lending.facts import lending_engine
 from vllm_omni_sched.engine.metrics import bridge as metrics_bridge
 from vllm_omni_sched.engine.preprocess.start import prepare, preprocess_options
 from vllm_omni_sched.engine.shared.attach import attach_shared_encodings
-from vllm_omni_sched.engine.video.choice import video_options
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.resource.engine.lane import refusal
 from vllm_omni_sched.resource.engine.lending import refuse_lending
@@ -42,11 +43,9 @@ def check_and_attach(vllm_config: Any) -> None:
         UnsupportedVllmError: this version of vLLM is not supported.
         MissingSymbolError: a feature is ``on`` that cannot work with this vLLM.
     """
+    refuse(option_checks(load_config(vllm_config.additional_config), vllm_config.device_config.device_type))
     fitted = fitted_options(vllm_config)
     config = fitted.config
-    compat.check_version(config)
-    compat.resolve(config)
-    video_options(config)
     prepare(vllm_config, preprocess_options(config))
     scheduler_cls = vllm_config.scheduler_config.scheduler_cls
     name = scheduler_cls if isinstance(scheduler_cls, str) else scheduler_cls.__name__

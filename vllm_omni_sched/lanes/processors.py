@@ -15,6 +15,7 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.options import CPU_LIST
 
 SHARED, AUTO = "shared", "auto"
+_BIND = "VLLM_CPU_OMP_THREADS_BIND"
 _OPENMP = ("GOMP_CPU_AFFINITY", "OMP_PLACES", "KMP_AFFINITY")
 
 
@@ -52,11 +53,9 @@ def choose(
         ConfigError: the list has a processor that is not allowed.
     """
     allowed, bound = frozenset(allowed), frozenset(bound)
+    check_listed(option, allowed | bound)
     if option not in (AUTO, SHARED):
         wanted = parse(option)
-        if missing := wanted - allowed - bound:
-            here = _shown(allowed | bound)
-            raise ConfigError(f"option 'encode_lane_cpus' has {_shown(missing)}, but this process may use {here} only")
         return (Processors(wanted, len(wanted), not wanted & bound),)
     shared = Processors(bound or allowed, threads, own=False)
     busy = {cpu for one in bound for cpu in siblings(one)} | bound
@@ -64,6 +63,19 @@ def choose(
     if option == AUTO and free and 2 * len(free) >= len(bound):
         return Processors(frozenset(free), len(free), own=True), shared
     return (shared,)
+
+
+def check_listed(option: str, allowed: Iterable[int]) -> None:
+    """Check that the processors of a list may be used; ``option`` as for `choose`.
+
+    Raises:
+        ConfigError: the list has a processor that is not allowed.
+    """
+    allowed = frozenset(allowed)
+    if option not in (AUTO, SHARED) and (missing := parse(option) - allowed):
+        raise ConfigError(
+            f"option 'encode_lane_cpus' has {_shown(missing)}, but this process may use {_shown(allowed)} only"
+        )
 
 
 def together(lanes: Sequence[Processors]) -> Processors | None:
@@ -160,13 +172,21 @@ def allowed_here() -> set[int]:
     return here
 
 
+def usable_here() -> set[int]:
+    """Return the processors that workers of this process may use: its own, and those that vLLM is told to bind."""
+    return allowed_here() | _processors_in(os.environ.get(_BIND, ""))
+
+
+def _processors_in(text: str) -> set[int]:
+    return {cpu for part in re.findall(r"\d+(?:-\d+)?", text) for cpu in parse(part)}
+
+
 def bound_here() -> set[int]:
     """Return the processors that this process's threads are bound to, or will be once OpenMP has started them."""
     bound = set()
     for task in Path("/proc/self/task").iterdir():
         bound |= os.sched_getaffinity(int(task.name))
-    listed = (part for name in _OPENMP for part in re.findall(r"\d+(?:-\d+)?", os.environ.get(name, "")))
-    places = {cpu for part in listed for cpu in parse(part)}
+    places = {cpu for name in _OPENMP for cpu in _processors_in(os.environ.get(name, ""))}
     return places & allowed_here() or bound
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -140,6 +141,70 @@ REFUSED = {
     ),
 }
 
+TWICE: dict[str, Case] = {
+    "spill-in-no-folder": Case(_options(spill_dir="{folder}/none"), ["'spill_dir'", "No such file or directory"]),
+    "spill-into-a-file": Case(_options(spill_dir="{folder}/f"), ["'spill_dir'", "Not a directory"], files={"f": ""}),
+    "history-in-no-folder": Case(
+        _options(expert={"history_path": "/proc/none/h.jsonl"}), ["'expert.history_path'", "'/proc/none'"]
+    ),
+    "history-is-a-folder": Case(
+        _options(expert={"history_path": "{folder}"}), ["'expert.history_path'", "is not a file of this user"]
+    ),
+    "share-in-no-folder": Case(
+        _options(encoder_share_bytes="1MB", expert={"encoder_share_dir": "/nope"}),
+        ["'expert.encoder_share_dir'", "'/nope'"],
+    ),
+    "processors-that-are-not-there": Case(
+        _options(profile="chat", encode_lane_cpus="9990-9992"), ["'encode_lane_cpus'", "9990,9991,9992", "may use"]
+    ),
+    "multiprocessors-of-a-cpu": Case(
+        _options(encode_ahead=True, expert={"encode_lane_sms": 8}), ["'expert.encode_lane_sms'", "not 'cpu'"]
+    ),
+    "least-of-no-control": Case(
+        _options(expert={"batch_min": 2}), ["'expert.batch_min'", "no effect without 'expert.batch_control'"]
+    ),
+    "target-of-no-control": Case(
+        _options(control_target_ms=40), ["'control_target_ms'", "'expert.batch_control' or 'prefill_control'"]
+    ),
+    "a-lane-that-is-off": Case(
+        _options(profile="chat", encode_ahead=False, expert={"decode_pace": 1}),
+        ["'expert.decode_pace'", "no effect without 'encode_ahead'"],
+    ),
+    "spill-and-keep": Case(_options(release="keep", spill_max_bytes="1GB"), ["'spill_max_bytes'", "'release'"]),
+    "lending-of-nothing-known": Case(
+        _options(encode_ahead=True, kv_lending=0.5), [NO_LENDING, "encode_bytes_per_embed"]
+    ),
+    "pool-misspelt": Case(_options(preprocess={"procs": 2}), ["'preprocess.procs'", "'preprocess.processes'?"]),
+    "pool-below-nothing": Case(_options(preprocess={"processes": -1}), ["'preprocess.processes'", "nearest"]),
+    "video-misspelt": Case(_options(video={"decoder": 2}), ["'video.decoder'", "'video.decoders'?"]),
+    "no-decoders": Case(_options(video={"decoders": 0}), ["'video.decoders'", "from 1 to 1024"]),
+    "no-gpu-decodes": Case(_options(video={"nvdec": "on"}), ["'nvdec' is 'on'", "no GPU decoder can be used here"]),
+    "bytes-of-no-unit": Case(_options(spill_max_bytes="4 GBytes"), ["'spill_max_bytes'", "'4 GBytes' is not a size"]),
+    "host-tier-without-a-lane": Case(
+        _options(encoder_cache_host_bytes="1GB"), ["'encoder_cache_host_bytes'", "encode_ahead"]
+    ),
+    "both-exclude-each-other": Case(_options(encode_rounds=True, encode_ahead=True), ["'encode_rounds'", "exclude"]),
+    "an-empty-file": Case({"omni_sched": "{folder}/o.yaml"}, ["o.yaml: is empty"], files={"o.yaml": "# none\n"}),
+    "a-key-twice": Case(
+        {"omni_sched": "{folder}/o.yaml"}, ["'release' is given twice"], files={"o.yaml": "release: keep\n" * 2}
+    ),
+    "no-profile": Case({"omni_sched": "chatt"}, ["'chatt'", "neither a profile nor a file", "'chat'?"]),
+}
+"""Options that ``doctor`` refuses with the same words, since no model is needed to see it."""
+NEED_NO_MODEL = [
+    *(
+        "unknown-option",
+        "wrong-type",
+        "unknown-choice",
+        "too-small",
+        "two-errors",
+        "options-are-a-list",
+        "no-such-file",
+    ),
+    *("file-is-not-yaml", "unknown-option-in-a-file", "a-key-nearly-ours", "lending-without-the-lane"),
+]
+REFUSED |= TWICE
+
 ACCEPTED = {
     "no-options": Case(None, []),
     "empty-options": Case({"omni_sched": {}}, []),
@@ -153,6 +218,11 @@ ACCEPTED = {
     "cannot-work-here-but-need-not": Case(_options(windows="auto"), [], circumstance="a method is gone"),
     "sync-by-name": Case(_options(), [], scheduler=OURS_SYNC),
     "lending": Case(LENDING, []),
+    "places-that-are-there": Case(
+        _options(spill_dir="{folder}", spill_max_bytes="4GB", expert={"history_path": "{folder}/h.jsonl"}), []
+    ),
+    "a-profile-by-name": Case({"omni_sched": "chat"}, []),
+    "a-lane-on-a-processor": Case(_options(encode_ahead=True, encode_lane_cpus="{cpu}"), []),
     "lending-with-data-parallelism": Case(LENDING, [], args={"data_parallel_size": 2}),
 }
 
@@ -211,6 +281,19 @@ def warnings(case: Case, model: str, folder: Path) -> list[str]:
     return handler.said if refused is None else [refused["message"]]
 
 
+def options_of(case: Case, folder: Path) -> Any:
+    """Return the `additional_config` of a case."""
+    text = json.dumps(case.additional_config).replace("{folder}", str(folder))
+    return json.loads(text.replace("{cpu}", str(min(os.sched_getaffinity(0)))))
+
+
+def doctor(case: Case, folder: Path) -> list[str]:
+    """Return what ``vllm-omni-sched doctor`` refuses, by a folder in which `outcome` has written the files."""
+    from vllm_omni_sched.cli.diagnosis import diagnose
+
+    return diagnose(options_of(case, folder)).problems
+
+
 def outcome(case: Case, model: str, folder: Path) -> dict[str, str] | None:
     """Return what `create_engine_config` raised, or None if it made a config."""
     from vllm.engine.arg_utils import EngineArgs
@@ -225,7 +308,7 @@ def outcome(case: Case, model: str, folder: Path) -> dict[str, str] | None:
 
         args["kv_transfer_config"] = KVTransferConfig(**args["kv_transfer_config"])
     if case.additional_config is not None:
-        args["additional_config"] = json.loads(json.dumps(case.additional_config).replace("{folder}", str(folder)))
+        args["additional_config"] = options_of(case, folder)
     try:
         with _circumstance(case.circumstance, args):
             EngineArgs(**args).create_engine_config()
@@ -275,6 +358,8 @@ def main(model: str, folder: str) -> None:
         own = Path(folder) / name
         own.mkdir()
         results[name] = (warnings if name in WARNED | UNWARNED else outcome)(case, model, own)
+        if name in NEED_NO_MODEL or name in TWICE or (name in ACCEPTED and case.circumstance == "none"):
+            results[f"doctor of {name}"] = doctor(case, own)
     print(json.dumps(results))
 
 

@@ -100,6 +100,7 @@ def test_on_refuses_where_auto_recomputes(changed, options, reason):
 def test_on_is_refused_before_any_engine_starts():
     config = vllm_config(uses_mrope=False)
     config.scheduler_config = SimpleNamespace(scheduler_cls="vllm_omni_sched.OmniScheduler", async_scheduling=True)
+    config.device_config = SimpleNamespace(device_type="cpu")
     config.additional_config = {"omni_sched": {"mrope_append": "on"}}
     with pytest.raises(ConfigError, match="the model has no M-RoPE"):
         check_and_attach(config)

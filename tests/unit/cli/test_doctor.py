@@ -12,11 +12,12 @@ from dev.child_process import ChildProcess
 from tests.engine.harness.processes import ENVIRONMENT
 from tests.support.nvml import FakeNvml
 from tests.support.warm import WarmPopen
-from vllm_omni_sched import __version__
+from vllm_omni_sched import __version__, compat
 from vllm_omni_sched.cli import app, diagnosis
 from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, features, modules, versions
 from vllm_omni_sched.config.load import written
 from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.engine import checks  # before entry points are replaced, which torch reads
 from vllm_omni_sched.engine.metrics.nvml import NvmlDevices
 from vllm_omni_sched.video import sandbox
 from vllm_omni_sched.video.pool.kinds import NVDEC, DecoderKind, cpu_kind
@@ -32,7 +33,10 @@ def healthy(monkeypatch):
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
     monkeypatch.setattr(diagnosis, "_import_problem", lambda: None)
     monkeypatch.setattr(versions, "vllm_version", lambda: "0.30.0")
-    monkeypatch.setattr(modules, "find", lambda module, path: None)  # nothing here imports vLLM
+    monkeypatch.setattr(checks, "decoder_kinds", lambda options: ())
+    monkeypatch.setattr(compat, "device_type", lambda: "cpu")
+    monkeypatch.setattr(compat, "why_no_preprocessing", lambda: None)
+    monkeypatch.setattr(modules, "find", lambda module, path: None)
     monkeypatch.setattr(features, "probe_all", lambda **_: [Probe("a step", SYMBOL, "windows", True, "found")])
     point = metadata.EntryPoint(diagnosis.PLUGIN_NAME, "vllm_omni_sched.plugin:register", diagnosis.PLUGIN_GROUP)
     monkeypatch.setattr(metadata, "entry_points", lambda **_: [point])

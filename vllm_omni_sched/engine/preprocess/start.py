@@ -47,18 +47,24 @@ def preprocess_options(config: OmniSchedConfig) -> PreprocessOptions:
     return read_options(PreprocessOptions, config.preprocess, group="preprocess")
 
 
-def prepare(vllm_config: Any, options: PreprocessOptions) -> None:
-    """Hook the pool into this process, if the options ask for one; idempotent.
+def check_preprocessing(config: OmniSchedConfig) -> None:
+    """Check that the pool can work here, if the options ask for one.
 
     Raises:
-        ConfigError: the pool cannot work here.
+        ConfigError: it cannot, or its options are wrong.
     """
-    if not options.processes:
+    if not preprocess_options(config).processes:
         return
     if not sys.platform.startswith("linux"):
         raise ConfigError("option 'preprocess.processes' needs Linux, for memory files and forks: leave it out")
     if why := compat.why_no_preprocessing():
         raise ConfigError(f"option 'preprocess.processes' cannot work: {why}. Leave it out")
+
+
+def prepare(vllm_config: Any, options: PreprocessOptions) -> None:
+    """Hook the pool into this process, if the options ask for one; idempotent."""
+    if not options.processes:
+        return
     if not vllm_config.model_config.is_multimodal_model:
         logger.info("Option preprocess.processes has no effect: this model takes text alone.")
         return
