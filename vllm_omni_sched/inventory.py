@@ -181,12 +181,21 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM refuses updates of ended sessions",
     ),
     Override(
-        f"{_S}._handle_stopped_request, _update_request_as_session",
-        "after super(): a session that stopped while it was preempted is queued at the end of the step; "
-        "super() is told that all its tokens but the last are computed",
-        "vLLM up to 0.32, a session preempted while the token that ends its turn is in flight",
-        "tests/differential/test_stranded_sessions.py",
+        f"{_S}._handle_stopped_request",
+        "before super(): on 0.30, tokens in flight of a turn that has ended are discarded; after super(): a session "
+        "that stopped while it was preempted is queued at the end of the step",
+        "vLLM up to 0.32",
+        "tests/differential/test_turn_ends.py",
         "oldest supported vLLM is 0.33, which does not lose such sessions",
+    ),
+    Override(
+        f"{_S}._update_request_as_session",
+        "super() gets no tokens of an update that leaves no room below max_model_len, and the session ends with an "
+        "error; up to 0.32, it is told of a session preempted at the end of its turn that all its tokens but the last "
+        "are computed",
+        _OURS,
+        "tests/differential/test_turn_ends.py",
+        "vLLM refuses such updates, and the oldest supported vLLM is 0.33",
     ),
     Override(
         "DiffusionScheduler, DiffusionAsyncScheduler",

@@ -98,7 +98,8 @@ class Side:
 
 @cache
 def _stock(async_scheduling: bool) -> type:
-    """vLLM's scheduler; sessions that some versions lose are kept as ours keeps them (`test_stranded_sessions`)."""
+    """vLLM's scheduler; where some versions lose sessions, or deliver tokens of an ended turn, it does as ours does
+    (`test_stranded_sessions`)."""
     base = AsyncScheduler if async_scheduling else Scheduler
     if not compat.strands_preempted_sessions():
         return base
@@ -109,10 +110,10 @@ def _stock(async_scheduling: bool) -> type:
             self.stranded = StrandedSessions()
 
         def _handle_stopped_request(self, request: Any) -> bool:
-            return self.stranded.stopped(request, super()._handle_stopped_request(request))
+            return self.stranded.stopped(request, super()._handle_stopped_request)
 
         def _update_request_as_session(self, session: Any, update: Any) -> None:
-            self.stranded.update(self, super()._update_request_as_session, session, update)
+            self.stranded.extend(self, super()._update_request_as_session, session, update)
 
         def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
             outputs = super().update_from_output(*args, **kwargs)

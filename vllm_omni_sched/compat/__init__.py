@@ -6,6 +6,7 @@ Features are detected by probing for names, not looked up by version.
 from vllm_omni_sched.compat.behaviour import (
     admission_limit,
     copy_output_widths,
+    delivers_output_after_stop,
     device_name,
     device_type,
     diffusion_schedulers,
@@ -98,6 +99,7 @@ __all__ = [
     "check_version",
     "copy_output_widths",
     "default_torch_threads",
+    "delivers_output_after_stop",
     "device_is_initialized",
     "device_name",
     "device_type",

@@ -142,6 +142,14 @@ def strands_preempted_sessions() -> bool:
     return stopped is not None and "_enqueue_waiting_request" in stopped.__code__.co_names
 
 
+@cache
+def delivers_output_after_stop() -> bool:
+    """Return whether tokens in flight when a turn of a session ends are taken for tokens of its next turn (0.30)."""
+    stopped = modules.find(modules.SCHEDULER, "Scheduler._handle_stopped_request")
+    preempt = modules.find(modules.SCHEDULER, "Scheduler._preempt_request")
+    return "drop_stale_output" in preempt.__code__.co_names and "drop_stale_output" not in stopped.__code__.co_names
+
+
 def diffusion_schedulers() -> tuple[Any, Any]:
     """Return vLLM's synchronous and asynchronous schedulers for diffusion LLMs; None each before 0.32."""
     names = ("DiffusionScheduler", "DiffusionAsyncScheduler")

@@ -8,6 +8,7 @@ objects. See docs/scheduler.md for the life of a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +159,7 @@ class SchedulerExtension:
             self.stranded.put_back(scheduler)
         if self.policies is not None:
             self.policies.observe(scheduler_output, outputs)
-        return self.refusals.report(outputs) if self.refusals.refused else outputs
+        return self.refusals.report(scheduler, outputs) if self.refusals.refused else outputs
 
     # -- a request's life --------------------------------------------------
 
@@ -175,6 +176,12 @@ class SchedulerExtension:
                 self.sessions.begin(request)
         if self.policies is not None:
             self.policies.enter(request)
+
+    def extend(self, scheduler: Scheduler, extend: Callable[[Any, Any], None], session: Any, update: Any) -> None:
+        """Extend ``session`` by ``update`` with vLLM's own method ``extend``; without it if it is refused."""
+        if self.refusals.refuse_long_update(session, update, scheduler.max_model_len):
+            update = replace(update, prompt_token_ids=[], mm_features=None)
+        self.stranded.extend(scheduler, extend, session, update)
 
     def _warn_unsorted(self) -> None:
         if not self._warned_unsorted:

@@ -38,6 +38,7 @@ class Scheduler(Protocol):
     requests: dict[str, Any]
     encoder_cache_manager: Any
     connector: Any
+    max_model_len: int
     _pending_encoder_input_ids: dict[str, Any]
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any: ...

@@ -104,10 +104,10 @@ class OmniSchedulerMixin(WaitingOrderMixin, _Base):
     if compat.strands_preempted_sessions():
 
         def _handle_stopped_request(self, request: Request) -> bool:
-            return self.omni.stranded.stopped(request, super()._handle_stopped_request(request))
+            return self.omni.stranded.stopped(request, super()._handle_stopped_request)
 
-        def _update_request_as_session(self, session: Request, update: Any) -> None:
-            self.omni.stranded.update(self, super()._update_request_as_session, session, update)
+    def _update_request_as_session(self, session: Request, update: Any) -> None:
+        self.omni.extend(self, super()._update_request_as_session, session, update)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         return self.omni.reset_prefix_cache(super().reset_prefix_cache, *args, **kwargs)

@@ -305,5 +305,5 @@ def test_a_rewound_request_gets_its_items_again() -> None:
 def test_which_stopped_sessions_are_put_back(computed: int, finished: bool, kept: bool) -> None:
     stranded = StrandedSessions()
     session = Request(resumable=True, num_computed_tokens=computed)
-    assert stranded.stopped(session, finished) is finished
+    assert stranded.stopped(session, lambda _: finished) is finished
     assert stranded.requests == ([session] if kept else [])

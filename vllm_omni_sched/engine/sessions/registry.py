@@ -79,20 +79,24 @@ class Sessions:
 
 
 class StrandedSessions:
-    """Keeps sessions that are preempted while the token that ends their turn is in flight.
+    """Ends the turns of sessions as vLLM 0.33 does, where an older one loses them or delivers too much.
 
-    Up to 0.32, vLLM removes such a session from the waiting queue together with all stopped requests. When its next
-    chunk comes, vLLM drops every token that is not computed, which is all of them. The session then waits forever.
-
-    1. A session that continues after it stopped while preempted is put back into the queue at the end of the step.
-    2. Its next chunk replaces the last sampled token, as for a session that was not preempted.
+    1. The token that ends a turn may be examined while further steps of the session are in flight. Their tokens are
+       discarded; vLLM would deliver them as tokens of the next turn, or fail an assertion.
+    2. A session that stops while it is preempted is put back into the queue at the end of the step; vLLM removes it
+       together with all stopped requests.
+    3. Its next chunk replaces the last sampled token, as for a session that was not preempted; vLLM would drop every
+       token that is not computed, which is all of them, and the session would wait forever.
     """
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
 
-    def stopped(self, request: Any, finished: bool) -> bool:
-        """Note a request that has stopped, and return ``finished``: whether vLLM ends it."""
+    def stopped(self, request: Any, end: Callable[[Any], bool]) -> bool:
+        """Return the answer of vLLM's method ``end``: whether the request is finished, now that it has stopped."""
+        if request.resumable and compat.delivers_output_after_stop():
+            _drop_output_in_flight(request)
+        finished = end(request)
         if not finished and _is_preempted(request):
             self.requests.append(request)
         return finished
@@ -104,9 +108,9 @@ class StrandedSessions:
             if not request.is_finished() and not compat.is_queued(scheduler, request):
                 scheduler._enqueue_waiting_request(request)
 
-    def update(self, scheduler: Any, extend: Callable[[Any, Any], None], session: Any, update: Any) -> None:
+    def extend(self, scheduler: Any, extend: Callable[[Any, Any], None], session: Any, update: Any) -> None:
         """Extend ``session`` with vLLM's method ``extend``, which is told that all but the last token are computed."""
-        if not _is_preempted(session):
+        if not (compat.strands_preempted_sessions() and _is_preempted(session)):
             extend(session, update)
             return
         session.num_computed_tokens = kept = session.num_tokens - 1
@@ -119,3 +123,12 @@ class StrandedSessions:
 def _is_preempted(stopped: Any) -> bool:
     """Return whether a stopped request is preempted: it has sampled a token, so all before it had been computed."""
     return bool(stopped.num_computed_tokens == 0)
+
+
+def _drop_output_in_flight(session: Any) -> None:
+    """Discard the output of this session's steps in flight, and what was counted as computed in them."""
+    session.num_computed_tokens -= session.num_output_placeholders
+    session.num_output_placeholders = 0
+    session.spec_token_ids = []
+    session.drop_stale_output = True
+    session.num_stale_output_tokens = session.num_in_flight_tokens
