@@ -24,7 +24,7 @@ from tests.support.omni_stages import Rig, StageSpec
 from vllm_omni_sched.omni.branch_connector import OmniBranchConnector
 from vllm_omni_sched.omni.stages.branches.payloads import EdgePayloads
 from vllm_omni_sched.omni.stages.payloads import Payloads
-from vllm_omni_sched.omni.unfinished import remove_unfinished
+from vllm_omni_sched.omni.unfinished import remove_left, remove_unfinished
 
 pytestmark = pytest.mark.omni
 
@@ -140,3 +140,30 @@ async def test_a_payload_of_a_run_that_is_over_does_not_stay() -> None:
         assert rig.answer("a") == rig.expected()
         assert not rig.edges.lying
         assert not rig.left_over()
+
+
+# ---- requests that left early
+
+
+def test_what_requests_have_left_is_removed_and_what_is_of_others_stays(request_id: str) -> None:
+    sender = SharedMemoryConnector({})
+    keys = [f"{request_id}_0_0", f"{request_id}_1_17", f"{request_id}~3@2_0_1", f"{request_id}@1_0_0"]
+    others = [f"{request_id}x_0_0", f"{request_id}-2@1_0_0"]
+    for key in (*keys, *others):
+        sender.put("0", "1", key, [1, 2])
+    (SHM / keys[0]).unlink()  # as Python does when the process ends that made it
+    resource_tracker.unregister(f"/{keys[0]}", "shared_memory")
+    assert remove_left({request_id}) == len(keys)
+    assert left(request_id) == sorted([*others, *(f"shm_{key}_lockfile.lock" for key in others)])
+    assert remove_left({f"{request_id}x", f"{request_id}-2"}) == len(others)
+
+
+@pytest.mark.asyncio
+async def test_when_the_pipeline_ends_nothing_is_left_of_a_request_that_was_aborted(request_id: str) -> None:
+    async with Rig(StageSpec(), StageSpec(final_output=True)) as rig:
+        await rig.ask(request_id)
+        await rig.abort(request_id)
+        SharedMemoryConnector({}).put("0", "1", f"{request_id}_0_0", [1, 2])  # the stage was about to send it
+        assert left(request_id)
+        rig.omni._shutdown_stages()
+        assert left(request_id) == []

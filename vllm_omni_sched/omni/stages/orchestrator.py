@@ -241,6 +241,8 @@ class ScheduledOrchestrator(Orchestrator):
             for pool in self.stage_pools
             if (work := pool.queue.detach(request_id)) is not None
         ]
+        if abort:
+            self.payloads.left_early(request_ids)
         before = set(self.request_states)
         outputs = await super()._cleanup_request_ids(request_ids, abort=abort, release_owners=release_owners)
         for pool, work in orphans:
@@ -361,6 +363,10 @@ class ScheduledOrchestrator(Orchestrator):
         self.payloads.close()
         self._publisher.close()
         await asyncio.get_running_loop().run_in_executor(None, self.driver.close)  # it may wait for the disk
+
+    def _shutdown_stages(self) -> None:
+        super()._shutdown_stages()
+        self.payloads.remove_left()
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine beside the event loop; its errors are logged."""

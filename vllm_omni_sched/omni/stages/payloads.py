@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.logs import get_logger
-from vllm_omni_sched.omni.unfinished import remove_unfinished
+from vllm_omni_sched.omni.unfinished import remove_left, remove_unfinished
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.pool import ScheduledPool
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 POLL_SECONDS = 0.002
+REMEMBERED = 1 << 14  # requests
 NO_STAGE = -1  # vLLM-Omni's mark of a process that serves no stage
 
 
@@ -29,6 +31,7 @@ class Payloads:
 
     def __init__(self, external: Callable[[str], str]) -> None:
         self._connectors: dict[int, Any] = {}
+        self._left: deque[str] = deque(maxlen=REMEMBERED)  # requests that left early, the last one last
         self.external = external
 
     @staticmethod
@@ -109,6 +112,14 @@ class Payloads:
                 if found and not lies:
                     break
                 found = lies
+
+    def left_early(self, request_ids: Iterable[str]) -> None:
+        """Record requests that have left before their end, so that nobody may receive what is sent for them."""
+        self._left.extend(request_ids)
+
+    def remove_left(self) -> None:
+        """Remove what requests that have left early have left behind; call it when no stage sends any more."""
+        remove_left(set(self._left))
 
     def close(self) -> None:
         for connector in self._connectors.values():
