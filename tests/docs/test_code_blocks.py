@@ -21,7 +21,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.unit.sim.costs.test_config_json import LLAMA_8B
 
 import dev.serve
 from dev.child_process import ChildProcess
@@ -53,7 +52,7 @@ BLOCKS = [block for block in all_blocks() if block.language != "text"]
 SHARE_EXECUTED = 0.95  # of all blocks, those that cannot run here among them
 BENCHMARKS = "benchmarks/README.md"
 NAME = re.compile(r"[\w./-]+\.yaml")
-OF_OTHERS = ("Llama-3.1-8B", "Mooncake", "ServeGen")
+OF_OTHERS = ("Mooncake", "ServeGen")
 """Folders that a reader has downloaded."""
 NEVER = {Way.LEFT: 4, Way.PARSED: 0}
 """Most blocks outside of the page of benchmarks that may have a command that is not run: a new one needs a reason."""
@@ -107,8 +106,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (traces / "conversation_trace.jsonl").write_text(conversations())
     (folder / "conversation_trace.jsonl").write_text(conversations())
     write_servegen(folder / "ServeGen" / "data" / "multimodal" / "mm-image")
-    (folder / "Llama-3.1-8B").mkdir()
-    (folder / "Llama-3.1-8B" / "config.json").write_text(json.dumps(LLAMA_8B))
     azure = FILES[TraceFormat.AZURE].splitlines()
     (folder / "AzureLMMInferenceTrace_multimodal.csv").write_text(
         "\n".join(f"{line},{more}" for line, more in zip(azure, ("NumImages", 1, 0), strict=True)) + "\n"
