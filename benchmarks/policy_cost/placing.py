@@ -16,7 +16,6 @@ from vllm_omni_sched.core.pipeline.load import ReplicaLoad
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
 from vllm_omni_sched.graph.order import DEFAULT_CLASSES
 from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
-from vllm_omni_sched.resource.batch_size import FixedBatch
 from vllm_omni_sched.resource.pipeline.stage_cost import Features
 
 RUNNING = 8  # requests on each replica
@@ -70,7 +69,7 @@ def start(options: Mapping[str, Any]) -> Callable[[int, random.Random], Bench]:
 
 def next_one(waiting: int, rng: random.Random) -> Bench:
     """Start the next of so many that wait, on the one place that has become free."""
-    stages = Stages(8, RUNNING, {"batching": {"enabled": False}}, rng)
+    stages = Stages(8, RUNNING, {}, rng)
     for _ in range(waiting):
         stages.core.handle(e.Waits(stages.submitted()), stages.clock.now)
 
@@ -83,7 +82,7 @@ def next_one(waiting: int, rng: random.Random) -> Bench:
 
 def comes(waiting: int, rng: random.Random) -> Bench:
     """Queue a request behind so many others; there is no room."""
-    stages = Stages(8, RUNNING, {"batching": {"enabled": False}}, rng)
+    stages = Stages(8, RUNNING, {}, rng)
     for _ in range(waiting):
         stages.core.handle(e.Waits(stages.submitted()), stages.clock.now)
 
@@ -97,7 +96,7 @@ def comes(waiting: int, rng: random.Random) -> Bench:
 
 def look(running: int, rng: random.Random) -> Bench:
     """Time the look at a replica that runs so many requests; one ends and another begins between two looks."""
-    load, clock, numbers = ReplicaLoad(FixedBatch(running)), Clock(), count(running)
+    load, clock, numbers = ReplicaLoad(running), Clock(), count(running)
     for number in range(running):
         load.begin(str(number), rng.uniform(1.0, 10.0), clock())
 

@@ -76,7 +76,7 @@ OPTIONS = st.fixed_dictionaries(
         "runtime": st.fixed_dictionaries(
             {
                 "branch_errors": st.sampled_from(["request", "output"]),
-                "credits": st.sampled_from([{}, {"capacity": 2}, {"enabled": False}]),
+                "credits": st.sampled_from([{}, {"enabled": True, "capacity": 2}]),
                 "recovery": st.sampled_from([{}, {"max_redispatches": 0}]),
             }
         ),
@@ -86,7 +86,13 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-FEW_MOVES = {"runtime": {"branch_errors": "output", "credits": {"capacity": 2}, "recovery": {"max_redispatches": 0}}}
+FEW_MOVES = {
+    "runtime": {
+        "branch_errors": "output",
+        "credits": {"enabled": True, "capacity": 2},
+        "recovery": {"max_redispatches": 0},
+    }
+}
 
 
 def undisturbed(one):
@@ -108,7 +114,11 @@ def undisturbed(one):
 # a stage that was to run again for one successor runs for another one first
 @example(
     5866,
-    {"runtime": {"branch_errors": "request", "credits": {}, "recovery": {}}, "graph": {}, "balancing": {}},
+    {
+        "runtime": {"branch_errors": "request", "credits": {"enabled": True}, "recovery": {}},
+        "graph": {},
+        "balancing": {},
+    },
     False,
     True,
     False,

@@ -151,15 +151,14 @@ OPTIONS = st.fixed_dictionaries(
         "runtime": st.sampled_from(
             [
                 {},
-                {"credits": {"capacity": 6}},
-                {"credits": {"enabled": False}},
+                {"credits": {"enabled": True, "capacity": 6}},
                 {"recovery": {"enabled": False}},
                 {"recovery": {"restart": False}},
                 {"branch_errors": "output"},
             ]
         ),
         "graph": st.sampled_from([{}, {"merging": {"enabled": False}}, {"priority": {"enabled": False}}]),
-        "batching": st.sampled_from([{}, {"enabled": False}, {"target_latency_ms": 200.0, "hold_ms": 200.0}]),
+        "batching": st.sampled_from([{}, {"target_latency_ms": 200.0, "hold_ms": 200.0}]),
         "balancing": st.sampled_from([{}, {"policy": "round-robin"}]),
     }
 )

@@ -8,6 +8,7 @@ import yaml
 from tests.support.stage_files import deploy
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
+from vllm_omni_sched.config.stage_options.batching import BatchLimits
 from vllm_omni_sched.config.stage_yaml import VARIABLE, check_against, load_stage_config, read_stage_options
 from vllm_omni_sched.graph.order import DEFAULT_CLASSES
 from vllm_omni_sched.resource.pid import PidBatch, PidGains
@@ -70,9 +71,7 @@ def test_defaults_are_those_of_the_policies():
     batching = config.batching
     assert (batching.kp, batching.ki, batching.kd) == (gains.proportional, gains.integral, gains.derivative)
     for sla in DEFAULT_CLASSES:
-        targets = config.graph.priority.classes[sla.name]
-        assert targets.rank == sla.rank
-        assert float("inf" if targets.ttft_ms is None else targets.ttft_ms / 1000) == sla.ttft_seconds
+        assert config.graph.priority.classes[sla.name].rank == sla.rank
 
 
 def test_the_deploy_yaml_may_name_a_file_beside_it(tmp_path):
@@ -82,7 +81,7 @@ def test_the_deploy_yaml_may_name_a_file_beside_it(tmp_path):
 
 
 def test_what_a_deploy_yaml_lacks_comes_from_its_base(tmp_path):
-    deploy(tmp_path, "omni_sched: {runtime: {credits: {capacity: 5}}}\n", "base.yaml")
+    deploy(tmp_path, "omni_sched: {runtime: {credits: {enabled: true, capacity: 5}}}\n", "base.yaml")
     config = load_stage_config(deploy(tmp_path, "base_config: base.yaml\n"), {})
     assert config.runtime.credits.capacity == 5
     off = deploy(tmp_path, "base_config: base.yaml\nomni_sched: off\n", "off.yaml")
@@ -94,11 +93,14 @@ def test_what_a_deploy_yaml_lacks_comes_from_its_base(tmp_path):
 
 def test_the_options_of_a_stage():
     config = read_stage_options(
-        {"batching": {"max_batch_size": 16, "stages": {"talker": {"max_batch_size": 4}, 2: {"enabled": False}}}}, "here"
+        {"batching": {"hold_ms": 16, "stages": {"talker": {"hold_ms": 4}, 2: {"target_latency_ms": 200}}}}, "here"
     )
     of = config.batching.of_stage
-    assert [of(0, "thinker").max_batch_size, of(1, "talker").max_batch_size] == [16, 4]
-    assert [of(1, "talker").enabled, of(2, "code2wav").enabled] == [True, False]
+    assert [of(0, "thinker").hold_ms, of(1, "talker").hold_ms] == [16, 4]
+    assert [of(1, "talker").target_latency_ms, of(2, "code2wav").target_latency_ms] == [None, 200]
+    assert control_of(config.batching, of(1, "talker"), 64) is None
+    controller = control_of(config.batching, of(2, "code2wav"), 64)
+    assert (controller.minimum, controller.maximum, controller.interval_seconds) == (1, 32, 1.0)
     check_against(config, {0: "thinker", 1: "talker", 2: "code2wav"})
 
 
@@ -118,7 +120,7 @@ def test_an_empty_section_has_its_defaults(tmp_path):
 
 
 def test_what_several_sections_share_is_not_there_twice(tmp_path):
-    text = "omni_sched: {batching: {stages: {a: &one {hold_ms: 1}, b: *one, c: {<<: *one, min_batch_size: 2}}}}\n"
+    text = "omni_sched: {batching: {stages: {a: &one {hold_ms: 1}, b: *one, c: {<<: *one, target_latency_ms: 2}}}}\n"
     stages = load_stage_config(deploy(tmp_path, text), {}).batching.stages
     assert [own.hold_ms for own in stages.values()] == [1, 1, 1]
 
@@ -135,7 +137,7 @@ def test_the_file_of_the_design_article_loads_as_it_is_printed():
     batches = config.batching.of_stage(1, "talker")
     assert (batches.min_batch_size, batches.max_batch_size) == (1, 32)
     assert (batches.target_latency_ms, batches.adjust_interval_ms) == (50, 1000)
-    assert batches == StageSchedConfig().batching.of_stage(1, "talker")  # ours follow it
+    assert batches == BatchLimits(target_latency_ms=50)  # what it gives are the defaults of a controller
     assert {key: one.name for key, one in config.runtime.connectors.items()} == {
         "connector_small": "SharedMemoryConnector",
         "connector_large": "SharedMemoryConnector",

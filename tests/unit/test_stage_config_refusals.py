@@ -54,7 +54,7 @@ def test_unknown_stages_are_refused(stages, says):
             "'connectors.a' is on no edge; name an edge for it in 'edges', or remove it",
         ),
         ("batching: {latency_target: 50 parsecs}", "'batching.latency_target': '50 parsecs' is not a duration: give a"),
-        ("latency_target: 0ms", "option 'latency_target': .*greater than 0, got 0.0"),
+        ("latency_target: 0ms", "option 'latency_target': .*greater than 0, got '0ms'"),
         (
             "latency_target: 1ms, batching: {target_latency_ms: 1}",
             "in 'batching': options 'latency_target' and 'target",
@@ -95,6 +95,18 @@ def test_unknown_stages_are_refused(stages, says):
         ("graph: 3", "option 'graph' must be a mapping of merging, priority, affinity, partition, got 3"),
         ("batching: {stages: 3}", "option 'batching.stages' must be a mapping, got 3"),
         ("batching: {min_batch_size: 40}", "'min_batch_size' must not be above 'max_batch_size': 40 > 32"),
+        (
+            "batching: {max_batch_size: 16}",
+            "in 'batching': option 'max_batch_size' needs 'target_latency_ms': name",
+        ),
+        ("batching: {stages: {talker: {kd: 1}}}", "unknown option 'batching.stages.talker.kd'"),
+        (
+            "batching: {stages: {talker: {max_batch_size: 4}}}",
+            "'stages.talker.max_batch_size' needs 'target_latency_ms",
+        ),
+        ("batching: {progressive: {enabled: true}}", "'progressive.enabled' needs 'target_latency_ms'"),
+        ("batching: {progressive: {growth: 3.0}}", "in 'batching.progressive': option 'growth' needs 'enabled': turn"),
+        ("runtime: {credits: {capacity: 8}}", "in 'runtime.credits': option 'capacity' needs 'enabled': turn that on"),
         (
             "batching: {max_batch_size: 4, stages: {talker: {min_batch_size: 5}}}",
             "in 'batching': option 'stages.talker.min_batch_size' must not be above .*: 5 > 4; lower the one",

@@ -336,18 +336,23 @@ def _parts(config: StageSchedConfig, stage: Stage, own: int | None, chunked: boo
         chunked: whether stages exchange chunks.
     """
     limits = config.batching.of_stage(stage.stage_id, stage.name)
-    most = limits.max_batch_size if own is None else min(limits.max_batch_size, own)
-    capped = "" if own is None or own >= limits.max_batch_size else f" (the stage's max_num_seqs is {own})"
-    if limits.enabled:
-        aim = f"aims at {limits.target_latency_ms:g} ms, adjusted each {limits.adjust_interval_ms:g} ms"
-        yield Status("batching", True, f"{limits.min_batch_size} to {most} requests{capped}, {aim}")
+    seqs = "max_num_seqs of its engine" if own is None else f"max_num_seqs {own}"
+    together = bool(stage.sources) and (chunked or stage.reads_chunks)
+    if limits.target_latency_ms is None:
+        yield Status("batching", False, f"always {seqs} requests: 'batching.target_latency_ms' is null")
+    elif together:
+        yield Status("batching", False, f"always {seqs} requests: it starts together with the stages that it reads")
     else:
-        yield Status("batching", False, f"not steered: always {most} requests{capped}")
+        most = limits.max_batch_size if own is None else min(limits.max_batch_size, own)
+        least = min(limits.min_batch_size, most)
+        what = "requests without an output yet" if stage.kind is StageKind.AR else "requests"
+        aim = f"aims at {limits.target_latency_ms:g} ms, adjusted each {limits.adjust_interval_ms:g} ms"
+        yield Status("batching", True, f"{least} to {most} {what}, {seqs}; {aim}")
     if stage.kind is not StageKind.AR:
         held = f"batches wait up to {limits.hold_ms:g} ms for more requests"
         yield Status("hold", limits.hold_ms > 0, held if limits.hold_ms else "'hold_ms' is 0")
-    window = window_of(config.batching, limits)
-    off = "'batching.progressive.enabled' is false" if limits.enabled else "it needs batching"
+    window = None if together else window_of(config.batching, limits)
+    off = "it needs batching" if config.batching.progressive.enabled else "'batching.progressive.enabled' is false"
     first = f"work of more than {config.batching.progressive.first_units} units starts in turn"
     yield Status("progressive", window is not None, off if window is None else first)
     yield _balancing(config, stage)

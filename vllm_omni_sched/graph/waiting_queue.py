@@ -6,6 +6,8 @@ from heapq import heapify, heappop, heappush
 
 from vllm_omni_sched.graph.order import NEVER_OVERTAKEN, Key, Placed, PlaceReason, WaitingOrder, WaitingRequest
 
+MOST_MOVED = 4
+
 
 class _Entry:
     """A waiting request with its present key and place, and when they change on their own."""
@@ -28,7 +30,8 @@ class WaitingQueue:
 
     1. `peek` and `pop` return what ``order.plan(all waiting, now)[0]`` would if there were no affinity keys.
     2. After a request, one of its class that shares an affinity key with it comes next, if the request that
-       would otherwise be next has not aged, and can still start in time behind all that were moved ahead of it.
+       would otherwise be next has not aged, and can still start in time behind all that were moved ahead of it. If that
+       one has no deadline to meet, at most `MOST_MOVED` in a row are moved ahead of it.
     3. A key changes at most twice, when the request turns late and when it ages. A second heap
        holds these moments; a changed key is pushed again, and its old entry is skipped when it comes up.
     4. Skipped entries are removed once they outnumber the live ones.
@@ -43,7 +46,8 @@ class WaitingQueue:
         self._changes: list[tuple[float, str]] = []
         self._sharing: dict[str, dict[str, None]] = {}  # affinity key -> requests that have it, oldest push first
         self._last: WaitingRequest | None = None  # popped last
-        self._moved_seconds = 0.0  # cost of requests moved ahead since the last one popped in its turn
+        self._moved = 0  # requests moved ahead since the last one popped in its turn
+        self._moved_seconds = 0.0  # their cost
         self.revision = 0
         """Number of keys that time has changed; cached reads of the queue stay valid while this number is the same."""
 
@@ -143,13 +147,15 @@ class WaitingQueue:
         if not shares or first.reason in NEVER_OVERTAKEN:
             return None
         spare = first.request.latest_start - self._now
+        if not 0 <= spare < math.inf:
+            spare = math.inf if self._moved < MOST_MOVED else -math.inf
         for shared in sorted(shares):
             mate = self._entries[next(iter(self._sharing[shared]))].request
             if mate is first.request:
                 return None
             if mate.sla != last.sla or mate.sla.rank != first.request.sla.rank:
                 continue
-            if spare < 0 or spare >= self._moved_seconds + mate.cost_seconds:
+            if spare >= self._moved_seconds + mate.cost_seconds:
                 return Placed(mate, PlaceReason.AFFINITY)
         return None
 
@@ -176,6 +182,7 @@ class WaitingQueue:
             KeyError: that request no longer waits.
         """
         moved = placed.reason is PlaceReason.AFFINITY
+        self._moved = self._moved + 1 if moved else 0
         self._moved_seconds = self._moved_seconds + placed.request.cost_seconds if moved else 0.0
         self._last = self._take(placed.request.request_id)
         self._sweep()

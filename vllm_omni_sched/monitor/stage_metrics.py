@@ -85,7 +85,12 @@ STAGE_METRICS = (
     StageMetric("stage_running", "gauge", "Requests in a replica that run.", Scope.REPLICA, "running"),
     StageMetric("stage_batch_requests", "histogram", "Requests in a batch.", Scope.REPLICA, "batch_size"),
     StageMetric(
-        "stage_batch_limit", "gauge", "Current limit on the requests of a batch.", Scope.REPLICA, "batch_limit"
+        "stage_batch_limit",
+        "gauge",
+        "Most requests that a replica gets: its `max_num_seqs`, or with option `batching.target_latency_ms` the "
+        "controller's limit on those whose latency is measured.",
+        Scope.REPLICA,
+        "batch_limit",
     ),
     StageMetric(
         "stage_device_memory_bytes", "gauge", "Device memory that a replica holds.", Scope.REPLICA, "device_bytes"

@@ -11,7 +11,6 @@ class LimitReason(str, Enum):
     """Reason for the current limit."""
 
     START = "start"  # nothing decided yet
-    FIXED = "fixed"  # set by the operator
     ON_TARGET = "on_target"  # close enough to the target: held
     UNDER_TARGET = "under_target"  # latency below target: raised
     OVER_TARGET = "over_target"  # latency above target: lowered
@@ -60,17 +59,6 @@ class BatchControl(ABC):
             self.reason = LimitReason.AT_MIN if value <= self.minimum else LimitReason.OVER_TARGET
         else:
             self.reason = LimitReason.AT_MAX if value >= self.maximum else LimitReason.UNDER_TARGET
-
-
-class FixedBatch(BatchControl):
-    """Keeps the operator's limit, whatever the latency."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size, size)
-        self.reason = LimitReason.FIXED
-
-    def _observe(self, latency_seconds: float, now: float, size: int) -> None:
-        pass
 
 
 class PeriodicControl(BatchControl):

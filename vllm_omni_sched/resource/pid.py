@@ -88,12 +88,6 @@ class PidBatch(PeriodicControl):
             raise ValueError(f"used must be finite and >= 0, got {used}")
         self._memory = used
 
-    def raise_to(self, limit: int) -> None:
-        """Raise the limit at once for a load that is known to come; control continues from there."""
-        if limit > self.limit and not self._must_fall():
-            self._set(limit, over=False)
-            self._integral = self._output = math.log(self.limit)
-
     def _must_fall(self) -> bool:
         return self._memory > self.memory_high
 

@@ -354,7 +354,7 @@ async def run_to_the_end(rig: Rig) -> None:
 
 async def test_followers_need_no_credits_of_their_own() -> None:
     """With room for one request in each stage, three equal ones are answered at a time."""
-    async with Rig(*diamond(), runtime={"credits": {"capacity": 1}}) as rig:
+    async with Rig(*diamond(), runtime={"credits": {"enabled": True, "capacity": 1}}) as rig:
         for name in "abc":
             await rig.ask(name)
         await rig.ask("other", (7, 8))

@@ -20,7 +20,6 @@ from vllm_omni_sched.omni.stages.start.capacity import UNBOUNDED, max_num_seqs_o
 pytestmark = pytest.mark.omni
 
 TEXT, DRAWING = StageSpec(), StageSpec(kind=DIFFUSION, final_output=True)
-AT_ONCE = {"batching": {"hold_ms": 0, "progressive": {"enabled": False}}}
 """Else a batch of a stage that draws waits for more requests, and pictures start one by one."""
 
 
@@ -81,7 +80,7 @@ def test_the_process_of_a_diffusion_replica_is_found() -> None:
     ],
 )
 async def test_the_same_is_drawn_once_where_it_has_a_seed(first: Any, second: Any, runs: int) -> None:
-    async with Rig(TEXT, DRAWING, **AT_ONCE) as rig:
+    async with Rig(TEXT, DRAWING) as rig:
         await rig.ask("a", each=[params(), first])
         await rig.ask("b", each=[params(), second])
         assert len(rig.at(0)) == 1
@@ -94,7 +93,7 @@ async def test_the_same_is_drawn_once_where_it_has_a_seed(first: Any, second: An
 
 @pytest.mark.asyncio
 async def test_caches_that_a_stage_sends_are_of_one_request_and_gone_with_the_replica_that_got_them() -> None:
-    async with Rig(TEXT, StageSpec(kind=DIFFUSION, final_output=True, replicas=2), **AT_ONCE) as rig:
+    async with Rig(TEXT, StageSpec(kind=DIFFUSION, final_output=True, replicas=2)) as rig:
         rig.omni.stage_pools[0].stage_vllm_config.model_config.omni_kv_config = {"need_send_cache": True}
         for name in ("a", "b"):
             await rig.ask(name, each=[params(), drawing(seed=1)])
@@ -114,7 +113,7 @@ async def test_caches_that_a_stage_sends_are_of_one_request_and_gone_with_the_re
 @pytest.mark.asyncio
 async def test_nothing_waits_for_ever_to_send_to_a_replica_that_is_dead() -> None:
     """A PUSH socket whose other side is gone takes nothing, and the client's `shutdown` sends."""
-    async with Rig(TEXT, StageSpec(kind=DIFFUSION, final_output=True, replicas=2), **AT_ONCE) as rig:
+    async with Rig(TEXT, StageSpec(kind=DIFFUSION, final_output=True, replicas=2)) as rig:
         with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
             replica, limits = rig.replica(1, 0), []
             replica._request_socket, replica.shutdown = socket, lambda: limits.append(socket.sndtimeo)
@@ -129,7 +128,7 @@ async def test_a_replica_that_takes_no_requests_is_dead() -> None:
     async def full(*_: Any, **__: Any) -> None:
         raise zmq.Again
 
-    async with Rig(TEXT, StageSpec(kind=DIFFUSION, final_output=True, replicas=2), **AT_ONCE) as rig:
+    async with Rig(TEXT, StageSpec(kind=DIFFUSION, final_output=True, replicas=2)) as rig:
         for replica_id in range(2):
             rig.replica(1, replica_id).add_request_async = full
         await rig.ask("a", each=[params(), drawing(seed=1)])

@@ -24,6 +24,7 @@ stages:
   - {stage_id: 1, num_replicas: 2}
 omni_sched:
   runtime:
+    credits: {enabled: true, capacity: 32}
     connectors: {local: {name: ArenaConnector, extra: {stall_seconds: 3}}}
     recovery: {hang_seconds: 2000}
   batching: {stages: {talker: {max_batch_size: 4, target_latency_ms: 200}}}
@@ -243,12 +244,13 @@ def test_each_stage_and_edge_is_shown_with_what_is_active(tmp_path, tiny):
         ("vocoder", "generation", 1),
     ]
     of = {one["name"]: {part["feature"]: part for part in one["parts"]} for one in (thinker, talker, vocoder)}
-    assert of["thinker"]["batching"]["reason"].startswith("1 to 8 requests (the stage's max_num_seqs is 8), aims at 50")
-    assert of["talker"]["batching"]["reason"].startswith("1 to 4 requests, aims at 200 ms")
+    assert of["thinker"]["batching"]["reason"].startswith("always max_num_seqs 8 requests: 'batching.target_latency_")
+    assert of["talker"]["batching"]["reason"].startswith("1 to 4 requests without an output yet, max_num_seqs")
+    assert "aims at 200 ms" in of["talker"]["batching"]["reason"]
     assert "hold" in of["vocoder"]
     assert "hold" not in of["talker"]
     assert [of[name]["balancing"]["active"] for name in of] == [False, True, False]
-    assert of["vocoder"]["credits"] == {"feature": "credits", "active": True, "reason": "room for 64 requests"}
+    assert of["vocoder"]["credits"] == {"feature": "credits", "active": True, "reason": "room for 32 requests"}
     assert [(edge["edge"], edge["connector"], edge["extra"], edge["source"]) for edge in found["stages"]["edges"]] == [
         ("thinker (0) -> talker (1)", "ArenaConnector", {"stall_seconds": 3}, "runtime.connectors"),
         ("talker (1) -> vocoder (2)", "ArenaConnector", {"stall_seconds": 3}, "runtime.connectors"),
@@ -276,7 +278,8 @@ def test_the_article_s_connectors_are_on_each_edge_of_a_pipeline(tmp_path, healt
         ["connector_small", "connector_large", "", "connector_distributed"]
     ] * 2
     batching = [part for part in found["stages"]["stages"][1]["parts"] if part["feature"] == "batching"]
-    assert batching[0]["reason"] == "1 to 32 requests, aims at 50 ms, adjusted each 1000 ms"
+    assert batching[0]["reason"].startswith("1 to 32 requests without an output yet, max_num_seqs")
+    assert batching[0]["reason"].endswith("aims at 50 ms, adjusted each 1000 ms")
 
 
 @pytest.mark.omni

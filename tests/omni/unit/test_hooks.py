@@ -68,7 +68,9 @@ def test_without_options_all_is_as_it_was(make: Make, text: str | None) -> None:
     assert type(found.output_async_queue) is asyncio.Queue
 
 
-@pytest.mark.parametrize("text", ["omni_sched:\n", "omni_sched: {}\n", "omni_sched: {batching: {max_batch_size: 2}}\n"])
+@pytest.mark.parametrize(
+    "text", ["omni_sched:\n", "omni_sched: {}\n", "omni_sched: {balancing: {policy: least-queue}}\n"]
+)
 def test_with_options_the_orchestrator_is_ours(make: Make, text: str) -> None:
     found = make(text)
     assert type(found) is ScheduledOrchestrator
@@ -77,17 +79,17 @@ def test_with_options_the_orchestrator_is_ours(make: Make, text: str) -> None:
 
 def test_one_line_says_that_it_is_and_with_which_options(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger=LOGGER):
-        make("omni_sched: {batching: {max_batch_size: 2}, graph: {merging: {enabled: false}}}\n")
+        make("omni_sched: {balancing: {policy: least-queue}, graph: {merging: {enabled: false}}}\n")
     (line,) = [one.getMessage() for one in caplog.records if "schedules the stages" in one.getMessage()]
     assert line.startswith(f"vllm-omni-sched {__version__} schedules the stages ")
-    assert 'given: {"graph": {"merging": {"enabled": false}}, "batching": {"max_batch_size": 2}}.' in line
+    assert 'given: {"graph": {"merging": {"enabled": false}}, "balancing": {"policy": "least-queue"}}.' in line
 
 
 def test_or_the_environment_gives_the_options(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "options.yaml"
-    file.write_text("batching: {max_batch_size: 2}\n")
+    file.write_text("balancing: {policy: least-queue}\n")
     monkeypatch.setenv(VARIABLE, str(file))
-    assert make(None).driver.config.batching.max_batch_size == 2
+    assert make(None).driver.config.balancing.policy == "least-queue"
 
 
 @pytest.mark.parametrize(

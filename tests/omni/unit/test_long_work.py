@@ -25,12 +25,12 @@ def long(first: int) -> tuple[int, ...]:
     return (first, *range(100))
 
 
-def progressive(**how: Any) -> dict[str, Any]:
-    return {"progressive": how}
+def progressive(target_latency_ms: float = 1000.0, **how: Any) -> dict[str, Any]:
+    return {"target_latency_ms": target_latency_ms, "progressive": {"enabled": True, **how}}
 
 
 async def test_long_prompts_start_in_turn_and_short_ones_beside_them() -> None:
-    async with Rig(FINAL) as rig:
+    async with Rig(FINAL, batching=progressive()) as rig:
         for i in range(4):
             await rig.ask(f"long {i}", long(i))
         await rig.ask("short", (7,))
@@ -46,8 +46,7 @@ async def test_long_prompts_start_in_turn_and_short_ones_beside_them() -> None:
 
 
 async def test_those_that_take_too_long_together_go_one_by_one() -> None:
-    """One alone takes ten times the target, so twice what it takes is aimed at."""
-    async with Rig(FINAL, batching={"target_latency_ms": 100.0}) as rig:
+    async with Rig(FINAL, batching=progressive(2000.0)) as rig:
         for i in range(4):
             await rig.ask(f"{i}", long(i))
         for running, seconds in (["0"], 1.0), (["1", "2"], 5.0), (["3"], 1.0):
@@ -60,8 +59,8 @@ async def test_those_that_take_too_long_together_go_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("batching", "at_once"),
     [
-        (progressive(enabled=False), 4),
-        ({"enabled": False}, 4),
+        ({}, 4),
+        ({"target_latency_ms": 1000.0}, 4),
         (progressive(first_units=101), 4),
         (progressive(first_units=100), 1),
     ],
@@ -83,14 +82,14 @@ async def test_how_fast_it_becomes_more_too(growth: float, at_once: int) -> None
 
 
 async def test_each_replica_has_a_turn_of_its_own() -> None:
-    async with Rig(TWO) as rig:
+    async with Rig(TWO, batching=progressive()) as rig:
         for i in range(3):
             await rig.ask(f"{i}", long(i))
         assert [rig.replica_id(0, name) for name in rig.at(0)] == [0, 1]
 
 
 async def test_one_that_leaves_makes_room() -> None:
-    async with Rig(FINAL) as rig:
+    async with Rig(FINAL, batching=progressive()) as rig:
         for i in range(2):
             await rig.ask(f"{i}", long(i))
         await rig.abort("0")
@@ -98,7 +97,7 @@ async def test_one_that_leaves_makes_room() -> None:
 
 
 async def test_a_death_makes_room() -> None:
-    async with Rig(TWO, runtime={"recovery": {"restart": False}}) as rig:
+    async with Rig(TWO, batching=progressive(), runtime={"recovery": {"restart": False}}) as rig:
         for i in range(2):
             await rig.ask(f"{i}", long(i))
         await rig.kill(0, 0)
@@ -113,7 +112,8 @@ async def test_pictures_are_as_long_as_their_steps_and_latents() -> None:
     params = OmniDiffusionSamplingParams(width=512, height=256, num_inference_steps=20)
     features = features_of(None, params)
     assert units_of(StageKind.DIFFUSION, features) == 20 * 32 * 16
-    async with Rig(StageSpec(final_output=True, kind=DIFFUSION)) as rig:
+    drawing = StageSpec(final_output=True, kind=DIFFUSION, max_num_seqs=2)
+    async with Rig(drawing, batching=progressive()) as rig:
         for i in range(2):
             await rig.ask(f"{i}", (i,), each=[params])
         assert list(rig.at(0)) == ["0"]
@@ -121,9 +121,9 @@ async def test_pictures_are_as_long_as_their_steps_and_latents() -> None:
 
 async def test_short_memory_makes_the_batch_limit_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostMemory, "used", lambda self, now: 0.99)
-    async with Rig(FINAL, batching={"memory_high": 0.5}) as rig:
+    async with Rig(FINAL, batching={"target_latency_ms": 1000.0, "memory_high": 0.5}) as rig:
         for number in range(20):
             await rig.ask(f"{number}", (number,))
             rig.now += 0.1
             await rig.finish(0, f"{number}")
-        assert rig.omni.stage_pools[0].queue.stage.replicas[0].load.limit.limit < 8
+        assert rig.omni.stage_pools[0].queue.stage.replicas[0].load.control.limit < 8

@@ -22,7 +22,7 @@ STAGES = (
 )
 OPTIONS = {
     "runtime": {
-        "credits": {"capacity": 6},
+        "credits": {"enabled": True, "capacity": 6},
         "recovery": {"max_redispatches": 99, "max_restarts": 99, "max_wait_seconds": 1e6},
     },
     "graph": {"merging": {"max_followers": 3}},

@@ -69,7 +69,7 @@ async def test_the_priority_of_a_request_goes_along_to_later_stages() -> None:
 
 @pytest.mark.parametrize(("capacity", "took"), [(1, ["a"]), (2, ["a", "b"]), (3, ["a", "b", "c"])])
 async def test_a_stage_starts_only_what_the_next_one_has_room_for(capacity: int, took: list[str]) -> None:
-    async with Rig(StageSpec(), ONE_AT_A_TIME, runtime={"credits": {"capacity": capacity}}) as rig:
+    async with Rig(StageSpec(), ONE_AT_A_TIME, runtime={"credits": {"enabled": True, "capacity": capacity}}) as rig:
         for name in "abc":
             await rig.ask(name, (ord(name),))
         assert rig.replica(0).took == took
@@ -86,7 +86,7 @@ async def test_a_stage_starts_only_what_the_next_one_has_room_for(capacity: int,
 
 
 async def test_an_abort_gives_room_back() -> None:
-    async with Rig(StageSpec(), ONE_AT_A_TIME, runtime={"credits": {"capacity": 1}}) as rig:
+    async with Rig(StageSpec(), ONE_AT_A_TIME, runtime={"credits": {"enabled": True, "capacity": 1}}) as rig:
         for name in "ab":
             await rig.ask(name, (ord(name),))
         await rig.finish(0, "a")
@@ -95,7 +95,7 @@ async def test_an_abort_gives_room_back() -> None:
 
 
 async def test_without_credits_a_stage_starts_what_it_can() -> None:
-    async with Rig(StageSpec(), ONE_AT_A_TIME, runtime={"credits": {"enabled": False, "capacity": 1}}) as rig:
+    async with Rig(StageSpec(), ONE_AT_A_TIME, runtime={}) as rig:
         for name in "abc":
             await rig.ask(name, (ord(name),))
         assert rig.replica(0).took == ["a", "b", "c"]
@@ -146,7 +146,7 @@ async def test_one_that_never_fits_is_not_held_back_for_ever() -> None:
 
 async def test_parts_of_the_memory_go_where_the_demand_is_and_add_up_to_the_same() -> None:
     given = {"text": 0.2, "image": 0.3, "audio": 0.2, "video": 0.3}
-    async with Rig(FINAL, pools={"total_bytes": 1000, "shares": given}, batching={"adjust_interval_ms": 1.0}) as rig:
+    async with Rig(FINAL, pools={"total_bytes": 1000, "shares": given}) as rig:
         pools = rig.driver.context.pools
         assert pools is not None
         seen = []
@@ -183,7 +183,7 @@ async def watched(rig: Rig) -> None:
     rig.omni.release = release  # type: ignore[method-assign]
 
 
-async def test_slow_batches_make_the_limit_smaller() -> None:
+async def test_slow_prefills_make_the_limit_smaller() -> None:
     async with Rig(FINAL, batching={"target_latency_ms": 100.0}) as rig:
         for number in range(3):
             names = [f"{number}.{i}" for i in range(8)]
@@ -195,7 +195,7 @@ async def test_slow_batches_make_the_limit_smaller() -> None:
                 await rig.step(0, *running)
                 await rig.finish(0, *running)
         load = rig.omni.stage_pools[0].queue.stage.replicas[0].load
-        assert load.limit.limit < 8
+        assert load.control.limit < 8
         assert rig.driver.board.replicas[0, 0].batch_limit < 8
         assert not rig.left_over()
 

@@ -32,9 +32,9 @@ async def test_a_request_runs_and_leaves() -> None:
     ("spec", "options"),
     [
         (StageSpec(final_output=True, max_num_seqs=2), {}),
-        (FINAL, {"batching": {"max_batch_size": 2}}),
-        (FINAL, {"batching": {"stages": {"stage0": {"max_batch_size": 2}}}}),
-        (FINAL, {"batching": {"stages": {0: {"max_batch_size": 2}}}}),
+        (FINAL, {"batching": {"target_latency_ms": 1000, "max_batch_size": 2}}),
+        (FINAL, {"batching": {"stages": {"stage0": {"target_latency_ms": 1000, "max_batch_size": 2}}}}),
+        (FINAL, {"batching": {"stages": {0: {"target_latency_ms": 1000, "max_batch_size": 2}}}}),
     ],
 )
 async def test_a_replica_is_given_no_more_than_its_limit(spec: StageSpec, options: dict[str, Any]) -> None:

@@ -252,7 +252,7 @@ NARROW = StageSpec(final_output=True, edge=True, max_num_seqs=1)
 
 
 async def test_who_leads_in_the_place_of_one_that_waits_in_a_later_stage_gets_its_payload() -> None:
-    async with Rig(StageSpec(), NARROW, batching={"enabled": False}) as rig:
+    async with Rig(StageSpec(), NARROW) as rig:
         await rig.ask("x", (9,))
         await rig.finish(0, "x")
         await rig.ask("a")
@@ -267,7 +267,7 @@ async def test_who_leads_in_the_place_of_one_that_waits_in_a_later_stage_gets_it
 
 
 async def test_the_payload_of_one_that_leaves_while_it_waits_is_taken_back() -> None:
-    async with Rig(StageSpec(), NARROW, batching={"enabled": False}) as rig:
+    async with Rig(StageSpec(), NARROW) as rig:
         await rig.ask("x", (9,))
         await rig.finish(0, "x")
         await rig.ask("a")

@@ -74,7 +74,7 @@ async def test_a_session_is_balanced_too() -> None:
 
 
 async def test_a_slower_replica_gets_less() -> None:
-    async with Rig(TWO, balancing={"policy": "round-robin"}, batching={"enabled": False}) as rig:
+    async with Rig(TWO, balancing={"policy": "round-robin"}) as rig:
         stage = rig.omni.stage_pools[0].queue.stage
         for i in range(24):  # replica 1 takes four times as long
             await rig.ask(f"a{i}", (i, 1))
@@ -112,8 +112,6 @@ async def test_of_many_replicas_a_few_are_looked_at_idle_ones_first(policy: str,
     async with Rig(
         MANY,
         balancing={"policy": policy},
-        batching={"max_batch_size": 2},
-        runtime={"credits": {"enabled": False}},
     ) as rig:
         for i in range(60):
             looked.clear()

@@ -11,14 +11,12 @@ import pytest
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import FINAL, Rig, StageSpec
-from vllm_omni_sched.core.pipeline.events import LimitsRaised
-from vllm_omni_sched.resource.batch_size import LimitReason
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
 
 async def slow_batches(rig: Rig) -> Any:
-    """Run three full batches that take far too long; return the replica's limit after them."""
+    """Run three full batches that take far too long; return the replica's load after them."""
     for number in range(3):
         for i in range(8):
             await rig.ask(f"{number}.{i}", (100 * number + i, 1))
@@ -27,34 +25,44 @@ async def slow_batches(rig: Rig) -> Any:
             running = list(rig.at(0))
             await rig.step(0, *running)
             await rig.finish(0, *running)
-    return rig.omni.stage_pools[0].queue.stage.replicas[0].load.limit
+    return rig.omni.stage_pools[0].queue.stage.replicas[0].load
 
 
 @pytest.mark.parametrize(
-    ("batching", "steered"),
+    ("batching", "controlled"),
     [
-        ({}, True),
-        ({"enabled": False}, False),
-        ({"stages": {0: {"enabled": False}}}, False),
-        ({"enabled": False, "stages": {"stage0": {"enabled": True}}}, True),
+        ({}, False),
+        ({"target_latency_ms": 100.0}, True),
+        ({"stages": {0: {"target_latency_ms": 100.0}}}, True),
+        ({"stages": {1: {"target_latency_ms": 100.0}}}, False),
     ],
 )
-async def test_a_batch_limit_that_is_not_steered_is_the_stages_own(batching: dict[str, Any], steered: bool) -> None:
-    async with Rig(FINAL, batching={"target_latency_ms": 100.0, **batching}) as rig:
-        limit = await slow_batches(rig)
-        assert (limit.limit < 8) == steered
-        assert (limit.reason is LimitReason.FIXED) != steered
-        assert steered or limit.limit == FINAL.max_num_seqs
+async def test_without_a_target_a_stage_runs_as_many_as_its_engine(batching: dict[str, Any], controlled: bool) -> None:
+    """However slow they are, and however many of them are there."""
+    async with Rig(FINAL, FINAL, batching=batching) as rig:
+        load = await slow_batches(rig)
+        assert (load.control is not None) == controlled
+        for i in range(20):
+            await rig.ask(f"last {i}", (1000 + i,))
+        assert (len(rig.at(0)) < FINAL.max_num_seqs) == controlled
+        assert controlled or len(rig.at(0)) == FINAL.max_num_seqs
 
 
-async def test_it_is_the_operators_where_that_is_less() -> None:
-    async with Rig(FINAL, batching={"enabled": False, "max_batch_size": 3}) as rig:
+async def test_requests_that_decode_are_not_limited() -> None:
+    async with Rig(FINAL, batching={"target_latency_ms": 100.0, "max_batch_size": 1}) as rig:
         for i in range(5):
-            await rig.ask(f"{i}", (i,))
-        assert len(rig.at(0)) == 3
-        rig.omni.stage_pools[0].queue.handle(LimitsRaised(0, 5))
-        await rig.ask("5", (5,))
-        assert len(rig.at(0)) == 3
+            await rig.ask(f"{i}", (i, 1, 2))
+        for i in range(4):
+            assert list(rig.at(0)) == [f"{one}" for one in range(i + 1)]
+            await rig.step(0, f"{i}")
+        assert len(rig.at(0)) == 5
+
+
+async def test_a_stage_that_reads_chunks_has_no_controller() -> None:
+    """It starts with the stage that it reads, whose time no limit of its own could lower."""
+    async with Rig(StageSpec(), FINAL, async_chunk=True, batching={"target_latency_ms": 100.0}) as rig:
+        controls = [pool.queue.stage.replicas[0].load.control for pool in rig.omni.stage_pools]
+        assert [one is not None for one in controls] == [True, False]
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -10,6 +10,7 @@ from vllm_omni_sched.core.pipeline import events as e
 pytestmark = pytest.mark.usefixtures("validated_core")
 
 ONLY_OUTPUT = {"runtime": {"branch_errors": "output"}}
+CREDITS = {"credits": {"enabled": True}}
 
 
 def test_an_output_goes_to_all_successors_and_a_join_waits_for_all():
@@ -156,7 +157,8 @@ def test_the_last_output_fails_after_others_have_come():
 
 
 def test_credits_of_stages_that_are_stopped_are_given_back():
-    one = Branching({0: (), 1: (0,), 2: (0,), 3: (2,)}, **ONLY_OUTPUT)
+    runtime = {**ONLY_OUTPUT["runtime"], **CREDITS}
+    one = Branching({0: (), 1: (0,), 2: (0,), 3: (2,)}, **ONLY_OUTPUT | {"runtime": runtime})
     one.come("a")
     one.finish("a", 0)
     one.error("a", 2)
@@ -239,8 +241,8 @@ def test_a_request_whose_stages_were_stopped_fails_as_a_whole():
 
 
 def test_there_are_no_credits_where_stages_exchange_chunks():
-    assert Branching(SPEECH, chunked=READERS).core.context.credits is None
-    assert Branching(SPEECH).core.context.credits is not None
+    assert Branching(SPEECH, chunked=READERS, runtime=CREDITS).core.context.credits is None
+    assert Branching(SPEECH, runtime=CREDITS).core.context.credits is not None
 
 
 def test_equal_requests_share_all_stages_that_exchange_chunks_until_one_has_ended():

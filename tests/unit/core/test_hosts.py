@@ -80,9 +80,11 @@ def test_a_standby_gets_requests_only_while_no_other_replica_serves() -> None:
     assert pipeline.come("a") == ["a@0"]
     assert pipeline.come("b") == []
     assert sorted(started(kill(pipeline, 0)) + pipeline.tick()) == ["a@1"]
+    pipeline.now += 1.0
     pipeline.finish("a")
     assert pipeline.tick() == ["b@1"]
     pipeline.tell(e.ReplicaUp(0, 2, host="10.0.0.3"))
+    pipeline.now += 1.0
     pipeline.finish("b")
     assert pipeline.come("c") == ["c@2"]
     assert pipeline.come("d") == []
@@ -96,6 +98,7 @@ def test_a_standby_stands_in_for_a_replica_that_may_get_nothing(what: str) -> No
     pipeline.tell(event(0, 0, True))
     assert pipeline.come("a") == ["a@1"]
     pipeline.tell(event(0, 0, False))
+    pipeline.now += 1.0
     pipeline.finish("a")
     assert pipeline.come("b") == ["b@0"]
     assert pipeline.come("c") == []
@@ -110,8 +113,7 @@ def test_a_standby_may_be_removed() -> None:
 
 def two_stages(**hosts: Any) -> Line:
     """Two stages, the second with a replica on the host of the first and one on another."""
-    batching = {"progressive": {"enabled": False}}
-    pipeline = Line(StageKind.AR, StageKind.AR, at_once=4, runtime={"hosts": hosts}, batching=batching)
+    pipeline = Line(StageKind.AR, StageKind.AR, at_once=4, runtime={"hosts": hosts})
     pipeline.tell(e.ReplicaUp(1, 1, host="10.0.0.2"))
     pipeline.tell(e.PayloadsMeasured(0, 1, 1, 3_000_000))
     return pipeline

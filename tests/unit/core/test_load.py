@@ -9,7 +9,7 @@ from vllm_omni_sched.resource.pid import PidBatch
 
 
 def load() -> ReplicaLoad:
-    return ReplicaLoad(PidBatch(1.0, 0.05, 1, 8), target_seconds=1.0)
+    return ReplicaLoad(8)
 
 
 def test_one_alone_has_all_the_time() -> None:
@@ -58,29 +58,47 @@ def test_a_clock_that_goes_back_takes_nothing_away() -> None:
     assert one.end("a", 6.0) == pytest.approx(1.0)
 
 
-def test_a_target_that_no_request_alone_can_meet_is_twice_what_one_takes() -> None:
-    one = ReplicaLoad(PidBatch(0.05, 1.0, 1, 8, start=8), target_seconds=0.05)
-    for number in range(40):  # one alone takes 3 s, and any number together 3 s too
+def test_without_a_target_only_max_num_seqs_limits() -> None:
+    one = ReplicaLoad(2)
+    assert one.limit() == 2
+    one.begin("a", 1.0, 0.0)
+    one.through("a", 60.0, 60.0, memory_used=1.0)
+    assert (one.limit(), one.limit(leaving=1)) == (2, 3)
+
+
+def test_a_controller_limits_those_whose_latency_it_measures() -> None:
+    """Requests that decode do not count; `max_num_seqs` limits all."""
+    one = ReplicaLoad(4, PidBatch(1.0, 1.0, 1, 2, start=2))
+    for name, limit in ("a", 2), ("b", 2):
+        one.begin(name, 1.0, 0.0)
+        assert one.limit() == limit
+    one.through("a", 1.0, 1.0)
+    assert one.limit() == 3
+    one.through("b", 1.0, 1.0)
+    assert one.limit() == 4
+    one.begin("c", 1.0, 1.0)
+    assert one.limit() == 4
+    one.end("c", 1.0)
+    one.end("a", 1.0)
+    assert one.limit() == 3
+
+
+def test_latencies_above_the_target_lower_the_limit_at_once_to_its_least() -> None:
+    """A target that no request alone can meet is the operator's choice: one prefill at a time, and all decode."""
+    one = ReplicaLoad(8, PidBatch(0.05, 1.0, 1, 8, start=8))
+    for number in range(40):
         one.begin(f"{number}", 3.0, 4.0 * number)
         one.through(f"{number}", 4.0 * number + 3.0, 3.0)
-        one.end(f"{number}", 4.0 * number + 3.0)
-    assert one.limit.limit == 8
-    assert one.limit.target_seconds == pytest.approx(6.0)
+        if number < 37:
+            one.end(f"{number}", 4.0 * number + 3.0)
+    assert one.control is not None
+    assert (one.control.limit, len(one), one.limit()) == (1, 3, 4)
 
 
-def test_it_is_the_operators_where_one_alone_meets_it() -> None:
-    one = ReplicaLoad(PidBatch(10.0, 1.0, 1, 8), target_seconds=10.0)
-    one.begin("a", 3.0, 0.0)
-    one.through("a", 3.0, 3.0)
-    assert one.limit.target_seconds == 10.0
-
-
-def test_what_had_company_says_nothing_of_one_alone() -> None:
-    one = ReplicaLoad(PidBatch(0.05, 1.0, 1, 8), target_seconds=0.05)
-    one.begin("a", 3.0, 0.0)
-    one.begin("b", 3.0, 0.0)
-    one.through("a", 6.0, 6.0)
-    one.end("a", 6.0)
-    one.through("b", 6.0, 6.0)
-    one.end("b", 6.0)
-    assert (one.alone_seconds, one.limit.target_seconds) == (0.0, 0.05)
+def test_memory_in_use_lowers_it_whatever_the_latency() -> None:
+    one = ReplicaLoad(8, PidBatch(1.0, 1.0, 1, 8, start=8, memory_high=0.9))
+    for number in range(5):
+        one.begin(f"{number}", 0.1, float(number))
+        one.through(f"{number}", number + 0.1, 0.1, memory_used=0.99)
+    assert one.control is not None
+    assert one.control.limit < 8

@@ -116,7 +116,7 @@ def test_a_held_request_lets_others_pass() -> None:
 
 
 def test_credits_of_the_next_stage_hold_a_request_back() -> None:
-    line = Line(AR, AR, at_once=4, runtime={"credits": {"capacity": 1}})
+    line = Line(AR, AR, at_once=4, runtime={"credits": {"enabled": True, "capacity": 1}})
     a = line.arrive("a")
     assert line.submit(a) == ["a@0"]
     assert line.come("b") == []
@@ -127,7 +127,7 @@ def test_credits_of_the_next_stage_hold_a_request_back() -> None:
 
 
 def test_one_that_ends_in_an_earlier_stage_needs_no_credit_of_later_ones() -> None:
-    line = Line(AR, AR, at_once=4, runtime={"credits": {"capacity": 1}})
+    line = Line(AR, AR, at_once=4, runtime={"credits": {"enabled": True, "capacity": 1}})
     a = line.arrive("a")
     line.submit(a)
     line.finish("a")
@@ -192,7 +192,7 @@ def test_work_that_was_prepared_for_a_dead_replica_goes_with_the_others() -> Non
 
 
 def test_a_batch_is_held_until_its_window_is_over() -> None:
-    line = Line(GENERATION, at_once=4, batching={"hold_ms": 50.0, "progressive": {"enabled": False}})
+    line = Line(GENERATION, at_once=4, batching={"hold_ms": 50.0})
     line.come("a")
     request = line.arrive("b")
     work = StageWork(request_id="b", stage_id=0, known=request, arrived=0.0)

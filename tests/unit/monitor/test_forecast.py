@@ -124,13 +124,10 @@ def test_replicas_come_from_the_spare_ones_then_from_who_has_too_many():
     assert set(moves) == {Move(None, "image", 1), Move("text", "image", 2)}
 
 
-def test_nobody_gives_what_it_needs_and_the_batch_limit_helps_out():
-    plans, moves = ReplicaPlanner().plan(
-        {"image": pool(1, 30.0, batch_limit=4), "text": pool(1, 8.0)}, spare=0, now=0.0
-    )
+def test_nobody_gives_what_it_needs():
+    plans, moves = ReplicaPlanner().plan({"image": pool(1, 30.0), "text": pool(1, 8.0)}, spare=0, now=0.0)
     assert moves == ()
     assert plans["image"].reason is MoveReason.SHORT
-    assert plans["image"].batch_limit == 15  # 3.75 times the load one replica is to have
 
 
 def test_replicas_are_given_up_one_by_one_after_the_cooldown():

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.resource.batch_size import BatchControl, FixedBatch, LimitReason
+from vllm_omni_sched.resource.batch_size import BatchControl, LimitReason
 from vllm_omni_sched.resource.engine.prefill_budget import AdaptivePrefill
 from vllm_omni_sched.resource.pid import PidBatch, PidGains
 
@@ -37,9 +37,7 @@ CONTROLS = {
     "adaptive": Case(AdaptivePrefill, (200, 7000), swing=0.15, settle_seconds=20.0),
 }
 STEERED = pytest.mark.parametrize("case", CONTROLS.values(), ids=CONTROLS)
-EVERY = pytest.mark.parametrize(
-    "make", [*(c.make for c in CONTROLS.values()), lambda: FixedBatch(4)], ids=[*CONTROLS, "fixed"]
-)
+EVERY = pytest.mark.parametrize("make", [c.make for c in CONTROLS.values()], ids=CONTROLS)
 
 
 class Plant:
@@ -177,16 +175,11 @@ def test_pid_changes_by_no_more_than_its_factor(latencies):
         assert (before - 0.5) / 1.5 - 0.5 <= control.limit <= (before + 0.5) * 1.5 + 0.5
 
 
-def test_fixed_stays():
-    control = FixedBatch(4)
-    control.observe(10.0, 0.0)
-    assert (control.limit, control.reason) == (4, LimitReason.FIXED)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: FixedBatch(0), "minimum"),
         (lambda: PidBatch(minimum=3, maximum=2), "minimum 3 and maximum 2"),
         (lambda: PidBatch(target_seconds=0), "target_seconds"),
         (lambda: PidBatch(interval_seconds=math.nan), "interval_seconds"),

@@ -46,16 +46,6 @@ def test_too_slow_steps_make_it_fall_faster_than_memory_does():
     assert by_both.reason is LimitReason.OVER_TARGET
 
 
-def test_what_is_to_come_raises_no_limit_while_memory_is_short():
-    control = PidBatch(TARGET, start=4, memory_high=0.9)
-    control.note_memory(0.95)
-    control.raise_to(8)
-    assert control.limit == 4
-    control.note_memory(0.9)
-    control.raise_to(8)
-    assert control.limit == 8
-
-
 @pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf])
 def test_memory_is_a_number(bad):
     with pytest.raises(ValueError, match="used"):

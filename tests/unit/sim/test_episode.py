@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.sim_engine import PlainCosts
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.resource.batch_size import FixedBatch
+from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.episode import run_episode
 from vllm_omni_sched.sim.work import Request
@@ -48,6 +48,6 @@ def test_nobody_came():
 
 def test_controls_take_the_place_of_options():
     requests = [Request(0, 0.0, 10, 100), Request(1, 0.5, 1000, 2)]
-    assert run(requests, prefill=FixedBatch(100)).ttft_p99 == pytest.approx(1.1, abs=0.15)
-    alone = run(requests, batch=FixedBatch(1))
+    assert run(requests, prefill=PidBatch(minimum=100, maximum=100)).ttft_p99 == pytest.approx(1.1, abs=0.15)
+    alone = run(requests, batch=PidBatch(minimum=1, maximum=1))
     assert alone.ttft_p99 > 9

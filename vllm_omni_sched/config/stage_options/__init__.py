@@ -121,8 +121,13 @@ class HostOptions(Options):
 class CreditOptions(Options):
     """Options of back-pressure from the last stage to the first."""
 
-    enabled: bool = Field(True, description="A stage starts a request only when the next one has room for it.")
+    enabled: bool = Field(False, description="A stage starts a request only when the next one has room for it.")
     capacity: int = Field(64, ge=1, description="Most requests that a stage may hold, waiting and running.")
+
+    @model_validator(mode="after")
+    def _enabled(self) -> "CreditOptions":
+        self.check_enabled()
+        return self
 
 
 class RuntimeOptions(Options):

@@ -30,3 +30,10 @@ class Options(BaseModel):
                     raise ValueError(f"options {alias!r} and {name!r} are the same: keep one")
                 given[name] = given.pop(alias)
         return given
+
+    def check_enabled(self) -> None:
+        """Refuse options other than the defaults while the field ``enabled`` is false: they would have no effect."""
+        fields = type(self).model_fields
+        changed = [name for name in fields if getattr(self, name) != fields[name].default]
+        if changed and "enabled" not in changed:
+            raise ValueError(f"option '{changed[0]}' needs 'enabled': turn that on, or remove '{changed[0]}'")

@@ -12,13 +12,17 @@ from vllm_omni_sched.config.validators import keys_as_text
 ALIASES = {"latency_target": "target_latency_ms", "adjustment_interval": "adjust_interval_ms"}
 """Names of the design article."""
 
+OF_CONTROLLER = ("min_batch_size", "max_batch_size", "adjust_interval_ms", "kp", "ki", "kd", "memory_high")
+"""Options that only matter where `target_latency_ms` is given."""
+
 
 class ProgressiveOptions(Options):
-    """Options of long work, which runs beside other work as far as the target allows."""
+    """Options of long work, of which as much starts at once as the latency target allows."""
 
     enabled: bool = Field(
-        True,
-        description="Limit how much long text and high-resolution generation runs at once; needs `batching.enabled`.",
+        False,
+        description="Limit how much long text and high-resolution generation starts at once, in stages that have a "
+        "`target_latency_ms`.",
     )
     first_units: int = Field(
         64, ge=1, description="Work of at most this size does not wait: prompt tokens, or diffusion steps × latents."
@@ -26,15 +30,19 @@ class ProgressiveOptions(Options):
     growth: float = Field(2.0, gt=1, description="Factor by which the limit grows while the target is met.")
     shrink: float = Field(0.5, gt=0, lt=1, description="Factor by which the limit shrinks when the target is missed.")
 
+    @model_validator(mode="after")
+    def _enabled(self) -> "ProgressiveOptions":
+        self.check_enabled()
+        return self
+
 
 class StageBatchOptions(Options):
     """Options that differ in one stage; null: as for all stages."""
 
     aliases: ClassVar[Mapping[str, str]] = ALIASES
 
-    enabled: bool | None = Field(None, description="Control the size of this stage's batches.")
-    min_batch_size: int | None = Field(None, ge=1, description="Least requests of a batch.")
-    max_batch_size: int | None = Field(None, ge=1, description="Most requests of a batch.")
+    min_batch_size: int | None = Field(None, ge=1, description="Least limit.")
+    max_batch_size: int | None = Field(None, ge=1, description="Largest limit.")
     target_latency_ms: Milliseconds | None = Field(None, gt=0, description="Target latency in milliseconds.")
     adjust_interval_ms: Milliseconds | None = Field(
         None, gt=0, description="Least time between two decisions, in milliseconds."
@@ -49,25 +57,23 @@ class BatchLimits(Options):
 
     aliases: ClassVar[Mapping[str, str]] = ALIASES
 
-    enabled: bool = Field(
-        True,
-        description="Control how many requests a replica runs at once by their latency (PID); otherwise always as many "
-        "as `max_batch_size` and the stage's own `max_num_seqs` allow.",
-    )
-    min_batch_size: int = Field(1, ge=1, description="Least requests of a batch.")
-    max_batch_size: int = Field(32, ge=1, description="Most requests of a batch.")
-    target_latency_ms: Milliseconds = Field(
-        50.0,
+    target_latency_ms: Milliseconds | None = Field(
+        None,
         gt=0,
-        description="Target latency in milliseconds: in an autoregressive stage from sending a request to a "
-        "replica until its first output, in any other until it is done. If a request alone takes more than half of "
-        "it, the target is twice that time.",
+        description="Target latency in milliseconds, such as `50ms`. If given, a PID controller limits the requests of "
+        "each replica that the latency is of: in an autoregressive stage those without an output yet, whose time to "
+        "the first output it is, and in any other stage all of them. null: as many as the stage's own `max_num_seqs`.",
     )
+    min_batch_size: int = Field(1, ge=1, description="Least limit of the controller.")
+    max_batch_size: int = Field(32, ge=1, description="Largest limit of the controller.")
     adjust_interval_ms: Milliseconds = Field(
-        1000.0, gt=0, description="Least time between two decisions, in milliseconds."
+        1000.0, gt=0, description="Least time between two decisions of the controller, in milliseconds."
     )
     hold_ms: Milliseconds = Field(
-        50.0, ge=0, description="How long a batch may wait for more requests, where that pays, in milliseconds."
+        0.0,
+        ge=0,
+        description="How long a batch of a stage that is not autoregressive may wait for more requests while its "
+        "replicas are busy, in milliseconds.",
     )
 
     @model_validator(mode="after")
@@ -110,6 +116,27 @@ class BatchingOptions(BatchLimits):
             most = self.max_batch_size if own.max_batch_size is None else own.max_batch_size
             if least > most:
                 raise ValueError(_crossed(f"stages.{key}.", least, most))
+        return self
+
+    @model_validator(mode="after")
+    def _controlled(self) -> "BatchingOptions":
+        """Refuse options of a controller that runs in no stage: they would have no effect."""
+        if self.target_latency_ms is not None or any(one.target_latency_ms is not None for one in self.stages.values()):
+            return self
+        options = {name: (getattr(self, name), type(self).model_fields[name].default) for name in OF_CONTROLLER}
+        given = [name for name, (value, default) in options.items() if value != default]
+        given += ["progressive.enabled"] if self.progressive.enabled else []
+        given += [
+            f"stages.{key}.{name}"
+            for key, own in self.stages.items()
+            for name in OF_CONTROLLER
+            if getattr(own, name, None) is not None
+        ]
+        if given:
+            raise ValueError(
+                f"option '{given[0]}' needs 'target_latency_ms': name the latency to aim at, or remove it; how many "
+                "requests a stage runs at once without a target is its own 'max_num_seqs' in the deploy YAML"
+            )
         return self
 
     def of_stage(self, stage_id: int, name: str = "") -> BatchLimits:

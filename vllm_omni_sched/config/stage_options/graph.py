@@ -49,7 +49,7 @@ class ClassTargets(Options):
 def _classes() -> dict[str, ClassTargets]:
     return {
         "realtime": ClassTargets(rank=0, ttft_ms=300.0),
-        "interactive": ClassTargets(rank=1, ttft_ms=2000.0),
+        "interactive": ClassTargets(rank=1),
         "batch": ClassTargets(rank=2),
     }
 

@@ -303,8 +303,6 @@ class PipelineCore:
                 return self._check(now)
             case e.MemoryMeasured(used):
                 context.memory_used = used
-            case e.LimitsRaised(stage_id, limit):
-                stages[stage_id].raise_limits(limit)
             case _:
                 return self._replica(event, now)
         return []

@@ -335,14 +335,6 @@ class ReplaceEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsRaised:
-    """The batch limits of a stage are to be at least this, for a load that is to come."""
-
-    stage_id: int
-    limit: int
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryMeasured:
     """So much of the host's memory is in use, as a fraction."""
 
@@ -614,7 +606,6 @@ Event = (
     | ReplicaSuspected
     | AnomalyFound
     | ReplaceEnded
-    | LimitsRaised
     | MemoryMeasured
     | Check
     | Woken

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-from vllm_omni_sched.resource.batch_size import BatchControl
 from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.resource.pipeline.stage_limits import ProgressiveWindow
 from vllm_omni_sched.resource.pipeline.work_left import WorkLeft
-
-SLOWDOWN = 2.0  # target for a batch relative to a lone request, if the configured target cannot be reached
-SMOOTHING = 0.1  # weight of the last lone request
 
 
 class ReplicaLoad:
     """The requests of a replica by the rules of `WorkLeft`, with its limits.
 
-    1. The batch limit and the window of long work follow the latency of requests.
-    2. No batch meets a latency target below the time of a lone request. In that case the target is `SLOWDOWN` times
-       that time, once it is known; otherwise the limit of a long stage would stay at its minimum at any cost.
+    1. It has room for ``max_num_seqs`` requests, as many as its engine runs at once.
+    2. A controller limits only the requests that its latency is of: those that have not yet reached what it measures
+       (`through`). Requests that decode delay no prefill to speak of, and holding them back would cost throughput.
     3. While the memory of the host is short, a controlled limit falls.
-
-    Args:
-        target_seconds: latency target of the operator.
     """
 
-    __slots__ = ("_alone", "_controlled", "alone_seconds", "limit", "target_seconds", "window", "work")
+    __slots__ = ("_measured", "control", "max_num_seqs", "window", "work")
 
     def __init__(
-        self, limit: BatchControl, window: ProgressiveWindow | None = None, target_seconds: float = 0.0
+        self, max_num_seqs: int, control: PidBatch | None = None, window: ProgressiveWindow | None = None
     ) -> None:
-        self.limit, self.window = limit, window
-        self.target_seconds = target_seconds
-        self.alone_seconds = 0.0  # smoothed latency of requests that ran alone
+        self.max_num_seqs, self.control, self.window = max_num_seqs, control, window
         self.work: WorkLeft[str] = WorkLeft()
-        self._controlled = limit if isinstance(limit, PidBatch) else None
-        self._alone: str | None = None  # the request that has run alone since it began
+        self._measured: set[str] = set()  # requests whose latency is still being measured
 
     def __len__(self) -> int:
         return len(self.work)
+
+    def limit(self, leaving: int = 0) -> int:
+        """Return how many requests it may have now. ``leaving``: those of its requests that are about to end."""
+        limit = self.max_num_seqs + leaving
+        if self.control is None:
+            return limit
+        return min(limit, len(self.work) - len(self._measured) + self.control.limit)
 
     @property
     def speed(self) -> float:
@@ -50,7 +47,8 @@ class ReplicaLoad:
     def begin(self, request_id: str, cost_seconds: float, now: float, units: int = 0) -> None:
         """Add a request that was given to the replica. ``units``: its length, for the window of long work."""
         self.work.add(request_id, cost_seconds, now)
-        self._alone = request_id if len(self.work) == 1 else None
+        if self.control is not None:
+            self._measured.add(request_id)
         if self.window is not None:
             self.window.begin(request_id, units, now)
 
@@ -60,28 +58,18 @@ class ReplicaLoad:
         Args:
             memory_used: fraction of the host's memory that is in use.
         """
-        if request_id == self._alone:
-            self.alone_seconds += (SMOOTHING if self.alone_seconds else 1.0) * (seconds - self.alone_seconds)
-        target_seconds = max(self.target_seconds, SLOWDOWN * self.alone_seconds)
-        if self._controlled is not None:
-            self._controlled.note_memory(memory_used)
-            self._controlled.target_seconds = target_seconds
-        self.limit.observe(seconds, now, len(self))
+        if self.control is not None:
+            self.control.note_memory(memory_used)
+            self.control.observe(seconds, now, len(self._measured))
+            self._measured.discard(request_id)
         if self.window is not None:
-            self.window.target_seconds = target_seconds
             self.window.through(request_id, now)
-
-    def raise_limit(self, limit: int) -> None:
-        """Raise a controlled limit for a load that is to come; a fixed limit stays."""
-        if self._controlled is not None:
-            self._controlled.raise_to(limit)
 
     def end(self, request_id: str, now: float) -> float | None:
         """Remove a request, and return the seconds that it had; None for an unknown one."""
+        self._measured.discard(request_id)
         if self.window is not None:
             self.window.drop(request_id)
-        if request_id == self._alone:
-            self._alone = None
         return self.work.take(request_id, now)
 
     def remaining_seconds(self, now: float) -> float:

@@ -61,8 +61,9 @@ class StageScheduler:
     3. Up to `LOOK_AT_ALL` replicas, all are considered for each decision. Of more, `CHOICES` are drawn for each request
        released: idle ones first, then others with room; and as many of the warmest. Only a round-robin balancer
        considers all.
-    4. Batch limits are controlled by the time to the first output in an autoregressive stage, and to the end of the
-       request in others. Batches are held only in the latter: an autoregressive stage admits requests at each step.
+    4. A replica gets as many requests as it runs at once. With a latency target, those that have no first output yet
+       are limited in an autoregressive stage, and all of them in others (`ReplicaLoad`). Batches are held only in the
+       latter: an autoregressive stage admits requests at each step.
     5. A place that is about to be free counts as free: it would otherwise be empty until the next request is there.
     6. Costs, speeds of replicas and their distances from those of the previous stage are learnt from each result.
     7. A replica that got items of a request before saves their share of the seconds that the stage takes for all of its
@@ -98,7 +99,9 @@ class StageScheduler:
         self._first_output = stage.kind is StageKind.AR
         self._limits = config.batching.of_stage(stage_id, stage.name)
         self._max_num_seqs = max_num_seqs
-        self._window = window_of(config.batching, self._limits)  # only tells what is long
+        # A stage that reads chunks starts with its sources: its latency is theirs, and no limit here could lower it.
+        self._controls = not (stage.sources and (together or stage.reads_chunks))
+        self._window = window_of(config.batching, self._limits) if self._controls else None  # only tells what is long
         self._source = max(stage.sources, default=None)
         priority = config.graph.priority
         self.gate = StageGate(
@@ -138,11 +141,6 @@ class StageScheduler:
     def works_for_others(self, request_id: str) -> bool:
         """Return whether the work that was begun for a request is now needed only by others."""
         return request_id in self._leader
-
-    @property
-    def batch_limit(self) -> int:
-        """Return the smallest batch limit of the replicas that are up."""
-        return min((one.load.limit.limit for one in self.replicas.values() if one.up), default=1)
 
     @property
     def num_up(self) -> int:
@@ -344,12 +342,11 @@ class StageScheduler:
         self._availability_changed(replica_id, replica)
 
     def _new_load(self) -> ReplicaLoad:
+        if not self._controls:
+            return ReplicaLoad(self._max_num_seqs)
         batching, limits = self._context.config.batching, self._limits
-        return ReplicaLoad(
-            control_of(batching, limits, self._max_num_seqs),
-            window_of(batching, limits),
-            target_seconds=limits.target_latency_ms / 1e3,
-        )
+        control = control_of(batching, limits, self._max_num_seqs)
+        return ReplicaLoad(self._max_num_seqs, control, window_of(batching, limits))
 
     def replica_down(self, replica_id: int) -> None:
         """Give a replica no requests any more; those that it has are still counted."""
@@ -408,12 +405,6 @@ class StageScheduler:
             replica.suspected = suspected
         self._availability_changed(replica_id, replica)
 
-    def raise_limits(self, limit: int) -> None:
-        """Raise the batch limits for a load that is to come."""
-        for replica_id, replica in self.replicas.items():
-            replica.load.raise_limit(limit)
-            self._changed(replica_id, replica)
-
     def _availability_changed(self, replica_id: int, replica: StageReplica) -> None:
         """Update what follows from a replica that begins to serve, or no longer does."""
         self._changed(replica_id, replica)
@@ -431,7 +422,7 @@ class StageScheduler:
     def _changed(self, replica_id: int, replica: StageReplica) -> None:
         """Update the index after a change of a replica, its load or its limit."""
         if replica.serves:
-            self._index.put(replica_id, len(replica.works), replica.load.limit.limit)
+            self._index.put(replica_id, len(replica.works), replica.load.limit())
         else:
             self._index.remove(replica_id)
 
@@ -513,11 +504,11 @@ class StageScheduler:
     def _state(self, replica_id: int, now: float, draws: bool | None = None) -> ReplicaState:
         """Return a replica as the gate sees it. ``draws``: whether a few are drawn, if the caller knows."""
         load = self.replicas[replica_id].load
-        work, window, limit = load.work, load.window, load.limit.limit
+        work, window, limit = load.work, load.window, load.limit()
         running = len(work)
         # each drawn replica gets at most one, so that it matters only whether there is room at all
         if running and self._first_output and (running >= limit or not (self._draws() if draws is None else draws)):
-            limit += work.next_end_seconds(now) <= LEAD_SECONDS
+            limit = load.limit(leaving=work.next_end_seconds(now) <= LEAD_SECONDS)
         remaining = work.remaining_seconds(now)
         if window is None:
             return ReplicaState(replica_id, remaining, running, limit, work.speed)

@@ -1,4 +1,4 @@
-"""Plan replicas and batch limits ahead of the load."""
+"""Plan replicas ahead of the load."""
 
 import math
 from collections.abc import Mapping
@@ -25,17 +25,15 @@ class PoolState:
 
     ``replicas``: including those that are starting. ``capacity``: arrivals per second that one replica takes.
     ``forecast``: the most arrivals per second within the start-up time of a replica (the upper bound of the forecast).
-    ``batch_limit``: present limit of each replica.
 
     Raises:
         ConfigError: capacity is not above 0, or not ``0 <= minimum <= maximum``.
-        ValueError: replicas or forecast are negative, or the batch limit below 1.
+        ValueError: replicas or forecast are negative.
     """
 
     replicas: int
     capacity: float
     forecast: float
-    batch_limit: int = 1
     minimum: int = 1
     maximum: int = 64
 
@@ -44,15 +42,15 @@ class PoolState:
             raise ConfigError(f"capacity must be above 0, got {self.capacity}")
         if not 0 <= self.minimum <= self.maximum:
             raise ConfigError(f"need 0 <= minimum <= maximum, got {self.minimum} and {self.maximum}")
-        if self.replicas < 0 or not 0 <= self.forecast < math.inf or self.batch_limit < 1:
-            raise ValueError(f"replicas and forecast must be 0 or more, batch_limit 1 or more, got {self}")
+        if self.replicas < 0 or not 0 <= self.forecast < math.inf:
+            raise ValueError(f"replicas and forecast must be 0 or more, got {self}")
 
 
 @dataclass(frozen=True)
 class PlanOptions:
     """Options of the planner. ``utilisation``: target load of a replica, as a fraction of its capacity.
     ``spare_utilisation``: a replica is given up when the load would stay below that with one fewer for
-    ``cooldown_seconds``. ``max_batch_size``: bound of the suggested limits.
+    ``cooldown_seconds``.
 
     Raises:
         ConfigError: not ``0 < spare_utilisation < utilisation <= 1``, or another number is out of range.
@@ -61,7 +59,6 @@ class PlanOptions:
     utilisation: float = 0.8
     spare_utilisation: float = 0.6
     cooldown_seconds: float = 300.0
-    max_batch_size: int = 32
 
     def __post_init__(self) -> None:
         if not 0 < self.spare_utilisation < self.utilisation <= 1:
@@ -70,16 +67,13 @@ class PlanOptions:
             )
         if not self.cooldown_seconds >= 0:
             raise ConfigError(f"cooldown_seconds must be 0 or more, got {self.cooldown_seconds}")
-        if self.max_batch_size < 1:
-            raise ConfigError(f"max_batch_size must be 1 or more, got {self.max_batch_size}")
 
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """Planned replicas of a pool. ``batch_limit``: of each of those replicas at the forecast load."""
+    """Planned replicas of a pool."""
 
     replicas: int
-    batch_limit: int
     reason: MoveReason
 
 
@@ -101,8 +95,6 @@ class ReplicaPlanner:
     3. If no other pool needs it, a pool gives up one replica when it would be below ``spare_utilisation`` with one
        fewer, ``cooldown_seconds`` after that became so and after the last change: replicas are added at once and
        given up slowly.
-    4. Where replicas are still missing, the batch limit grows with the load on each, up to ``max_batch_size``: longer
-       steps are better than longer queues. It is never lowered here: the latency control does that.
     """
 
     def __init__(self, options: PlanOptions | None = None) -> None:
@@ -149,10 +141,7 @@ class ReplicaPlanner:
                 moved[name, None] = 1
         for gone in self._low_since.keys() - pools.keys():
             del self._low_since[gone]
-        plans = {
-            name: PoolPlan(have[name], self._batch_limit(pool, have[name]), reasons[name])
-            for name, pool in pools.items()
-        }
+        plans = {name: PoolPlan(have[name], reasons[name]) for name in pools}
         return plans, tuple(Move(source, target, count) for (source, target), count in moved.items())
 
     def _need(self, pool: PoolState) -> int:
@@ -169,13 +158,6 @@ class ReplicaPlanner:
             return False
         self._low_since[name] = now
         return True
-
-    def _batch_limit(self, pool: PoolState, replicas: int) -> int:
-        over = _load(pool, replicas) / self.options.utilisation
-        if over <= 1:
-            return pool.batch_limit
-        most = max(self.options.max_batch_size, pool.batch_limit)
-        return most if over == math.inf else min(math.ceil(pool.batch_limit * over), most)
 
 
 def _load(pool: PoolState, replicas: int) -> float:

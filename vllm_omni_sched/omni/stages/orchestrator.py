@@ -207,10 +207,15 @@ class ScheduledOrchestrator(Orchestrator):
     ) -> list[Any]:
         self.hang_detector.on_output(stage_id, replica_id)
         queue = self.stage_pools[stage_id].queue
+        room = False
         for output in raw_outputs.outputs:  # a request that reports only its end shows nothing else before
             receivers = queue.receivers(output.request_id)
             self.stall_guard.progressed(receivers)
             self.recovery.on_output(stage_id, replica_id, output.request_id, receivers, finished=False)
+            if output.new_token_ids:
+                room = queue.on_first_output(output.request_id) or room
+        if room:
+            await self.release()
         for failed in [one for one in raw_outputs.outputs if one.finish_reason is FinishReason.ERROR]:
             if queue.works_for_others(failed.request_id):  # vLLM-Omni handles only requests that are present
                 raw_outputs.outputs.remove(failed)

@@ -81,9 +81,7 @@ class PipelineDriver:
             reasons=[reason.value for reason in FailReason],
         )
         forecast = config.monitoring.forecast
-        self.forecaster = (
-            Forecaster(forecast, self.board, config.batching.max_batch_size, wall) if forecast.enabled else None
-        )
+        self.forecaster = Forecaster(forecast, self.board, wall) if forecast.enabled else None
         monitor = StageMonitor if config.monitoring.enabled else NullMonitor
         self.monitor = monitor(config.monitoring.anomaly, graph, self.board, self._found, self._payloads_sent)
         names = {stage.stage_id: stage.name for stage in graph.stages}
@@ -257,7 +255,7 @@ class PipelineDriver:
             self.journal.failed(stage_id, request_id, reason.value, why)
 
     def prepare(self, rates: Mapping[int, float], tested: bool, migrator: ReplicaMigrator, now: float) -> None:
-        """Raise batch limits for the forecast requests per second by stage, and move replicas or report missing ones.
+        """Move replicas for the forecast requests per second by stage, or report missing ones.
 
         Replicas move only if the options allow it, the forecast was ``tested``, and no move is in progress.
         """
@@ -270,11 +268,9 @@ class PipelineDriver:
                 states[str(stage_id)] = self._with_replicas(state, stage_id, migrator) if may_move else state
         plans, wanted = self.forecaster.plan(states, len(migrator.devices.spare) if may_move else 0, now)
         for name, plan in plans.items():
-            self.handle(e.LimitsRaised(int(name), plan.batch_limit), now)
             if plan.reason is MoveReason.SHORT:
                 logger.warning(
-                    "stage %s: the forecast of %.3g requests per second needs more than %d replicas; "
-                    "its batch limits are raised instead",
+                    "stage %s: the forecast of %.3g requests per second needs more than its %d replicas",
                     self.graph.stage(int(name)),
                     rates[int(name)],
                     plan.replicas,
@@ -287,12 +283,7 @@ class PipelineDriver:
         stage = self.core.stages[stage_id]
         if not stage.request_seconds or not stage.num_up:
             return None
-        return PoolState(
-            stage.num_up,
-            capacity=1 / stage.request_seconds,
-            forecast=requests_per_second,
-            batch_limit=stage.batch_limit,
-        )
+        return PoolState(stage.num_up, capacity=1 / stage.request_seconds, forecast=requests_per_second)
 
     def _with_replicas(self, state: PoolState, stage_id: int, migrator: ReplicaMigrator) -> PoolState:
         """Return the state with the actual number of replicas, even those that have not run anything."""

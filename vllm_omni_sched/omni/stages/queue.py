@@ -113,7 +113,8 @@ class StageQueue:
                 board.submitted(stage_id, work.replica_id, work.request_id, work.arrived)
                 board.started(stage_id, work.replica_id, work.request_id, now)
                 board.batch(stage_id, work.replica_id, len(load))
-                board.batch_limit(stage_id, work.replica_id, load.limit.limit)
+                limit = load.max_num_seqs if load.control is None else load.control.limit
+                board.batch_limit(stage_id, work.replica_id, limit)
                 if warm is not None:
                     board.looked_up(stage_id, work.replica_id, warm)
             case e.Follow():

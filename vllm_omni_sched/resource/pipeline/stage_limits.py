@@ -5,7 +5,6 @@ import math
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_options.batching import BatchingOptions, BatchLimits
 from vllm_omni_sched.graph.stages import StageKind
-from vllm_omni_sched.resource.batch_size import BatchControl, FixedBatch
 from vllm_omni_sched.resource.pid import PidBatch, PidGains
 from vllm_omni_sched.resource.pipeline.stage_cost import Features
 
@@ -106,11 +105,11 @@ class ProgressiveWindow:
 PIXELS_PER_LATENT = 256  # 8 x 8 by the usual autoencoder, and 2 x 2 of those per token of the transformer
 
 
-def control_of(batching: BatchingOptions, limits: BatchLimits, most: int) -> BatchControl:
-    """Return the controller of a replica's batch size; `most` is what the stage supports."""
+def control_of(batching: BatchingOptions, limits: BatchLimits, most: int) -> PidBatch | None:
+    """Return the controller of a replica's limit, None without a target; `most` is what the stage runs at once."""
+    if limits.target_latency_ms is None:
+        return None
     most = min(limits.max_batch_size, most)
-    if not limits.enabled:
-        return FixedBatch(most)
     return PidBatch(
         limits.target_latency_ms / 1e3,
         limits.adjust_interval_ms / 1e3,
@@ -125,7 +124,7 @@ def control_of(batching: BatchingOptions, limits: BatchLimits, most: int) -> Bat
 def window_of(batching: BatchingOptions, limits: BatchLimits) -> ProgressiveWindow | None:
     """Return the window that limits a replica's long work; None if there is no limit."""
     options = batching.progressive
-    if not (limits.enabled and options.enabled):
+    if limits.target_latency_ms is None or not options.enabled:
         return None
     return ProgressiveWindow(options.first_units, options.growth, options.shrink, limits.target_latency_ms / 1e3)
 

@@ -3,11 +3,9 @@
 import math
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import replace
 
 from vllm_omni_sched.monitor.forecast.load import Forecast, ForecastOptions, ForecastReason, LoadForecast
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions, PoolState, ReplicaPlanner
-from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.request_run import RequestRun
@@ -89,8 +87,7 @@ class ForecastScaler:
     1. Arrivals are counted by modality. Once per bin the most of the next ``horizon_seconds`` is forecast, and the
        fraction for each stage is taken from requests that have left.
     2. The planner sets the replicas; a stage that was never timed is not changed.
-    3. Replicas are given up only on a forecast whose model was tested. Batch limits are raised where replicas are
-       missing.
+    3. Replicas are given up only on a forecast whose model was tested.
 
     The horizon should be no shorter than a replica's start and a bin together. ``forecast_counts``: number of bins by
     the model used and by the reason, over all modalities; ``guard_trips``: how often the guard rejected a model.
@@ -141,8 +138,6 @@ class ForecastScaler:
             pool = pipeline.pools[int(name)]
             if plan.replicas > pool.target or tested:
                 pipeline.scale(pool, plan.replicas)
-            if isinstance(pool, GatedPool):
-                pool.raise_limits(plan.batch_limit)
         pipeline.sim.after(self._options.bin_seconds, self._look)
 
     def _count(self, told: Mapping[str, Forecast]) -> None:
@@ -158,8 +153,7 @@ class ForecastScaler:
         capacity = bounds.capacity or _measured(pool)
         if capacity is None:
             return None
-        state = PoolState(pool.target, capacity, rates.get(stage, 0.0), 1, bounds.minimum, bounds.maximum)
-        return replace(state, batch_limit=pool.batch_limit) if isinstance(pool, GatedPool) else state
+        return PoolState(pool.target, capacity, rates.get(stage, 0.0), bounds.minimum, bounds.maximum)
 
 
 def _measured(pool: Pool) -> float | None:

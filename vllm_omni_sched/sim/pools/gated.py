@@ -182,13 +182,3 @@ class GatedPool(Pool):
         """Return a request that waits; None if none does."""
         name = next(iter(self.scheduler.waiting), None)
         return None if name is None else self._runs[name]
-
-    def raise_limits(self, limit: int) -> None:
-        """Raise the batch limits for a load that is to come."""
-        self.shared.handle(e.LimitsRaised(self.stage, limit))
-        self.release()
-
-    @property
-    def batch_limit(self) -> int:
-        """Return the smallest limit of its replicas."""
-        return self.scheduler.batch_limit

@@ -45,11 +45,11 @@ def steady():
     return [request(n, at=0.7 * n) for n in range(240)]  # more than one replica could do
 
 
-BATCHING = {"batching": {"max_batch_size": 1}, "graph": {"merging": {"enabled": False}}}
+ALONE = {"graph": {"merging": {"enabled": False}}}
 
 
 def test_a_replica_that_becomes_slow_is_found():
-    shared, _ = run(steady(), monitored=True, slow=True, **BATCHING)
+    shared, _ = run(steady(), monitored=True, slow=True, **ALONE)
     kinds = {one.kind for _, one in shared.anomalies}
     assert AnomalyKind.STAGE_TIMEOUT in kinds
     first, anomaly = shared.anomalies[0]
@@ -58,17 +58,17 @@ def test_a_replica_that_becomes_slow_is_found():
 
 
 def test_steady_replicas_are_not():
-    shared, _ = run(steady(), monitored=True, **BATCHING)
+    shared, _ = run(steady(), monitored=True, **ALONE)
     assert shared.anomalies == []
 
 
 def test_nothing_is_looked_for_unless_asked():
-    shared, _ = run(steady(), monitored=False, slow=True, **BATCHING)
+    shared, _ = run(steady(), monitored=False, slow=True, **ALONE)
     assert shared.anomalies == []
 
 
 def test_the_clock_of_the_checks_ends_with_the_requests():
-    _, sim = run(steady(), monitored=True, **BATCHING)
+    _, sim = run(steady(), monitored=True, **ALONE)
     assert sim.now < 240 * 0.7 + 5.0
 
 
@@ -76,7 +76,7 @@ def test_the_clock_of_the_checks_ends_with_the_requests():
 def test_shares_of_memory_follow_the_demand(monitored):
     shares = {"text": 0.25, "image": 0.25, "audio": 0.25, "video": 0.25}
     requests = [request(n, at=0.25 * n, modality="text") for n in range(400)]  # of 80 bytes each
-    shared, sim = run(requests, monitored, pools={"total_bytes": 400, "shares": shares}, **BATCHING)
+    shared, sim = run(requests, monitored, pools={"total_bytes": 400, "shares": shares}, **ALONE)
     assert sim.now > 4 * SHARES_SECONDS
     found = shared.context.pools.shares
     assert sum(found.values()) == pytest.approx(1.0)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.pools import one_second, request, run
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.stage_options import StageSchedConfig
+from vllm_omni_sched.config.stage_yaml import read_stage_options
 from vllm_omni_sched.core.pipeline.stage import StageScheduler
 from vllm_omni_sched.graph.affinity import AffinityBook
 from vllm_omni_sched.graph.merging import Merger
@@ -48,7 +48,8 @@ pytestmark = pytest.mark.usefixtures("validated_core")
 def test_the_policies_are_the_real_ones():
     sim = Simulator()
     specs = [StageSpec("encoder"), StageSpec("llm", StageKind.AR, replicas=2)]
-    orchestration = Orchestration(sim, StageSchedConfig(), specs, [(0, 1), (1,)], random.Random(1))
+    config = read_stage_options({"latency_target": "50ms", "batching": {"progressive": {"enabled": True}}}, "here")
+    orchestration = Orchestration(sim, config, specs, [(0, 1), (1,)], random.Random(1))
     pools = [GatedPool(sim, stage, spec, one_second(sim), orchestration) for stage, spec in enumerate(specs)]
     pipeline = Pipeline(sim, pools, [], print, {"": (0, 1)}, orchestration)
     pool = pools[1]
@@ -57,7 +58,7 @@ def test_the_policies_are_the_real_ones():
     assert pool.scheduler.gate.balancer.__class__ is CostBalancer
     assert pool.scheduler.merger.__class__ is Merger
     assert pool.scheduler.topology.__class__ is Topology
-    assert pool.scheduler.replicas[0].load.limit.__class__ is PidBatch
+    assert pool.scheduler.replicas[0].load.control.__class__ is PidBatch
     assert pool.scheduler.replicas[0].load.window.__class__ is ProgressiveWindow
     assert orchestration.context.costs.__class__ is StageCosts
     assert orchestration.context.order.__class__ is PathOrder
@@ -197,7 +198,7 @@ def test_when_who_leads_leaves_its_follower_has_the_work():
 
 def test_a_stage_starts_only_what_the_next_one_has_room_for():
     specs = [StageSpec("encoder", replicas=8), StageSpec("llm", at_once=1)]
-    options = {"runtime": {"credits": {"capacity": 2}}, "batching": {"hold_ms": 0.0}}
+    options = {"runtime": {"credits": {"enabled": True, "capacity": 2}}}
     held = []
 
     def look(pipeline):
@@ -217,7 +218,7 @@ def test_a_stage_starts_only_what_the_next_one_has_room_for():
 def test_urgent_ones_go_first():
     specs = [StageSpec("llm", at_once=1)]
     come = [request(0), request(1, sla="batch"), request(2, sla="realtime")]
-    options = {"graph": {"priority": {"min_low_share": 0.0}}, "batching": {"max_batch_size": 1, "hold_ms": 0.0}}
+    options = {"graph": {"priority": {"min_low_share": 0.0}}}
     records, _ = run(come, specs, options=options)
     assert [records[n].end for n in range(3)] == [1.0, 3.0, 2.0]
     records, _ = run(come, specs)

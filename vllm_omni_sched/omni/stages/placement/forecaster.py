@@ -11,7 +11,7 @@ from vllm_omni_sched.clock import Clock, wall_seconds
 from vllm_omni_sched.config.stage_options import ForecastOptions
 from vllm_omni_sched.monitor.forecast.load import Forecast, ForecastReason, LoadForecast
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions as Model
-from vllm_omni_sched.monitor.forecast.plan import Move, PlanOptions, PoolPlan, PoolState, ReplicaPlanner
+from vllm_omni_sched.monitor.forecast.plan import Move, PoolPlan, PoolState, ReplicaPlanner
 from vllm_omni_sched.monitor.stage_board import StageBoard
 from vllm_omni_sched.omni.stages.placement.arrival_file import ArrivalFile
 
@@ -52,23 +52,20 @@ class StageShares:
 
 
 class Forecaster:
-    """Forecasts arrivals by modality once per bin, and plans batch limits and replicas before the load arrives.
+    """Forecasts arrivals by modality once per bin, and plans replicas before the load arrives.
 
     Fitting models takes long, so it runs beside the event loop; a forecast that is late is used once it is done.
 
     Args:
         options: options of the forecast.
         board: publishes observed and forecast rates.
-        max_batch_size: upper bound of raised limits.
         wall: the wall clock, to which the bins of a saved history belong.
 
     Raises:
         ConfigError: statsmodels is missing.
     """
 
-    def __init__(
-        self, options: ForecastOptions, board: StageBoard, max_batch_size: int, wall: Clock = wall_seconds
-    ) -> None:
+    def __init__(self, options: ForecastOptions, board: StageBoard, wall: Clock = wall_seconds) -> None:
         self._options, self._board = options, board
         self._model = LoadForecast(
             Model(
@@ -77,7 +74,7 @@ class Forecaster:
                 horizon_seconds=options.horizon_seconds,
             )
         )
-        self._planner = ReplicaPlanner(PlanOptions(max_batch_size=max_batch_size))
+        self._planner = ReplicaPlanner()
         self._counts = dict.fromkeys(MODALITIES, 0)
         path = options.history_path
         self._file = ArrivalFile(Path(path), wall) if path is not None else None
@@ -134,5 +131,5 @@ class Forecaster:
     def plan(
         self, stages: Mapping[str, PoolState], spare: int, now: float
     ) -> tuple[Mapping[str, PoolPlan], tuple[Move, ...]]:
-        """Return replicas and batch limits for the load that is to come, and the moves to get there."""
+        """Return the replicas for the load that is to come, and the moves to get there."""
         return self._planner.plan(stages, spare, now)
