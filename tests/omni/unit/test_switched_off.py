@@ -45,7 +45,7 @@ async def test_without_a_target_a_stage_runs_as_many_as_its_engine(batching: dic
         for i in range(20):
             await rig.ask(f"last {i}", (1000 + i,))
         assert (len(rig.at(0)) < FINAL.max_num_seqs) == controlled
-        assert controlled or len(rig.at(0)) == FINAL.max_num_seqs
+        assert controlled or len(rig.at(0)) == FINAL.max_num_seqs * 5 // 4  # of which a few wait in the engine
 
 
 async def test_requests_that_decode_are_not_limited() -> None:

@@ -63,7 +63,7 @@ def test_without_a_target_only_max_num_seqs_limits() -> None:
     assert one.limit() == 2
     one.begin("a", 1.0, 0.0)
     one.through("a", 60.0, 60.0, memory_used=1.0)
-    assert (one.limit(), one.limit(leaving=1)) == (2, 3)
+    assert (one.limit(), one.limit(ahead=1)) == (2, 3)
 
 
 def test_a_controller_limits_those_whose_latency_it_measures() -> None:

@@ -28,9 +28,9 @@ class ReplicaLoad:
     def __len__(self) -> int:
         return len(self.work)
 
-    def limit(self, leaving: int = 0) -> int:
-        """Return how many requests it may have now. ``leaving``: those of its requests that are about to end."""
-        limit = self.max_num_seqs + leaving
+    def limit(self, ahead: int = 0) -> int:
+        """Return how many requests it may have now. ``ahead``: how many may wait in its engine."""
+        limit = self.max_num_seqs + ahead
         if self.control is None:
             return limit
         return min(limit, len(self.work) - len(self._measured) + self.control.limit)

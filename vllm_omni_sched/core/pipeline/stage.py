@@ -32,6 +32,7 @@ from vllm_omni_sched.resource.pipeline.stage_limits import control_of, units_of,
 from vllm_omni_sched.resource.pipeline.topology import Topology
 
 LEAD_SECONDS = 0.06  # for a request to get from the scheduler to an engine
+AHEAD = 4  # one request waits in an engine for each so many that it runs at once
 SMOOTHING = 0.1  # weight of the last request
 
 
@@ -64,7 +65,9 @@ class StageScheduler:
     4. A replica gets as many requests as it runs at once. With a latency target, those that have no first output yet
        are limited in an autoregressive stage, and all of them in others (`ReplicaLoad`). Batches are held only in the
        latter: an autoregressive stage admits requests at each step.
-    5. A place that is about to be free counts as free: it would otherwise be empty until the next request is there.
+    5. A few more requests than run wait in an engine, as its places would otherwise be empty until the next request is
+       there. If an autoregressive stage runs only a few, one does while a place is about to be free. A stage whose
+       batches are held, or that draws, gets none.
     6. Costs, speeds of replicas and their distances from those of the previous stage are learnt from each result.
     7. A replica that got items of a request before saves their share of the seconds that the stage takes for all of its
        items. While these are not learnt, the balancer assumes a fraction of the whole.
@@ -110,6 +113,8 @@ class StageScheduler:
             min_share=priority.min_low_share if priority.enabled else 0.0,
             order=context.waiting_order(),
         )
+        waits_in_engine = stage.kind is not StageKind.DIFFUSION and not self.gate.max_hold_seconds
+        self._ahead = max_num_seqs // AHEAD if waits_in_engine else 0
         view = StageView(self._long_units, self._warm, self._saved_seconds, self._distances)
         self._queue = WaitingRequests(context, stage_id, self.gate, view)
         self.merger: Merger = Merger(config.graph.merging.max_followers)
@@ -422,7 +427,7 @@ class StageScheduler:
     def _changed(self, replica_id: int, replica: StageReplica) -> None:
         """Update the index after a change of a replica, its load or its limit."""
         if replica.serves:
-            self._index.put(replica_id, len(replica.works), replica.load.limit())
+            self._index.put(replica_id, len(replica.works), replica.load.limit(self._ahead))
         else:
             self._index.remove(replica_id)
 
@@ -504,11 +509,12 @@ class StageScheduler:
     def _state(self, replica_id: int, now: float, draws: bool | None = None) -> ReplicaState:
         """Return a replica as the gate sees it. ``draws``: whether a few are drawn, if the caller knows."""
         load = self.replicas[replica_id].load
-        work, window, limit = load.work, load.window, load.limit()
+        work, window, limit = load.work, load.window, load.limit(self._ahead)
         running = len(work)
-        # each drawn replica gets at most one, so that it matters only whether there is room at all
-        if running and self._first_output and (running >= limit or not (self._draws() if draws is None else draws)):
-            limit = load.limit(leaving=work.next_end_seconds(now) <= LEAD_SECONDS)
+        if not self._ahead and running and self._first_output:
+            # each drawn replica gets at most one, so that it matters only whether there is room at all
+            if running >= limit or not (self._draws() if draws is None else draws):
+                limit = load.limit(work.next_end_seconds(now) <= LEAD_SECONDS)
         remaining = work.remaining_seconds(now)
         if window is None:
             return ReplicaState(replica_id, remaining, running, limit, work.speed)
