@@ -17,7 +17,6 @@ pytestmark = pytest.mark.slow
 
 FRAME_SAMPLES = 4  # of dev/omni_cpu/models.py
 ECHO = 2
-PATIENT = {"batching": {"target_latency_ms": 60_000.0}}
 AUTO = next(connector for connector in CONNECTORS if connector.name == "OmniAutoConnector")
 IN_LONG = {"many", "branch_killed"}
 """Scenarios with 64 requests; in async-chunk mode they are run by themselves, in the long tests."""
@@ -33,7 +32,7 @@ def alone(ran: Ran) -> dict[str, Any]:
 
 
 def branching(ran: Ran, mode: Mode = "full_payload", scenarios: Any = tuple(BRANCH_SCENARIOS)) -> dict[str, Any]:
-    outcome = ran(BRANCHES, mode, AUTO, scheduling=PATIENT, replicas=2, replicated=ECHO, scenarios=scenarios)
+    outcome = ran(BRANCHES, mode, AUTO, scheduling={}, replicas=2, replicated=ECHO, scenarios=scenarios)
     found: dict[str, Any] = outcome.results
     return found
 
@@ -142,7 +141,7 @@ def test_many_that_exchange_chunks_are_answered_as_the_branches_alone_also_after
 
 def test_speech_streams_while_a_picture_waits_for_the_whole_text(ran: Ran):
     """Thinker → talker → vocoder exchange chunks; thinker → diffusion stage passes through the front end."""
-    outcome = ran(SPEECH_AND_PICTURE, "async_chunk", AUTO, scheduling=PATIENT, scenarios=("spoken_pictures",))
+    outcome = ran(SPEECH_AND_PICTURE, "async_chunk", AUTO, scheduling={}, scenarios=("spoken_pictures",))
     found = outcome.results["scenarios"]["spoken_pictures"]
     assert found["submitted"] == dict.fromkeys("0123", len(SPOKEN))
     spoken = ran(TEXT_TO_SOUND, "async_chunk", REFERENCE, scenarios=("spoken",)).results["scenarios"]["spoken"]

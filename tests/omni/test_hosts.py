@@ -42,7 +42,6 @@ MANY = 8  # of each of `ASKS`
 TIMEOUT_SECONDS = 1.5  # without a heartbeat; there is one every quarter of a second
 OPTIONS = {
     "graph": {"merging": {"enabled": False}},  # what is asked is asked many times
-    "batching": {"target_latency_ms": 60_000.0},  # on a busy machine batches would shrink
     "runtime": {"hosts": {"standby": [STANDBY]}, "recovery": {"max_redispatches": 9}},
 }
 

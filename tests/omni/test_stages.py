@@ -14,20 +14,17 @@ from tests.omni.connectors import REFERENCE
 from tests.omni.harness.move_scenarios import MOVE_SCENARIOS
 from tests.omni.harness.refused_scenario import PATHS, REFUSED, REFUSED_SCENARIO
 from tests.omni.harness.scenarios import SCENARIOS
-from tests.omni.harness.stage_scenarios import CROWD, STAGE_SCENARIOS
+from tests.omni.harness.stage_scenarios import CROWD, FULL, STAGE_SCENARIOS
 
 pytestmark = pytest.mark.slow
 
 REPLICAS = 2  # of the talker
-PATIENT = {
-    # on a machine that is busy with other things batches would shrink until no replica had two requests to lose
-    "batching": {"target_latency_ms": 60_000.0},
-    "runtime": {"drain_seconds": 600.0},
-}
+PATIENT = {"runtime": {"drain_seconds": 600.0}}
 DEATHS = ("killed_0", "killed_1")
+AS_STOCK = tuple(name for name in STAGE_SCENARIOS if name not in ("undisturbed", "crowded"))
 SCHEDULED = {
-    "full_payload": (*SCENARIOS, *MOVE_SCENARIOS, *(name for name in STAGE_SCENARIOS if name != "undisturbed")),
-    "async_chunk": (*SCENARIOS, *(name for name in STAGE_SCENARIOS if name != "undisturbed"), *REFUSED_SCENARIO),
+    "full_payload": (*SCENARIOS, *MOVE_SCENARIOS, *AS_STOCK),
+    "async_chunk": (*SCENARIOS, *AS_STOCK, *REFUSED_SCENARIO),
 }
 
 in_both_modes = pytest.mark.parametrize("mode", MODES)
@@ -71,6 +68,33 @@ def test_same_answers_as_stock(ran: Ran, mode: Mode, scenario: str):
     alone = stock(ran, "one_by_one")
     wanted = alone | ({"afterwards": alone["short"]} if scenario == "one_leaves" else {})
     assert first_difference(wanted, scheduled(ran, mode)["scenarios"][scenario]) is None
+
+
+def crowd(ran: Ran, mode: Mode, scheduling: dict[str, Any] | None) -> dict[str, Any]:
+    """Ask more requests at a time than a stage runs."""
+    outcome = ran(
+        TEXT_TO_SOUND, mode, REFERENCE, scheduling=scheduling, max_num_seqs=FULL, scenarios=("crowded",)
+    )
+    return outcome.results["scenarios"]["crowded"]
+
+
+@in_both_modes
+def test_with_default_options_stages_run_as_many_requests_at_once_as_stock(ran: Ran, mode: Mode):
+    """A step of either has the stage's own `max_num_seqs`: nothing else limits how many run."""
+    alone, ours = crowd(ran, "full_payload", None), crowd(ran, mode, {})
+    assert first_difference(alone["answers"], ours["answers"]) is None
+    assert [alone["widest"][stage] for stage in "01"] == [FULL, FULL]
+    assert [ours["widest"][stage] for stage in "01"] == [FULL, FULL]
+
+
+def test_a_target_limits_the_requests_without_an_output_and_no_others(ran: Ran):
+    """No request meets this target, so the limit stays at its least; those that decode go on beside the one."""
+    target = {"batching": {"stages": {0: {"target_latency_ms": 1, "max_batch_size": 2}}}}
+    alone, ours = crowd(ran, "full_payload", None), crowd(ran, "full_payload", target)
+    assert first_difference(alone["answers"], ours["answers"]) is None
+    assert alone["prefills"]["0"] > 2
+    assert ours["prefills"]["0"] <= 2
+    assert ours["widest"]["0"] > 4
 
 
 @in_both_modes
@@ -161,7 +185,7 @@ def test_each_stage_says_once_that_a_request_is_done(ran: Ran, mode: Mode):
     """The same holds for vLLM-Omni alone, else the comparison would mean nothing."""
     assert {tuple(answer["ends"].values()) for answer in stock(ran, "undisturbed")["answers"].values()} == {(1, 1)}
     scenarios = scheduled(ran, mode)["scenarios"]
-    for name in set(SCHEDULED[mode]) & STAGE_SCENARIOS.keys():
+    for name in AS_STOCK:
         answers = scenarios[name]["answers"]
         ends = {request: set(answer["ends"].values()) for request, answer in answers.items()}
         assert ends == {request: {1} for request in answers}, name

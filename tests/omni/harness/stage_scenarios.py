@@ -33,6 +33,8 @@ CROWD = {
     )
     for number in range(16)
 }
+FULL = 32  # requests that a stage runs at once where `crowded` is asked
+CROWDED = {f"crowded {number}": Ask(f"Number {number} of a crowd.", 60 + number % 5, 150) for number in range(48)}
 MANY = 6
 LEAVE_AFTER_TOKENS = 8
 UNTIL_SECONDS = 120
@@ -75,6 +77,14 @@ async def handed_over(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
         joined.set()
         await leaving
         return {"answers": await staying, "submitted": submitted}
+
+
+async def crowded(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+    """Ask more at a time than the stages run at once: how many requests each step had, and how many had no output."""
+    with stepped(omni) as (steps, prefills):
+        answers = await ask_all(omni, spec, prefix, CROWDED)
+    widest = {stage: max(sizes) for stage, sizes in steps.items() if sizes}
+    return {"answers": answers, "widest": widest, "prefills": prefills}
 
 
 async def killed(omni: Any, spec: PipelineSpec, prefix: str, *, stage_id: int) -> Result:
@@ -164,6 +174,7 @@ STAGE_SCENARIOS: dict[str, Callable[[Any, PipelineSpec, str], Awaitable[Result]]
     "merged": merged,
     "parting": parting,
     "handed_over": handed_over,
+    "crowded": crowded,
     "killed_0": partial(killed, stage_id=0),
     "killed_1": partial(killed, stage_id=1),
     "told": told,
@@ -238,6 +249,41 @@ def counted(omni: Any) -> Iterator[dict[str, int]]:
     finally:
         for _, client in clients:
             del client.add_request_async  # the method of its class is back
+
+
+@contextmanager
+def stepped(omni: Any) -> Iterator[tuple[dict[str, list[int]], dict[str, int]]]:
+    """Note for each stage how many requests each step made a token for, and the most that had none yet at a time."""
+    steps: dict[str, list[int]] = {str(pool.stage_id): [] for pool in omni.engine.stage_pools}
+    most = dict.fromkeys(steps, 0)
+    without: dict[str, set[str]] = {stage: set() for stage in steps}
+
+    def watch(stage: str, client: Any) -> None:
+        add, get = client.add_request_async, client.get_output_async
+
+        async def add_request_async(request: Any, *arguments: Any, **more: Any) -> None:
+            without[stage].add(request.request_id)
+            most[stage] = max(most[stage], len(without[stage]))
+            await add(request, *arguments, **more)
+
+        async def get_output_async() -> Any:
+            found = await get()
+            made = {one.request_id for one in found.outputs if one.new_token_ids}
+            without[stage] -= made
+            if made:
+                steps[stage].append(len(made))
+            return found
+
+        client.add_request_async, client.get_output_async = add_request_async, get_output_async
+
+    clients = [(str(pool.stage_id), client) for pool in omni.engine.stage_pools for client in pool.clients if client]
+    for stage, client in clients:
+        watch(stage, client)
+    try:
+        yield steps, most
+    finally:
+        for _, client in clients:
+            del client.add_request_async, client.get_output_async
 
 
 @contextmanager
