@@ -5,8 +5,9 @@ This is common sub-expression elimination, as multi-query optimisation does it f
 """
 
 import struct
+from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
@@ -45,6 +46,8 @@ def _add(digest: blake2b, value: Any, path: str) -> None:
             _add_bytes(digest, b"s", value.encode("utf-8", "surrogatepass"))
         case bytes():
             _add_bytes(digest, b"b", value)
+        case list() | tuple() if (packed := _packed(value)) is not None:
+            _add_bytes(digest, b"a", packed)
         case list() | tuple():
             digest.update(b"l%d:" % len(value))
             for at, one in enumerate(value):
@@ -59,6 +62,16 @@ def _add(digest: blake2b, value: Any, path: str) -> None:
                 _add(digest, value[key], f"{path}[{key!r}]")
         case _:
             raise TypeError(f"{path} is of type {type(value).__qualname__}, not supported; pass bytes or plain values")
+
+
+def _packed(values: Sequence[Any]) -> bytes | None:
+    """Return integers of 64 bits as bytes, None for other values: prompts have thousands of token ids."""
+    if set(map(type, values)) != {int}:
+        return None
+    try:
+        return array("q", values).tobytes()
+    except OverflowError:
+        return None
 
 
 def _add_bytes(digest: blake2b, tag: bytes, data: bytes) -> None:

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.graph import merging
 from vllm_omni_sched.graph.merging import Left, Merger, MergeReason, Role, content_key
 
 
@@ -139,3 +140,13 @@ def test_keys_are_equal_exactly_when_the_content_is(one, two):
 @pytest.mark.parametrize("values", [(1, 1.0, "1", b"1", True, None, [1], {"1": None}), (["ab"], ["a", "b"], "ab")])
 def test_alike_is_not_equal(values):
     assert len({content_key({"x": one}) for one in values}) == len(values)
+
+
+def test_token_ids_are_hashed_at_once(monkeypatch):
+    """A prompt has thousands of them, and the front end hashes it while it serves others."""
+    looks, add = [], merging._add
+    monkeypatch.setattr(merging, "_add", lambda *one: (looks.append(one[2]), add(*one)))
+    assert content_key({"ids": list(range(5000))}) == content_key({"ids": tuple(range(5000))})
+    assert len(looks) == 6  # the mapping, its key and its value
+    keys = [content_key({"ids": ids}) for ids in ([], [1, 2], [2, 1], [1, True], [1, 2.0], [1, 1 << 63], [1, "2"])]
+    assert len(set(keys)) == len(keys)

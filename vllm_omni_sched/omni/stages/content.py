@@ -14,6 +14,7 @@ from vllm_omni_sched.omni.stages.requests import extra_of
 
 OURS = "omni_"  # our own keys in `extra_args`: they set a request's urgency, not its content
 ORIENTATION = 0x0112  # the one EXIF tag that changes the visible image
+PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
 IDS = frozenset({"global_request_id", "request_id"})  # vLLM-Omni writes them into prompts
 
 
@@ -118,6 +119,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(map(_plain, value), key=repr)
     if isinstance(value, list | tuple):
+        if PLAIN.issuperset(map(type, value)):  # such as token ids, of which there are many
+            return value
         return [_plain(item) for item in value]
     return _content(value)
 
