@@ -15,11 +15,11 @@ from benchmarks.harness.child import ChildFailed, interrupt_on_terminate
 from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import ROOT, write_result
 from benchmarks.harness.screen import console
-from benchmarks.stages import balance, death, merging, overhead, priority
+from benchmarks.stages import balance, death, merging, overhead, priority, throughput
 from benchmarks.stages.settings import Settings
 
 TASKS: dict[str, Callable[[Settings], list[dict[str, Any]]]] = {
-    module.TASK: module.run for module in (merging, balance, death, priority, overhead)
+    module.TASK: module.run for module in (merging, balance, death, priority, overhead, throughput)
 }
 
 

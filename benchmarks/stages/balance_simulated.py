@@ -91,10 +91,7 @@ def makespan(
         "stages": [stage],
     }
     if policy not in (STOCK, LEAST_QUEUE):
-        raw["orchestration"] = {
-            "graph": {"priority": {"without_deadline": policy}},
-            "batching": {"max_batch_size": seqs},
-        }
+        raw["orchestration"] = {"graph": {"priority": {"without_deadline": policy}}}
     result = simulate(build(raw, "balance", folder, installed()))
     if len(result.records) != len(entries):
         raise RuntimeError(f"{len(entries)} requests were sent, and {len(result.records)} left the simulated stage")

@@ -22,14 +22,18 @@ ARRIVAL_CV = 2.0
 
 @dataclass(frozen=True)
 class Request:
-    """``thinks`` and ``says``: tokens of the first and of the second stage; ``at``: seconds after the first one."""
+    """``thinks`` and ``says``: tokens of the first and of the second stage; ``at``: seconds after the first one.
+
+    ``prompt``: a text, or ``{"prompt_token_ids": […]}``. ``stream``: outputs of the first stage have new tokens alone.
+    """
 
     name: str
-    prompt: str
+    prompt: Any
     thinks: int
     says: int
     at: float = 0.0
     sla: str | None = None
+    stream: bool = False
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,6 +67,13 @@ def alike(number: int, rng: Random, *, thinks: int, says: int) -> list[Request]:
         Request(f"{mark}-{index}", f"Request {mark}-{index} asks. " * (1 + index % 3), thinks, says + index % 7)
         for index in range(number)
     ]
+
+
+def sized(number: int, tokens: int, rng: Random, *, stream: bool) -> list[Request]:
+    """Different prompts of so many tokens, all at once; short answers, so that requests come and go."""
+    mark = rng.randrange(1 << 30)
+    prompts = [{"prompt_token_ids": rng.choices(range(100, 500), k=tokens)} for _ in range(number)]
+    return [Request(f"{mark}-{index}", one, 24, 24, stream=stream) for index, one in enumerate(prompts)]
 
 
 def classes(number: int, high: int, rng: Random, *, scale: float, most: int) -> list[Request]:

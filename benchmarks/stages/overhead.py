@@ -20,7 +20,9 @@ EVERYTHING: dict[str, Any] = {
         "connectors": {"shared": {"name": "SharedMemoryConnector"}},  # as the deploy YAML has it
         "recovery": {"hang_seconds": 60.0},
         "preload": {"enabled": True},
+        "credits": {"enabled": True},
     },
+    "batching": {"target_latency_ms": 50, "progressive": {"enabled": True}},
     "graph": {"partition": {"enabled": True, "devices": {"0": {"memory_bytes": 1 << 44}}}},  # where all stages are
     "pools": {"total_bytes": 1 << 30},
     "monitoring": {

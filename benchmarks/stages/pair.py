@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,17 +26,22 @@ REPLICATED = 1  # the stage with two replicas
 class Pair:
     """Two pipelines that differ in one thing: who schedules their stages.
 
-    Stock runs without our plugin. In both the second of two stages has two replicas.
+    Stock runs without our plugin. In both the second of two stages has two replicas, unless ``spec`` is another.
 
     Args:
         model: of all stages.
         seqs: requests that a replica runs at once.
         options: of the stage scheduler.
         pin: whether the replicas get a core each.
+        spec: other fields of `PipelineSpec`.
     """
 
-    def __init__(self, model: Path, *, seqs: int, options: Mapping[str, Any] | None = None, pin: bool = False) -> None:
-        self._model, self._seqs, self._options, self._pin = model, seqs, dict(options or {}), pin
+    def __init__(
+        self, model: Path, *, seqs: int, options: Mapping[str, Any] | None = None, pin: bool = False, **spec: Any
+    ) -> None:
+        self._model, self._options, self._pin = model, dict(options or {}), pin
+        usual = {"pipeline": TEXT_TO_TEXT, "mode": "full_payload", "replicas": 2, "replicated": REPLICATED}
+        self._spec = PipelineSpec(**usual | spec, max_num_seqs=seqs)
         self._stack = contextlib.ExitStack()
         self._children: dict[str, Child] = {}
         self.version = ""
@@ -56,14 +62,7 @@ class Pair:
     def _start(self, variant: str) -> Child:
         folder = Path(tempfile.mkdtemp(prefix="stages-"))
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        spec = PipelineSpec(
-            TEXT_TO_TEXT,
-            "full_payload",
-            replicas=2,
-            replicated=REPLICATED,
-            scheduling=self._options if variant == OURS else None,
-            max_num_seqs=self._seqs,
-        )
+        spec = replace(self._spec, scheduling=self._options if variant == OURS else None)
         around = environment(folder / "site", {})
         if variant == STOCK:
             plugins = around["VLLM_PLUGINS"].split(",")

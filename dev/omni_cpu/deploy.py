@@ -9,8 +9,6 @@ import yaml
 
 from dev.omni_cpu.spec import DIFFUSION, PipelineSpec
 
-KV_CACHE_BYTES = 32 << 20
-
 
 def write_deploy(spec: PipelineSpec, file: Path) -> Path:
     """Returns the file."""
@@ -57,5 +55,5 @@ def _engine(spec: PipelineSpec) -> dict[str, Any]:
         "max_model_len": spec.max_model_len,
         "max_num_batched_tokens": spec.max_model_len,
         "gpu_memory_utilization": 0.05,
-        "engine_extras": {"kv_cache_memory_bytes": KV_CACHE_BYTES, "block_size": 32, "seed": 0},
+        "engine_extras": {"kv_cache_memory_bytes": spec.kv_cache_bytes, "block_size": 32, "seed": 0},
     }

@@ -39,6 +39,7 @@ class PipelineSpec:
     scheduling: Mapping[str, Any] | None = None  # options of the stage scheduler; None: vLLM-Omni alone
     max_num_seqs: int = 8
     max_model_len: int = 1024
+    kv_cache_bytes: int = 32 << 20  # of each stage
 
     @property
     def stages(self) -> int:

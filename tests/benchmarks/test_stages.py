@@ -14,10 +14,21 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.stages import OURS, STOCK, balance, balance_simulated, cores, death, merging, overhead, priority
+from benchmarks.stages import (
+    OURS,
+    STOCK,
+    balance,
+    balance_simulated,
+    cores,
+    death,
+    merging,
+    overhead,
+    priority,
+    throughput,
+)
 from benchmarks.stages import __main__ as command
 from benchmarks.stages.__main__ import TASKS, parse, table
-from benchmarks.stages.load import alike, bursts, classes, images, skewed, spread
+from benchmarks.stages.load import alike, bursts, classes, images, sized, skewed, spread
 from benchmarks.stages.record import Bar, answered, different, entry, latencies, runs
 from dev.omni_cpu.spec import PipelineSpec
 from vllm_omni_sched.config.stage_yaml import read_stage_options
@@ -226,6 +237,24 @@ def test_overhead_is_a_ratio_of_turns() -> None:
     assert table("overhead", found).row_count == len(found)
 
 
+def test_throughput_compares_bursts_of_requests_with_the_options_that_users_get() -> None:
+    requests = sized(3, 20, Random(0), stream=True)
+    assert [len(one.prompt["prompt_token_ids"]) for one in requests] == [20, 20, 20]
+    assert len({str(one.prompt) for one in requests}) == 3
+    assert throughput.MODES.keys() == {"full_payload", "async_chunk"}
+    asked = {(cell.requests, cell.tokens) for cell in throughput.CELLS}
+    assert asked == {(requests, tokens) for requests in (48, 96) for tokens in (20, 200, 1500)}
+    assert any(cell.stream for cell in throughput.CELLS)
+    assert throughput.OPTIONS == {}
+    cell = throughput.Cell(2, 20)
+    turns = {cell: [{OURS: wave([1.1] * 2), STOCK: wave([1.0] * 2)}] * 3}
+    found = by_measure(throughput.record("chunks", turns))
+    assert found["chunks, 2 of 20 tokens: all answered"]["of_stock"] == 1.1
+    assert not found["chunks, 2 of 20 tokens: all answered"]["met"]
+    assert found["chunks: not answered"]["met"]
+    assert throughput.record("chunks", {cell: [{OURS: wave([1.02]), STOCK: wave([1.0])}]})[0]["met"]
+
+
 def test_everything_is_on_in_the_overhead_benchmark() -> None:
     config = read_stage_options(overhead.EVERYTHING, "the benchmark")
     off = {path for path, value in switches(config.model_dump()) if value is False}
@@ -252,7 +281,7 @@ def switches(options: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any
 
 
 def test_tasks_are_chosen_by_name() -> None:
-    assert parse([]).tasks == list(TASKS) == ["merging", "balance", "death", "priority", "overhead"]
+    assert parse([]).tasks == list(TASKS) == ["merging", "balance", "death", "priority", "overhead", "throughput"]
     assert parse(["--tasks", "death,merging", "--quick"]).tasks == ["death", "merging"]
     with pytest.raises(SystemExit):
         parse(["--tasks", "deaths"])

@@ -511,10 +511,10 @@ class StageScheduler:
         load = self.replicas[replica_id].load
         work, window, limit = load.work, load.window, load.limit(self._ahead)
         running = len(work)
-        if not self._ahead and running and self._first_output:
-            # each drawn replica gets at most one, so that it matters only whether there is room at all
-            if running >= limit or not (self._draws() if draws is None else draws):
-                limit = load.limit(work.next_end_seconds(now) <= LEAD_SECONDS)
+        look = not self._ahead and running and self._first_output
+        # each drawn replica gets at most one, so that it matters only whether there is room at all
+        if look and (running >= limit or not (self._draws() if draws is None else draws)):
+            limit = load.limit(work.next_end_seconds(now) <= LEAD_SECONDS)
         remaining = work.remaining_seconds(now)
         if window is None:
             return ReplicaState(replica_id, remaining, running, limit, work.speed)

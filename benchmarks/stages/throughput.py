@@ -1,0 +1,80 @@
+"""Bursts of different requests with the options that users get: there is nothing to gain, and nothing may be lost."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.harness.stats import quantile
+from benchmarks.stages import OURS, STOCK, VARIANTS
+from benchmarks.stages.load import sized
+from benchmarks.stages.pair import Turn
+from benchmarks.stages.record import Bar, answered, different, entry
+from benchmarks.stages.settings import Settings
+from dev.omni_cpu.spec import TEXT_TO_SOUND, Mode
+
+TASK = "throughput"
+SEQS = 64  # as vLLM-Omni deploys Qwen3-Omni
+OPTIONS: dict[str, object] = {}
+LEAST = 0.97  # of stock's throughput
+LONG = 1500  # tokens from which a cell has half of the rounds
+MODES: dict[Mode, str] = {"full_payload": "whole payloads", "async_chunk": "chunks"}
+
+
+class Cell(NamedTuple):
+    """So many requests at once, with prompts of so many tokens; ``stream``: clients get each token when it is made."""
+
+    requests: int
+    tokens: int
+    stream: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.requests} of {self.tokens:,} tokens" + (", streamed" if self.stream else "")
+
+
+CELLS = (*(Cell(requests, tokens) for tokens in (20, 200, 1500) for requests in (48, 96)),)
+CELLS += (Cell(48, 200, stream=True), Cell(96, 200, stream=True))
+
+
+def run(settings: Settings) -> list[dict[str, Any]]:
+    found = []
+    for mode, name in MODES.items():
+        rng = settings.rng(f"{TASK} {mode}")
+        turns: dict[Cell, list[Turn]] = {cell: [] for cell in CELLS}
+        spec = {"pipeline": TEXT_TO_SOUND, "mode": mode, "replicas": 1, "max_model_len": 2048}
+        with settings.pair(SEQS, OPTIONS, kv_cache_bytes=256 << 20, **spec) as pair:
+            for number in range(-1, settings.rounds):
+                for cell in CELLS:
+                    if cell.tokens < LONG or number % 2 == 0:
+                        requests = sized(cell.requests, cell.tokens, rng, stream=cell.stream)
+                        turn = pair.turn(requests, rng)
+                        if number >= 0:  # the first round warms up
+                            turns[cell].append(turn)
+        found += record(name, turns)
+    return found
+
+
+def record(mode: str, turns: dict[Cell, list[Turn]]) -> list[dict[str, Any]]:
+    found = []
+    for cell, own in turns.items():
+        found.append(measure(f"{mode}, {cell}: all answered", own, lambda wave: wave["seconds"], Bar(1 / LEAST)))
+        found.append(measure(f"{mode}, {cell}: TTFT P50", own, lambda wave: statistics.median(firsts(wave))))
+        found.append(measure(f"{mode}, {cell}: TTFT P99", own, lambda wave: quantile(firsts(wave), 0.99)))
+        found.append(measure(f"{mode}, {cell}: CPU time", own, lambda wave: sum(wave["cpu_seconds"].values())))
+    every = [(cell, turn) for cell, own in turns.items() for turn in own]
+    missing = {name: [cell.requests - answered(turn[name]) for cell, turn in every] for name in VARIANTS}
+    none = Bar(0, "worst")
+    found.append(entry(TASK, f"{mode}: not answered", missing[OURS], missing[STOCK], unit="requests", bar=none))
+    others = [different(turn[OURS], turn[STOCK]) for _, turn in every]
+    found.append(entry(TASK, f"{mode}: answers other than stock's", others, unit="answers", bar=none))
+    return found
+
+
+def measure(label: str, turns: Sequence[Turn], of: Any, bar: Bar | None = None) -> dict[str, Any]:
+    ours, stock = ([of(turn[name]) for turn in turns] for name in (OURS, STOCK))
+    return entry(TASK, label, ours, stock, bar=bar)
+
+
+def firsts(wave: dict[str, Any]) -> list[float]:
+    return [one["first"] - one["at"] for one in wave["told"] if one["first"] is not None]
