@@ -72,9 +72,7 @@ def test_same_answers_as_stock(ran: Ran, mode: Mode, scenario: str):
 
 def crowd(ran: Ran, mode: Mode, scheduling: dict[str, Any] | None) -> dict[str, Any]:
     """Ask more requests at a time than a stage runs."""
-    outcome = ran(
-        TEXT_TO_SOUND, mode, REFERENCE, scheduling=scheduling, max_num_seqs=FULL, scenarios=("crowded",)
-    )
+    outcome = ran(TEXT_TO_SOUND, mode, REFERENCE, scheduling=scheduling, max_num_seqs=FULL, scenarios=("crowded",))
     return outcome.results["scenarios"]["crowded"]
 
 
