@@ -175,8 +175,6 @@ def test_pid_changes_by_no_more_than_its_factor(latencies):
         assert (before - 0.5) / 1.5 - 0.5 <= control.limit <= (before + 0.5) * 1.5 + 0.5
 
 
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
