@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.config import MultiModalConfig
+from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerForConditionalGeneration
 from vllm.multimodal.inputs import MultiModalKwargsItem
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from tests.engine.harness import bench as harness
 from tests.engine.harness.bench import EMBEDS, Bench
 from vllm_omni_sched import OmniScheduler, OmniSyncScheduler, compat
-from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError, NoLaneError
+from vllm_omni_sched.config.load import load_config
 from vllm_omni_sched.engine.ahead import encode as ahead_encode
+from vllm_omni_sched.engine.ahead import worker as ahead_worker
+from vllm_omni_sched.engine.ahead.messages import NO_LANE, LaneFacts
+from vllm_omni_sched.engine.ahead.worker import AheadWorker
 from vllm_omni_sched.engine.fitted import lane_facts
 from vllm_omni_sched.engine.scheduler_view import for_lane
 from vllm_omni_sched.engine.start import attach_encode_ahead
+from vllm_omni_sched.lanes import InlineLane
 from vllm_omni_sched.testing import make_item, make_request
 from vllm_omni_sched.testing.config import make_vllm_config
 from vllm_omni_sched.testing.requests import make_data
@@ -210,6 +219,25 @@ def test_graphs_of_sizes_that_nobody_named_are_refused_with_the_remedy() -> None
         attach_encode_ahead(engine(cudagraph_mm_encoder=True))
 
 
+def test_an_attention_backend_and_a_model_are_refused_before_the_weights_are_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = engine(cudagraph_mm_encoder=False)
+    assert lane_facts(made) == replace(lane_facts(made), one_buffer=False, sets_context="")
+    monkeypatch.setattr(made.model_config, "multimodal_config", MultiModalConfig(), raising=False)
+    made.model_config.multimodal_config.mm_encoder_attn_backend = AttentionBackendEnum.FLASHINFER
+    with pytest.raises(ConfigError, match="choose another --mm-encoder-attn-backend, or set it to false"):
+        attach_encode_ahead(made)
+    made.model_config.multimodal_config.mm_encoder_attn_backend = None
+    monkeypatch.setattr(
+        import_module("vllm.model_executor.model_loader"),
+        "get_model_architecture",
+        lambda _: (Qwen2_5OmniThinkerForConditionalGeneration, "Qwen2_5OmniModel"),
+    )
+    with pytest.raises(ConfigError, match=r"Qwen2_5Omni\w+ sets vLLM's forward context while it encodes"):
+        attach_encode_ahead(made)
+
+
 def test_what_is_left_to_graphs_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm_omni_sched.engine import start
 
@@ -251,10 +279,32 @@ class Tower(torch.nn.Module):
         return self.language
 
 
-def test_an_encoder_whose_layers_take_lora_weights_is_refused() -> None:
+def test_an_encoder_whose_layers_take_lora_weights_is_refused_to_an_operator_and_left_out_of_a_profile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ahead_encode.refuse_lora_layers(Tower(in_encoder=False))
-    with pytest.raises(ConfigError, match="Tower does not tell vLLM which of its layers belong to the language model"):
-        ahead_encode.refuse_lora_layers(Tower(in_encoder=True))
+    told = AheadWorker(load_config({"omni_sched": {"encode_ahead": True}}))
+    with pytest.raises(NoLaneError, match="Tower does not tell vLLM which of its layers belong to the language model"):
+        told.start(Tower(in_encoder=True), torch.device("cpu"))
+    said: list[str] = []
+    monkeypatch.setattr(ahead_worker.logger, "warning", lambda text, *args: said.append(text % args))
+    worker = AheadWorker(load_config({"omni_sched": "chat"}))
+    worker.start(Tower(in_encoder=True), torch.device("cpu"))
+    assert isinstance(worker.lane, InlineLane)
+    report = worker.report()
+    assert report is not None
+    assert report.lane == NO_LANE
+    (why,) = said
+    assert why.startswith("Profile chat has turned on 'encode_ahead', which this engine cannot have: all items are ")
+    assert "name layers of the language model alone in --lora-target-modules" in why
+
+
+@pytest.mark.parametrize(("lane", "used"), [(NO_LANE, False), (LaneFacts(), True)])
+def test_without_a_lane_all_items_are_left_to_the_step_and_none_is_sent(lane: LaneFacts, *, used: bool) -> None:
+    bench, chance = DataBench(lane=lane), random.Random(4)
+    bench.churn(chance, 25, lambda: chance.randrange(12))
+    assert (bool(bench.submitted), bool(bench.in_step)) == (used, not used)
+    assert len(bench.planner.decisions.ledger) == 0
 
 
 @pytest.mark.parametrize(("lora", "refused"), [(None, False), (False, False), (True, True)])

@@ -18,9 +18,10 @@ from vllm.v1.request import RequestStatus
 
 from tests.engine.harness import ahead_v2
 from tests.engine.harness.ahead_v2 import CPU, HUGE, POISON, Engine, Model
+from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.compat import modules
-from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError, NoLaneError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead import encode as ahead_encode
 from vllm_omni_sched.engine.start import attach_encode_ahead
@@ -78,7 +79,8 @@ def test_a_step_without_tokens_waits_for_an_encode_and_reports_it(async_scheduli
     with Engine(async_scheduling=async_scheduling) as engine:
         engine.device.held_up = True
         engine.add("text", 4, max_tokens=10_000)
-        engine.step()
+        for _ in range(1 + async_scheduling):  # until the scheduler knows that there is a lane
+            engine.step()
         engine.add("r", 20, [(4, 7)])
         engine.step()
         engine.scheduler.finish_requests("text", RequestStatus.FINISHED_ABORTED)
@@ -150,16 +152,39 @@ def test_a_model_that_sets_the_forward_context_of_all_threads_is_refused(monkeyp
         ahead_encode.build_lane(ahead_encode.Encode(model, cuda), model, cuda, config, 4)
 
 
-def test_models_of_vllm_are_told_apart():
-    """Should the first one change, its refusal can go."""
-    found = {}
-    for name in ("qwen2_5_omni_thinker", "llava"):
-        module = import_module(f"vllm.model_executor.models.{name}")
-        cls = {"llava": "LlavaForConditionalGeneration"}.get(name, "Qwen2_5OmniThinkerForConditionalGeneration")
-        model = object.__new__(getattr(module, cls))
-        torch.nn.Module.__init__(model)
-        found[name] = ahead_encode.why_no_thread(model) is not None
-    assert found == {"qwen2_5_omni_thinker": True, "llava": False}
+MODELS = {
+    "qwen2_5_omni_thinker.Qwen2_5OmniThinkerForConditionalGeneration": True,
+    "qwen3_omni_moe_thinker.Qwen3OmniMoeThinkerForConditionalGeneration": True,
+    "lfm2_vl.Lfm2VLForConditionalGeneration": True,
+    "hyperclovax_vision_v2.HCXVisionV2ForCausalLM": True,
+    "llava.LlavaForConditionalGeneration": False,
+    "qwen2_vl.Qwen2VLForConditionalGeneration": False,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_vllm_are_told_apart_before_they_are_loaded(name):
+    """Should one of them change, its refusal can go."""
+    module, cls = name.split(".")
+    found = compat.sets_forward_context(getattr(import_module(f"vllm.model_executor.models.{module}"), cls))
+    assert bool(found) is MODELS[name]
+
+
+@pytest.mark.parametrize(
+    "given", [{"encode_ahead": True}, {"profile": "chat"}, {"profile": "chat", "encode_ahead": True}]
+)
+def test_what_the_loaded_model_shows_ends_an_engine_that_was_told_and_no_other(monkeypatch, given):
+    """The gather of each step compares every embedding with the one that the model would make."""
+    monkeypatch.setattr(ahead_v2, "set_forward_context", set_forward_context, raising=False)  # as its module would
+    if "encode_ahead" in given:
+        with pytest.raises(NoLaneError, match="'encode_ahead' cannot be on here, because Model sets"):
+            Engine(options=given).__enter__()
+        return
+    with Engine(options={**given, "itl_target_ms": 0.01}) as engine:
+        engine.run(Random(3), 12, values=range(6))
+        assert {len(reasons) for reasons in engine.left.values()} == {1}
+        assert len(engine.in_step) >= 6
+        assert engine.scheduler.omni.policies.planner.decisions.taken_from_lane == 0
 
 
 def v2_config(**sections: Any) -> SimpleNamespace:

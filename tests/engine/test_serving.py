@@ -23,7 +23,7 @@ from vllm_omni_sched.monitor.counts import CLASSES
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 PATIENCE_SECONDS = 60
-OPTIONS = {"waiting_order": "sla", "client_ttft_ms_min": 100, "slo_metrics": True, "strip_frontier": "off"}
+OPTIONS = {"profile": "chat", "prefill_control": "off", "client_ttft_ms_min": 100, "strip_frontier": "off"}
 
 
 @pytest.fixture(scope="module")
@@ -152,13 +152,21 @@ def test_one_line_at_the_start_says_what_is_active(servers: Server, history: Pat
     (line,) = lines_of_ours(servers, f"vllm-omni-sched {__version__} schedules this engine")
     assert " INFO " in line
     assert "EngineCore" in line  # it works there
-    assert "vllm_omni_sched.engine.scheduler.Omni" in line
-    assert f"on vLLM {vllm_version()}. " in line
-    given = line.split("Options given: ")[1].split(". Features on: ")[0]
+    assert (
+        f"schedules this engine on vLLM {vllm_version()}: {OURS}, without async scheduling, which vLLM always " in line
+    )
+    profile, rest = line.split("Profile chat, for chat with pictures and audio clips: ")[1].split(". Options given: ")
+    assert profile == (
+        "pictures, sounds and videos are encoded beside the steps of the LLM (encode_ahead=true); waiting requests run "
+        "by class and deadline (waiting_order=sla); latencies are measured by class (slo_metrics=true); targets are "
+        "interactive_ttft_ms=2000.0, interactive_itl_ms=100.0, control_target_ms=80.0"
+    )
+    given = rest.split(". Features on: ")[0]
     assert given == (
-        f"expert.strip_frontier=off, waiting_order=sla, client_ttft_ms_min=100.0, slo_metrics=true, "
+        f"profile=chat, expert.strip_frontier=off, client_ttft_ms_min=100.0, prefill_control=off, "
         f"expert.history_path={history}"
     )
+    assert len(lines_of_ours(servers, "rofile chat")) == 1
     on, off = line.split("Features on: ")[1].split("; off: ")
     assert {"windows", "encoder_cache", "session_delta"} <= set(on.split(", "))
     assert "strip_frontier (switched off)" in off

@@ -20,7 +20,7 @@ from tests.engine.harness.processes import (
 )
 from tests.engine.harness.scenarios import SCENARIOS
 from tests.engine.harness.spec import OURS
-from tests.engine.harness.tensor_parallel import ALL_AHEAD, FAULTS, stock
+from tests.engine.harness.tensor_parallel import ALL_AHEAD, FAULTS, NO_LANE, NO_LANE_SCENARIOS, no_lane, stock
 from tests.engine.harness.tensor_parallel import SCENARIOS as ASKED
 
 pytestmark = [pytest.mark.engine, pytest.mark.newest]
@@ -34,11 +34,14 @@ def answers(request: pytest.FixtureRequest, llava: Path, tmp_path_factory: pytes
     """The answers of stock and of ours, both with two workers that share out the encoder in this way."""
     mode: str = request.param
     spec = stock(llava, mode)
+    ours = [replace(spec, scheduler=OURS, omni_sched=ALL_AHEAD)]
+    if mode == "weights":
+        ours.append(no_lane(llava))
     return Results(
         *run_side_by_side(
-            tmp_path_factory.mktemp(mode),
+            folder_of(tmp_path_factory, mode),
             [spec],
-            [replace(spec, scheduler=OURS, omni_sched=ALL_AHEAD)],
+            ours,
             stock_environment=IN_PROCESS | NO_PLUGIN,
             our_environment=IN_PROCESS | OUR_PLUGIN,
             kept=file_of_stock(spec.name, [spec], IN_PROCESS | NO_PLUGIN),
@@ -46,24 +49,47 @@ def answers(request: pytest.FixtureRequest, llava: Path, tmp_path_factory: pytes
     )
 
 
+def folder_of(factory: pytest.TempPathFactory, mode: str) -> Path:
+    """Return the folder with the logs of both sides."""
+    folder = factory.getbasetemp() / f"tensor-parallel-{mode}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.mark.parametrize("scenario", ASKED)
 def test_same_tokens(answers: Results, scenario: str) -> None:
-    (engine,) = (name for name in answers.ours if name != "process")
+    engine, *_ = answers.ours
     expected = answers.of_stock(engine, scenario)["requests"]
     assert first_difference(expected, answers.of_ours(engine, scenario)["requests"]) is None
 
 
 @pytest.mark.parametrize("scenario", ASKED)
 def test_every_request_leaves_exactly_once(answers: Results, scenario: str) -> None:
-    (engine,) = (name for name in answers.ours if name != "process")
+    engine, *_ = answers.ours
     ran = answers.of_ours(engine, scenario)
     assert ran["left"] == {request.id: 1 for request in SCENARIOS[scenario]().requests}
     assert ran["still_there"] == []
 
 
 def test_the_lanes_were_used(answers: Results) -> None:
-    (engine,) = (name for name in answers.ours if name != "process")
+    engine, *_ = answers.ours
     assert answers.of_ours(engine, "images")["tiers"]["lane"] > 20
+
+
+def test_a_profile_goes_on_where_only_the_loaded_model_shows_that_there_can_be_no_lane(
+    answers: Results, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    engine, *more = answers.ours
+    if not more:
+        pytest.skip("one way to share out the encoder is enough")
+    for scenario in NO_LANE_SCENARIOS:
+        expected = answers.of_stock(engine, scenario)["requests"]
+        ran = answers.of_ours(NO_LANE, scenario)
+        assert first_difference(expected, ran["requests"]) is None
+        assert (ran["tiers"]["lane"], ran["tiers"]["miss"] > 0, ran["still_there"]) == (0, True, [])
+    log = (folder_of(tmp_path_factory, "weights") / "ours.log").read_text()
+    assert log.count("LlavaThatKeepsItsGroup.group of its encoder is a process group of the worker") == 2
+    assert "Encode-ahead stops" not in log
 
 
 @pytest.fixture(scope="module", params=["weights", "data"])

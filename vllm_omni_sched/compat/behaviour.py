@@ -1,6 +1,7 @@
 """Differences in behaviour between vLLM's versions, and the class of its objects."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -84,6 +85,37 @@ def copy_output_widths(measured: Any, other: Any) -> None:
     widths = getattr(measured, "mm_encoder_output_widths", None)
     if widths is not None:
         other.mm_encoder_output_widths = widths
+
+
+def model_class(model_config: Any) -> type | None:
+    """Return the class of which vLLM will make the model; None if vLLM finds none, which it will report itself."""
+    find = modules.find(modules.MODEL_LOADER, "get_model_architecture")
+    if find is None:
+        return None
+    try:
+        found: type = find(model_config)[0]
+    except Exception:  # noqa: BLE001  of whatever kind: the engine ends with it, or the worker looks at the model
+        return None
+    return found
+
+
+def sets_forward_context(cls: type) -> str:
+    """Return the name of this class, or of the base of it, whose module sets vLLM's forward context; empty if none."""
+    for one in cls.__mro__:
+        if hasattr(sys.modules.get(one.__module__), "set_forward_context"):
+            return one.__qualname__
+    return ""
+
+
+def encoder_attention_in_one_buffer(vllm_config: Any) -> bool:
+    """Return whether the operator has chosen FlashInfer for the attention of the encoder; vLLM never does by itself."""
+    multimodal = getattr(vllm_config.model_config, "multimodal_config", None)
+    return getattr(getattr(multimodal, "mm_encoder_attn_backend", None), "name", None) == "FLASHINFER"
+
+
+def rust_front_end() -> bool:
+    """Return whether vLLM's front end in Rust serves the requests (0.33), in which no code of plugins runs."""
+    return bool(getattr(import_module("vllm.envs"), "VLLM_USE_RUST_FRONTEND", False))
 
 
 def is_lora_layer(module: Any) -> bool:

@@ -4,7 +4,8 @@
 
     OmniSchedError
     ├── ConfigError              an option is unknown, of the wrong type, out of range, or cannot work
-    │   └── GraphError           the stages do not make a graph that a request can go through
+    │   ├── GraphError           the stages do not make a graph that a request can go through
+    │   └── NoLaneError          the model that was loaded, or its worker, cannot have an encoder lane
     ├── RequestError             a request sets an option that is unknown or out of range
     ├── UnsupportedVllmError     the installed vLLM is not one we support
     ├── MissingSymbolError       a vLLM name that a feature relies on is gone
@@ -48,6 +49,10 @@ class OmniSchedError(Exception):
 
 class ConfigError(OmniSchedError, ValueError):
     """An option cannot be used; the message names the key and the fix."""
+
+
+class NoLaneError(ConfigError):
+    """The model that a worker has loaded cannot have an encoder lane; the message is that for ``encode_ahead``."""
 
 
 class RequestError(OmniSchedError, ValueError):

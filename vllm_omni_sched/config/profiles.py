@@ -59,6 +59,17 @@ PROFILES: Mapping[Profile, ProfileSettings] = MappingProxyType(
     }
 )
 
+MEANINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "encode_ahead": "pictures, sounds and videos are encoded beside the steps of the LLM",
+        "waiting_order": "waiting requests run by class and deadline",
+        "prefill_control": "prompt tokens are computed in pieces that keep a step at its target",
+        "slo_metrics": "latencies are measured by class",
+        "encoder_cache_order": "the encodings of least worth are evicted first",
+    }
+)
+"""What the options of profiles do, for the log; the others are targets."""
+
 GIVES_WAY: Mapping[str, tuple[str, tuple[Any, ...]]] = MappingProxyType(
     {
         "encode_ahead": ("encode_rounds", (True,)),

@@ -17,7 +17,7 @@ from vllm_omni_sched import compat
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.engine.build import build_extension
 from vllm_omni_sched.engine.extension import SchedulerExtension
-from vllm_omni_sched.engine.fitted import engine_options
+from vllm_omni_sched.engine.fitted import fitted_options
 from vllm_omni_sched.engine.start import start_line
 from vllm_omni_sched.engine.waiting import WaitingOrderMixin
 from vllm_omni_sched.logs import logger_name
@@ -37,12 +37,13 @@ class OmniSchedulerMixin(WaitingOrderMixin, _Base):
     omni: SchedulerExtension
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        config = engine_options(_config_of(args, kwargs))
+        fitted = fitted_options(_config_of(args, kwargs))
+        config = fitted.config
         compat.check_version(config)
         self.omni_features = compat.resolve(config)
         super().__init__(*args, **kwargs)
         self.omni = build_extension(self, config, self.omni_features)
-        logger.info("%s", start_line(self, config, self.omni_features))
+        logger.info("%s", start_line(self, fitted, self.omni_features))
 
     # -- a step ------------------------------------------------------------
 

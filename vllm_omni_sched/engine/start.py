@@ -10,14 +10,14 @@ from vllm_omni_sched.config.checks import refuse
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import Source, load_config, resolved, written
 from vllm_omni_sched.config.options import OmniSchedConfig, Toggle
-from vllm_omni_sched.config.profiles import PROFILES, Profile
+from vllm_omni_sched.config.profiles import MEANINGS, PROFILES, Profile
 from vllm_omni_sched.engine.checks import option_checks
 from vllm_omni_sched.engine.fitted import (
     ENGINES,
     LANE_CONNECTOR,
     MULTI_CONNECTOR,
     OPERATORS,
-    fitted_options,
+    engine_options,
     lane_facts,
     operators_connector,
 )
@@ -29,7 +29,7 @@ from vllm_omni_sched.engine.shared.attach import attach_shared_encodings
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.resource.engine.lane import refusal
 from vllm_omni_sched.resource.engine.lending import refuse_lending
-from vllm_omni_sched.resource.engine.profile import Fitted
+from vllm_omni_sched.resource.engine.profile import VIDEO_LOADER, Fitted, front_end_refusal
 
 logger = get_logger(__name__)
 
@@ -44,9 +44,11 @@ def check_and_attach(vllm_config: Any) -> None:
         MissingSymbolError: a feature is ``on`` that cannot work with this vLLM.
     """
     refuse(option_checks(load_config(vllm_config.additional_config), vllm_config.device_config.device_type))
-    fitted = fitted_options(vllm_config)
-    config = fitted.config
-    prepare(vllm_config, preprocess_options(config))
+    config = engine_options(vllm_config)
+    preprocess = preprocess_options(config)
+    if compat.rust_front_end() and (why := front_end_refusal(config, processes=preprocess.processes)) is not None:
+        raise ConfigError(why)
+    prepare(vllm_config, preprocess)
     scheduler_cls = vllm_config.scheduler_config.scheduler_cls
     name = scheduler_cls if isinstance(scheduler_cls, str) else scheduler_cls.__name__
     if name.rsplit(".", 1)[-1] == "OmniSyncScheduler" and vllm_config.scheduler_config.async_scheduling:
@@ -74,26 +76,12 @@ def check_and_attach(vllm_config: Any) -> None:
     if config.metrics:
         metrics_bridge.attach()
     check_requests()
-    for line in profile_lines(fitted):
-        logger.info("%s", line)
     for name in config.misplaced:
         logger.warning(
             "Option %r belongs to the group 'expert': write it as %r. It is still read where it is.",
             name,
             written(OmniSchedConfig, name),
         )
-
-
-def profile_lines(fitted: Fitted) -> list[str]:
-    """Return a line about the profile of an engine, and one for each of its options that stays off, with the reason."""
-    profile = fitted.config.profile
-    if profile is Profile.EXACT:
-        return []
-    off = {one.option for one in fitted.withheld}
-    chosen = [one for one in resolved(fitted.config) if one.source is Source.PROFILE and one.name not in off]
-    on = ", ".join(map(str, chosen)) or "nothing that the options do not set"
-    lines = [f"Profile {profile.value}, for {PROFILES[profile].traffic}, sets {on}."]
-    return lines + [f"Profile {profile.value}: {one}." for one in fitted.withheld]
 
 
 def attach_encode_ahead(vllm_config: Any) -> None:
@@ -145,18 +133,16 @@ def attach_encode_ahead(vllm_config: Any) -> None:
 # -- in the engine core ----------------------------------------------------
 
 
-def start_line(scheduler: Any, config: OmniSchedConfig, features: Mapping[str, Status]) -> str:
-    """Return one line: version, scheduler, given options, features that are on, and features that are off, with
-    reasons.
+def start_line(scheduler: Any, fitted: Fitted, features: Mapping[str, Status]) -> str:
+    """Return one line: version, scheduler, what the profile turned on and left out, given options, and features.
 
     Args:
         scheduler: one of our schedulers, after its setup.
+        fitted: the options of the engine.
         features: status of each feature with this version of vLLM.
     """
-    cls = type(scheduler)
-    stage = getattr(scheduler.vllm_config.model_config, "stage_id", None)
-    whose = "this engine" if stage is None else f"stage {stage}"
-    given = [str(one) for one in resolved(config) if one.given]
+    vllm_config, config = scheduler.vllm_config, fitted.config
+    stage = getattr(vllm_config.model_config, "stage_id", None)
     idle = _idle(scheduler)
     on = [name for name, status in features.items() if status.active and name not in idle]
     off = [
@@ -164,11 +150,50 @@ def start_line(scheduler: Any, config: OmniSchedConfig, features: Mapping[str, S
         for name, status in features.items()
         if name not in on
     ]
-    return (
-        f"vllm-omni-sched {__version__} schedules {whose}: {cls.__module__}.{cls.__qualname__} on vLLM "
-        f"{compat.vllm_version()}. Options given: {', '.join(given) or 'none'}. "
-        f"Features on: {', '.join(on) or 'none'}; off: {', '.join(off) or 'none'}."
+    cls = vllm_config.scheduler_config.scheduler_cls or type(scheduler)  # as the operator has named it
+    named = cls if isinstance(cls, str) else f"{cls.__module__}.{cls.__qualname__}"
+    given = [str(one) for one in resolved(config) if one.given]
+    left_out = [str(one) for one in fitted.withheld]
+    return " ".join(
+        (
+            f"vllm-omni-sched {__version__} schedules {'this engine' if stage is None else f'stage {stage}'} on vLLM "
+            f"{compat.vllm_version()}: {named}, {_asynchronous(vllm_config)}.",
+            *_of_profile(fitted),
+            *([f"Left out: {'; '.join(left_out)}."] if left_out else []),
+            f"Options given: {', '.join(given) or 'none'}. "
+            f"Features on: {', '.join(on) or 'none'}; off: {', '.join(off) or 'none'}.",
+        )
     )
+
+
+def _of_profile(fitted: Fitted) -> list[str]:
+    """Return what the profile of an engine has turned on, in words; nothing for the one that turns nothing on."""
+    config = fitted.config
+    if config.profile is Profile.EXACT:
+        return []
+    off = {one.option for one in fitted.withheld}
+    chosen = [one for one in resolved(config) if one.source is Source.PROFILE and one.name not in off]
+    said = [f"{MEANINGS[one.name]} ({one})" for one in chosen if one.name in MEANINGS]
+    if fitted.video_loader:
+        said.append(f"videos are decoded by {VIDEO_LOADER}")
+    targets = ", ".join(str(one) for one in chosen if one.name not in MEANINGS)
+    if targets:
+        said.append(f"targets are {targets}")
+    traffic = PROFILES[config.profile].traffic
+    return [f"Profile {config.profile.value}, for {traffic}: {'; '.join(said) or 'nothing that is not set already'}."]
+
+
+def _asynchronous(vllm_config: Any) -> str:
+    """Return whether scheduling is asynchronous, and if it is not, why."""
+    if vllm_config.scheduler_config.async_scheduling:
+        return "with async scheduling"
+    if vllm_config.device_config.device_type == "cpu":
+        why = "which vLLM always turns off on CPUs"
+    elif vllm_config.model_config.runner_type == "pooling":
+        why = "which vLLM turns off for pooling models"
+    else:
+        why = "which --no-async-scheduling or vLLM, as its log then says, has turned off"
+    return f"without async scheduling, {why} (vLLM's warning about subclasses of Scheduler can be ignored)"
 
 
 def _idle(scheduler: Any) -> dict[str, str]:

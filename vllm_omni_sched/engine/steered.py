@@ -74,6 +74,7 @@ class SteeredSteps:
         self._strip = strip
         self._admission = compat.admission_limit(scheduler)
         self._promises = promises_of(config)
+        self._checks = compat.rust_front_end()  # any other has checked what clients may ask for
         self.planner = planner_half(scheduler)
         ahead = config.model_copy(update={"encode_ahead": self.planner is not None})
         self.history = _history_of(scheduler, config)
@@ -335,7 +336,8 @@ class SteeredSteps:
         extra: dict[str, Any] = getattr(request.sampling_params, "extra_args", None) or {}
         usual = usual_class(self._promises.classes, session=request.resumable)
         try:
-            # the front end has checked what clients may ask for; here a request is refused only if it is malformed
+            if self._checks:
+                self._promises.check(extra)
             sla = self._promises.classify(extra, usual)
             self.core.enter(request.request_id, sla, now, session=request.resumable)
         except RequestError as error:

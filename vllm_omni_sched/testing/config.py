@@ -29,14 +29,15 @@ def make_vllm_config(
     uses_mrope: bool = False,
     policy: str = "fcfs",
     encoder_cache_manager_cls: str | None = None,
+    ec_transfer_config: Any = None,
     options: Mapping[str, Any] | None = None,
 ) -> VllmConfig:
     """Return the config that `make_scheduler` builds from.
 
     `encoder_budget` (encoder embeddings per step) and `encoder_cache_size` (embeddings) default to
-    `max_num_batched_tokens`, as in vLLM. `options` becomes `additional_config["omni_sched"]`; None leaves it out.
-    KV events, if on, are recorded but not published. Raises `ValueError` for an `encoder_cache_manager_cls` on
-    a vLLM that has no such option.
+    `max_num_batched_tokens`, as in vLLM. `ec_transfer_config` is the operator's. `options` becomes
+    `additional_config["omni_sched"]`; None leaves it out. KV events, if on, are recorded but not published. Raises
+    `ValueError` for an `encoder_cache_manager_cls` on a vLLM that has no such option.
     """
     scheduler_config = SchedulerConfig(
         max_num_seqs=min(max_num_seqs, max_num_batched_tokens),
@@ -73,10 +74,13 @@ def make_vllm_config(
         config.scheduler_config.max_num_encoder_input_tokens = encoder_budget
     if encoder_cache_size is not None:
         config.scheduler_config.encoder_cache_size = encoder_cache_size
-    if options is not None and options.get("encode_ahead"):
+    config.ec_transfer_config = ec_transfer_config
+    if options is not None:
+        from vllm_omni_sched.engine.fitted import engine_options
         from vllm_omni_sched.engine.start import attach_encode_ahead
 
-        attach_encode_ahead(config)  # as the front end does
+        if engine_options(config).encode_ahead:
+            attach_encode_ahead(config)  # as the front end does
     return config
 
 

@@ -98,6 +98,7 @@ def _vector(ask: Ask) -> Ask:
     return Ask(**{**vars(ask), "max_tokens": 0})
 
 
+CHAT = {"profile": "chat", "itl_target_ms": 0.01, "prefill_control": "off"}
 BEGINNING = f"<image>{WORK}<image>"
 VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 CASES = (
@@ -105,6 +106,13 @@ CASES = (
         "eagle",
         BASE,
         args={"speculative_config": {"method": "eagle", "model": "eagle", "num_speculative_tokens": 1}},
+    ),
+    # its encoder needs a process of its own, which a lane on a CPU is
+    Case(
+        "profile, encoder that sets the forward context",
+        BASE,
+        args={"hf_overrides": {"architectures": ["LlavaThatSetsContext"]}},
+        omni_sched=CHAT,
     ),
     # all of them with the adapter: on CPUs vLLM also adapts the tokens of requests without one in a step that has any
     Case("lora", tuple(map(_with_lora, BASE)), args={"enable_lora": True, "max_lora_rank": 8}),

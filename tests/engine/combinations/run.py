@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ MAX_STEPS = 3000
 
 def main(cases_file: str, results_file: str, side: str) -> None:
     speculate_on_cpu()
+    import_module("tests.engine.harness.models")
     results = {}
     for number, case in enumerate(json.loads(Path(cases_file).read_text())):
         print(f"=== {case['name']}", flush=True)

@@ -102,7 +102,8 @@ def run_cases(folder: Path, cases: Sequence[Case]) -> tuple[dict[str, Any], dict
 
 def _file_of_stock(plain: Sequence[dict[str, Any]]) -> Path:
     """Return where stock's answers to these cases are kept: its name changes with all that they depend on."""
-    sources = b"".join((Path(__file__).parent / name).read_bytes() for name in ("cases.py", "run.py"))
+    files = ("cases.py", "run.py", "../harness/models.py")
+    sources = b"".join((Path(__file__).parent / name).read_bytes() for name in files)
     folders = {case["model"] for case in plain} | {ask["lora"] for case in plain for ask in case["asks"] if ask["lora"]}
     folders |= {draft["model"] for case in plain if "model" in (draft := case["args"].get("speculative_config", {}))}
     specs = [EngineSpec("model", folder, ()) for folder in sorted(folders)]

@@ -64,13 +64,14 @@ class Engine:
 
     def __init__(self, *, async_scheduling: bool = False, options: dict[str, Any] | None = None, **config: Any) -> None:
         self.device = HostDevice()
+        ahead = {} if "profile" in (options or {}) else {"encode_ahead": True}  # the profile decides
         self.scheduler: Any = make_scheduler(
             OmniScheduler if async_scheduling else OmniSyncScheduler,
             async_scheduling=async_scheduling,
             use_v2_model_runner=True,
             max_item_embeds=EMBEDS,
             block_size=BLOCK_SIZE,
-            options={"encode_ahead": True, "metrics": False, **(options or {})},
+            options={"metrics": False, **ahead, **(options or {})},
             **{"max_num_batched_tokens": 64, "max_num_seqs": 8, "encoder_cache_size": 64, **config},
         )
         self.depth = 1 if async_scheduling else 0
@@ -82,20 +83,22 @@ class Engine:
         self.in_step: list[str] = []  # encoded there
 
     def __enter__(self) -> Engine:
-        self._stack = stack = ExitStack()
-        stack.enter_context(mock.patch.object(GPUModelRunner, "load_model"))
-        self._replace_cuda(stack)
-        ec_transfer_state.ensure_ec_transfer_initialized(self.scheduler.vllm_config)
-        stack.callback(ec_transfer_state.ensure_ec_transfer_shutdown)
-        self.worker = ec_transfer_state.get_ec_transfer().worker
-        self.runner: Any = self._make_runner()
-        assert isinstance(self.runner, RunnerV2Mixin)
-        self.runner.vllm_config = self.scheduler.vllm_config
-        self.runner.device = torch.device("cuda")
-        self.runner.kv_connector = NO_OP_KV_CONNECTOR
-        self.runner.aux_output_connector = None
-        self.runner.ec_connector = get_ec_connector(self.runner.vllm_config, self.runner.encoder_cache)
-        self.runner.load_model()
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(GPUModelRunner, "load_model"))
+            self._replace_cuda(stack)
+            ec_transfer_state.ensure_ec_transfer_initialized(self.scheduler.vllm_config)
+            stack.callback(ec_transfer_state.ensure_ec_transfer_shutdown)
+            self.connector = ec_transfer_state.get_ec_transfer()
+            self.worker = self.connector.worker
+            self.runner: Any = self._make_runner()
+            assert isinstance(self.runner, RunnerV2Mixin)
+            self.runner.vllm_config = self.scheduler.vllm_config
+            self.runner.device = torch.device("cuda")
+            self.runner.kv_connector = NO_OP_KV_CONNECTOR
+            self.runner.aux_output_connector = None
+            self.runner.ec_connector = get_ec_connector(self.runner.vllm_config, self.runner.encoder_cache)
+            self.runner.load_model()
+            self._stack = stack.pop_all()
         return self
 
     def _replace_cuda(self, stack: ExitStack) -> None:

@@ -11,7 +11,7 @@ from vllm.v1.request import RequestStatus
 
 from vllm_omni_sched import OmniScheduler, OmniSyncScheduler
 from vllm_omni_sched.engine.ahead.host_messages import HostOrders, HostReport
-from vllm_omni_sched.engine.ahead.messages import AheadReport, Encoded
+from vllm_omni_sched.engine.ahead.messages import AheadReport, Encoded, LaneFacts
 from vllm_omni_sched.testing import make_item, make_request, make_runner_output, make_scheduler
 from vllm_omni_sched.testing.steps import sample_by_position
 
@@ -23,7 +23,13 @@ class Bench:
     """A scheduler with a model of its worker's encoder cache and lane."""
 
     def __init__(
-        self, *, async_scheduling: bool = False, host_bytes: int = 0, order: str = "age", **config: Any
+        self,
+        *,
+        async_scheduling: bool = False,
+        host_bytes: int = 0,
+        order: str = "age",
+        lane: LaneFacts | None = None,
+        **config: Any,
     ) -> None:
         ahead = {"encode_ahead": True, "metrics": False}
         host = {"encoder_cache_host_bytes": host_bytes, "encoder_cache_order": order}
@@ -37,6 +43,8 @@ class Bench:
         policies = self.scheduler.omni.policies
         policies._encodes = lambda *step: {}  # steps take no time here, from which no encode's time can be learnt
         self.planner = policies.planner
+        self.lane_facts = lane or LaneFacts()
+        self.planner.take_report(AheadReport(lane=self.lane_facts))
         self.cache: set[str] = set()
         self.in_flight: list[tuple[Any, Any]] = []
         self.depth = 1 if async_scheduling else 0  # steps scheduled ahead of the outputs known
@@ -132,7 +140,7 @@ class Bench:
 
     def _encode(self, count: int) -> AheadReport:
         done, self.lane = self.lane[:count], self.lane[count:]
-        report = AheadReport()
+        report = AheadReport(lane=self.lane_facts)
         for mm_hash, ticket in done:
             if mm_hash in self.poisoned:
                 report.failed[ticket] = (mm_hash, "bad")

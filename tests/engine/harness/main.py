@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from tests.engine.harness.spec import EngineSpec
 
 def main(specs_file: str, results_file: str) -> None:
     specs = [EngineSpec(**spec) for spec in json.loads(Path(specs_file).read_text())]
+    if any("hf_overrides" in spec.args for spec in specs):
+        import_module("tests.engine.harness.models")
     results = {}
     for spec in specs:
         print(f"=== engine {spec.name}", flush=True)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,6 +41,11 @@ class Hashable:
 
     def compute_hash(self) -> str:
         return "0"
+
+
+def architecture(name: str) -> dict[str, Any]:
+    """Return the arguments of an engine with a model of `models.py`."""
+    return {"hf_overrides": {"architectures": [name]}}
 
 
 def _options(**options: Any) -> dict[str, Any]:
@@ -101,6 +107,18 @@ REFUSED = {
         _options(encoder_cache_order="worth"),
         ["'encoder_cache_order'", "encoder-decoder model", "Leave 'encoder_cache_order' out"],
         circumstance="an encoder-decoder model",
+    ),
+    "no-lane-beside-this-model": Case(
+        _options(encode_ahead=True),
+        ["'encode_ahead' cannot be on here", "LlavaThatSetsContext sets vLLM's forward context", "set it to false"],
+        circumstance="a GPU",
+        args=architecture("LlavaThatSetsContext"),
+    ),
+    "no-lane-beside-this-attention": Case(
+        _options(profile="chat", encode_ahead=True),
+        ["'encode_ahead' cannot be on here", "FlashInfer", "choose another --mm-encoder-attn-backend"],
+        circumstance="a GPU",
+        args={"mm_encoder_attn_backend": "FLASHINFER"},
     ),
     "lending-without-the-lane": Case(
         _options(kv_lending=0.5), [NO_LENDING, "only the lane of encode-ahead borrows blocks"]
@@ -206,6 +224,13 @@ NEED_NO_MODEL = [
 REFUSED |= TWICE
 
 ACCEPTED = {
+    "profile-beside-this-model": Case(
+        {"omni_sched": "chat"}, [], circumstance="a GPU", args=architecture("LlavaThatSetsContext")
+    ),
+    "profile-beside-this-attention": Case(
+        {"omni_sched": "chat"}, [], circumstance="a GPU", args={"mm_encoder_attn_backend": "FLASHINFER"}
+    ),
+    "this-model-on-a-cpu": Case(_options(encode_ahead=True), [], args=architecture("LlavaThatSetsContext")),
     "no-options": Case(None, []),
     "empty-options": Case({"omni_sched": {}}, []),
     "options-of-others": Case({"another_plugin": [1, 2]}, []),
@@ -345,6 +370,17 @@ def _circumstance(name: str, args: dict[str, Any]) -> Iterator[None]:
         v2 = mock.patch.object(configs.VllmConfig, "use_v2_model_runner", True)
         with v2, mock.patch.object(configs, "HAS_TRITON", True):
             yield
+    elif name == "a GPU":
+        from vllm_omni_sched.engine import start
+
+        check = start.check_and_attach
+
+        def check_for_a_gpu(vllm_config: Any) -> None:
+            vllm_config.device_config.device_type = "cuda"  # which vLLM has not made of this machine
+            check(vllm_config)
+
+        with mock.patch.object(start, "check_and_attach", check_for_a_gpu):
+            yield
     elif name == "vLLM 0.29.1":
         with mock.patch("vllm.__version__", "0.29.1"):
             yield
@@ -353,6 +389,7 @@ def _circumstance(name: str, args: dict[str, Any]) -> Iterator[None]:
 
 
 def main(model: str, folder: str) -> None:
+    import_module("tests.engine.harness.models")
     results: dict[str, Any] = {}
     for name, case in (REFUSED | ACCEPTED | WARNED | UNWARNED).items():
         own = Path(folder) / name

@@ -26,6 +26,21 @@ def stock(model: Path, mode: str) -> EngineSpec:
     return EngineSpec(f"tensor-parallel-{mode}", str(model), SCENARIOS, args=args)
 
 
+NO_LANE = "tensor-parallel, no lane"
+NO_LANE_SCENARIOS = ("images", "repeated_images")
+
+
+def no_lane(model: Path) -> EngineSpec:
+    """Return an engine of ours with a profile, whose model shows only once it is loaded that it can have no lane."""
+    args = {
+        **stock(model, "weights").args,
+        "hf_overrides": {"architectures": ["LlavaThatKeepsItsGroup"]},
+        "worker_extension_cls": "tests.engine.harness.models.Registers",
+    }
+    options = {"profile": "chat", "itl_target_ms": 0.01}
+    return EngineSpec(NO_LANE, str(model), NO_LANE_SCENARIOS, args=args, scheduler=OURS, omni_sched=options)
+
+
 def main(model: str, mode: str) -> None:
     spec = EngineSpec(
         "faults",

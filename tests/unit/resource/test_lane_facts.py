@@ -58,6 +58,16 @@ REFUSED = [
     ),
     (LaneFacts(encoder_decoder=True), "this is an encoder-decoder model", ""),
     (LaneFacts(weights_change=True), "the weights may change while the lane encodes", ""),
+    (
+        LaneFacts(sets_context="Thinker"),
+        "Thinker sets vLLM's forward context while it encodes, and there is one for all threads of a process",
+        "",
+    ),
+    (
+        LaneFacts(one_buffer=True),
+        "all FlashInfer attention of the encoder works in one buffer",
+        "choose another --mm-encoder-attn-backend",
+    ),
 ]
 
 
@@ -74,6 +84,7 @@ def test_an_engine_with_nothing_against_it_is_not_refused() -> None:
     assert obstacle(LaneFacts()) is None
     assert obstacle(LaneFacts(workers=2, device="cpu")) is None
     assert refusal(LaneFacts(device="cpu")) is None
+    assert obstacle(LaneFacts(device="cpu", sets_context="Thinker", one_buffer=True)) is None  # a process of its own
 
 
 @pytest.mark.parametrize("facts", [facts for facts, _, _ in REFUSED], ids=[reason for _, reason, _ in REFUSED])
@@ -86,4 +97,4 @@ TABLE = (Path(__file__).parents[3] / "docs/compatibility.md").read_text()
 
 @pytest.mark.parametrize("reason", [reason for facts, reason, _ in REFUSED if not facts.vllm and facts.device != "xpu"])
 def test_the_documentation_has_the_reason(reason: str) -> None:
-    assert f"| refused | {reason}" in TABLE
+    assert f"| refused | {reason.replace('Thinker', 'the model')}" in TABLE

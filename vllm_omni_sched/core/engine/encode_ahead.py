@@ -66,8 +66,9 @@ class EncodeAhead:
        processors.
     7. Each content is encoded once for all requests that need it at the same time (`AheadLedger`).
     8. A request with an item that cannot be encoded fails, and only such a request.
-    9. With ``step_embeds``, a larger item is not encoded in the step. With ``piece_embeds``, no piece runs of a waiting
-       request that misses a larger item.
+    9. Without a lane, all items are left to the step, but those of requests of rule 3.
+    10. With ``step_embeds``, a larger item is not encoded in the step. With ``piece_embeds``, no piece runs of a
+        waiting request that misses a larger item.
 
     ``share``: the lane's share of the device, in (0, 1]. ``taken_from_lane``, ``items_visited``: counts.
     """
@@ -108,7 +109,9 @@ class EncodeAhead:
         self._anybody = DecodeLoad(self._target)
 
     def lane_is(self, items: int, *, own_processors: bool) -> None:
-        """Record how many items the lane encodes at a time, and whether it has processors of its own."""
+        """Record how many items the lane encodes at a time, 0 if there is none, and whether it has processors of its
+        own.
+        """
         self.ledger.max_encoding = items + 1  # so that the next item is there when an encode ends
         self._own_processors = own_processors
         self._lane_items = items
@@ -166,6 +169,8 @@ class EncodeAhead:
             return False
         if self.step_embeds is not None and any(item.embeds > self.step_embeds for item in missing):
             return False
+        if not self._lane_items:
+            return True
         seconds = sum(self._costs.encode_seconds(item.modality, item.embeds) for item in missing)
         seconds = seconds or len(missing) * self._target  # nothing was measured: nothing is known to go unnoticed
         # a waiting request is held up, too; so is a session that is between two inputs

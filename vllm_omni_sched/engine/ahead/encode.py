@@ -1,7 +1,6 @@
 """The work that a lane of encode-ahead does, and the choice of the lane for a device."""
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from vllm.multimodal.utils import group_and_batch_mm_kwargs
 from vllm.utils.platform_utils import is_pin_memory_available
 
 from vllm_omni_sched import compat
-from vllm_omni_sched.config.errors import ConfigError, LaneError, LaneGroupError
+from vllm_omni_sched.config.errors import ConfigError, LaneError, LaneGroupError, NoLaneError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead.tensor_parallel import EncoderGroup, Join, Ranks, why_not_together
 from vllm_omni_sched.engine.ahead.warm_up import WARM_UP
@@ -31,6 +30,7 @@ from vllm_omni_sched.lanes.processors import (
     together,
 )
 from vllm_omni_sched.lanes.width import Widening
+from vllm_omni_sched.resource.engine.lane import ONE_BUFFER, Obstacle, sets_context, untold_layers
 
 _NICE = 10  # the LLM's threads win
 
@@ -70,6 +70,10 @@ class Encode:
     def at(self, processors: Processors | None, everything: Processors | None = None) -> "Encode":
         """Return a copy of this encode for a process on these processors, or ``everything`` while it may use all."""
         return Encode(self._model, self._device, self._dummies, processors, self._ranks, everything)
+
+    def among(self, ranks: Ranks) -> "Encode":
+        """Return a copy of this encode for a worker whose lane encodes together with those of the other ranks."""
+        return Encode(self._model, self._device, self._dummies, ranks=ranks)
 
     @property
     def widening(self) -> Widening | None:
@@ -227,8 +231,8 @@ def build_lane(
     """Build the lane for a device: a side stream on CUDA; on a CPU one process, or one for each of ``processors``.
 
     Raises:
-        ConfigError: this model's encoder cannot run in a thread beside the LLM, or an option for CUDA is set on
-            another device.
+        NoLaneError: this model's encoder cannot run in a thread beside the LLM.
+        ConfigError: an option for CUDA is set on another device.
         LaneError: the device or the operating system does not support such a lane.
     """
     if device.type != "cuda":
@@ -248,9 +252,9 @@ def build_lane(
         for lane in lanes:
             lane.submit(WARM_UP)
         return lanes[0] if len(lanes) == 1 else LanePool(lanes)
-    reason = why_no_thread(model)
-    if reason is not None:
-        raise ConfigError(f"option 'encode_ahead' cannot be on here, because {reason}; or set it to false")
+    why = why_no_thread(model)
+    if why is not None:
+        raise NoLaneError(why.refusal)
     beside = StreamLane(encode, capacity, device=CudaDevice(device, config.encode_lane_sms))
     encode.give_way()
     return beside
@@ -262,14 +266,15 @@ def build_member_lane(
     """Build the lane of one of several ranks, a process that joins those of the others in its first job.
 
     Raises:
-        ConfigError: this model's encoder cannot run in the lanes of several ranks.
+        NoLaneError: this model's encoder cannot run in the lanes of several ranks.
+        ConfigError: an option for CUDA is set.
         LaneError: the operating system does not support such a lane.
     """
     if config.encode_lane_sms is not None:
         raise ConfigError("option 'expert.encode_lane_sms' needs a CUDA device: leave it out")
     reason = why_not_together(encoder_modules(model))
     if reason is not None:
-        raise ConfigError(f"option 'encode_ahead' cannot be on here, because {reason}: set it to false")
+        raise NoLaneError(Obstacle(reason).refusal)
     here = encode.at(processors)
     lane = MemberLane(here, capacity, nice=niceness(config, processors), idle_seconds=here.idle_seconds)
     lane.submit(first_job(0))
@@ -288,19 +293,13 @@ def niceness(config: OmniSchedConfig, processors: Processors | None) -> int:
     return 0 if processors is not None and processors.own else _NICE
 
 
-def why_no_thread(model: Any) -> str | None:
+def why_no_thread(model: Any) -> Obstacle | None:
     """Return why the encoder and the LLM cannot run in two threads of a process; None if no reason is known."""
     for module in model.modules():
         if getattr(getattr(module, "attn_backend", None), "name", None) == "FLASHINFER":
-            return (
-                "all FlashInfer attention of the encoder works in one buffer: choose another --mm-encoder-attn-backend"
-            )
-        for cls in type(module).__mro__:
-            if hasattr(sys.modules[cls.__module__], "set_forward_context"):
-                return (
-                    f"{cls.__qualname__} sets vLLM's forward context while it encodes, and there is one for all "
-                    "threads: take another model"
-                )
+            return ONE_BUFFER
+        if cls := compat.sets_forward_context(type(module)):
+            return sets_context(cls)
     return None
 
 
@@ -310,15 +309,11 @@ def refuse_lora_layers(model: Any) -> None:
     vLLM wraps all linear layers of a model that does not tell it which belong to the language model.
 
     Raises:
-        ConfigError: a layer of an encoder is one to which LoRA weights may be added.
+        NoLaneError: a layer of an encoder is one to which LoRA weights may be added.
     """
     for layer in encoder_layers(model):
         if any(compat.is_lora_layer(module) for module in layer.modules()):
-            raise ConfigError(
-                f"option 'encode_ahead' cannot be on here, because {type(model).__qualname__} does not tell vLLM which "
-                "of its layers belong to the language model, so that its encoder may get LoRA weights: name layers of "
-                "the language model alone in --lora-target-modules, or set it to false"
-            )
+            raise NoLaneError(untold_layers(type(model).__qualname__).refusal)
 
 
 def encoder_layers(model: Any) -> Iterator[torch.nn.Module]:

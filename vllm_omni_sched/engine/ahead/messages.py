@@ -62,13 +62,16 @@ class LaneFacts(NamedTuple):
     """Properties of a lane that the scheduler needs.
 
     Attributes:
-        items: number of items that the lane encodes at a time.
+        items: number of items that the lane encodes at a time; 0 if there is no lane.
         own_processors: on a CPU, whether most of the lane runs on processors that the LLM does not use, so that it
             slows decode steps little.
     """
 
     items: int = 1
     own_processors: bool = False
+
+
+NO_LANE = LaneFacts(items=0)
 
 
 class Encoded(NamedTuple):

@@ -15,7 +15,7 @@ from vllm_omni_sched.core.engine.lane_ranks import AfterLoss, LaneRanks
 from vllm_omni_sched.core.engine.ledger import EncodeState
 from vllm_omni_sched.core.engine.lending import KvLending
 from vllm_omni_sched.engine.ahead.host_planner import HostPlanner
-from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, LaneFacts, LaneLoss, RankOrders
+from vllm_omni_sched.engine.ahead.messages import NO_LANE, AheadOrders, AheadReport, LaneFacts, LaneLoss, RankOrders
 from vllm_omni_sched.engine.ahead.polling import rest_between_looks, sleep_beside
 from vllm_omni_sched.engine.lending.blocks import LentBlocks
 from vllm_omni_sched.engine.scheduler_view import RequestPrompt, SchedulerView, prompt_tokens_of
@@ -32,6 +32,8 @@ class AheadPlanner:
     2. An encoding that workers hold in host memory counts as ready: it is restored, not encoded.
     3. An item whose room in the encoder cache was taken back in the same step is forgotten instead of loaded.
     4. With several workers, `LaneRanks` decides what their reports amount to.
+    5. Nothing is sent to a lane that the workers have not reported: before their first report, and where they cannot
+       have one, all items are left to the step.
 
     Args:
         config: the options of the engine.
@@ -39,7 +41,7 @@ class AheadPlanner:
     """
 
     def __init__(self, config: OmniSchedConfig, workers: int = 1) -> None:
-        self._lane = LaneFacts()
+        self._lane = NO_LANE
         self._ranks = LaneRanks(workers)
         self._generation = 0  # that workers were sent
         self._settled: list[str] = []  # contents that all of several workers have encoded since the last orders
@@ -61,6 +63,7 @@ class AheadPlanner:
         self._lent, self._lending = lent, core.lending
         self._scheduler, self._view = scheduler, view
         self._decisions, self._metrics = core.ahead, core.metrics
+        self._lane_is(NO_LANE)  # until the workers report that they have one
         self.host.bind(scheduler.encoder_cache_manager)
         if scheduler.vllm_config.device_config.device_type == "cpu":
             sleep_beside(self)
@@ -135,9 +138,9 @@ class AheadPlanner:
     def take_report(self, report: AheadReport) -> None:
         """Take over a worker's report: encodes that ended, their times, and the state of host memory."""
         decisions, now = self.decisions, monotonic_seconds()
-        if report.lane != self._lane:
-            self._lane = report.lane
-            decisions.lane_is(report.lane.items, own_processors=report.lane.own_processors)
+        ends = self._ranks.stopped or (report.loss is not None and report.loss.final)
+        if report.lane != self._lane and not ends:
+            self._lane_is(report.lane)
         took = []
         for ticket, (mm_hash, seconds, workers) in report.ready.items():
             slowest = self._ranks.encoded(ticket, workers, seconds)
@@ -164,6 +167,10 @@ class AheadPlanner:
         self._metrics.lane_restarts = max(self._metrics.lane_restarts, report.restarts)
         self.host.take_encode_times(report.times)
         self.host.take_report(report.host)
+
+    def _lane_is(self, lane: LaneFacts) -> None:
+        self._lane = lane
+        self.decisions.lane_is(lane.items, own_processors=lane.own_processors)
 
     def _lent_memory(self, report: AheadReport) -> None:
         """Count the memory that was given back, and compare what encodes take with what the operator has set."""
@@ -200,6 +207,10 @@ class AheadPlanner:
                 loss.reason,
             )
         elif after is AfterLoss.STOP:
+            had_lanes = self._lane != NO_LANE
+            self._lane_is(NO_LANE)
+            if not had_lanes:
+                return  # the workers have logged why they have none
             logger.error(
                 "Encode-ahead stops: the encoder processes of the workers cannot go on, so all further items are "
                 "encoded in the step. Restart the engine to encode ahead again: %s",

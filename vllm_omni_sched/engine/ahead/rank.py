@@ -1,6 +1,5 @@
 """Worker half of encode-ahead in an engine with tensor parallelism, where the lanes of all ranks encode together."""
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -8,11 +7,12 @@ from vllm.logger import init_logger
 
 from vllm_omni_sched.config.errors import LaneDiedError, LaneError
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.engine.ahead.encode import Encode, build_member_lane, first_job, processors_here
+from vllm_omni_sched.engine.ahead.encode import build_member_lane, first_job, processors_here
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, LaneLoss, RankOrders
 from vllm_omni_sched.engine.ahead.tensor_parallel import ranks_here
 from vllm_omni_sched.engine.ahead.worker import LANE_JOBS, AheadWorker, Item
 from vllm_omni_sched.lanes import Done, MemberLane
+from vllm_omni_sched.lanes.processors import Processors
 from vllm_omni_sched.logs import logger_name
 
 logger = init_logger(logger_name(__name__))
@@ -36,18 +36,16 @@ class RankWorker(AheadWorker):
         self._loss_told = False
         self._unsettled: dict[str, Item] = {}  # mm_hash -> what some rank may not have encoded yet
 
-    def start(self, model: Any, device: torch.device, dummies: Callable[[], Iterable[Any]] = tuple) -> None:
-        """Build the lane around this model's encoders, which joins those of the other ranks, and warm it up.
-
-        Raises:
-            ConfigError: this model's encoder cannot run in lanes of several ranks, or an option does not fit.
-            LaneError: the operating system does not support such a lane.
-        """
+    def _build_lane(self, model: Any, device: torch.device) -> tuple[Processors, ...]:
+        """Build the lane, which joins those of the other ranks."""
         ranks = ranks_here()
         processors = processors_here(self._config, device, alone=self.alone, ranks=ranks)
-        self._encode = Encode(model, device, dummies, ranks=ranks)
+        self._encode = self._encode.among(ranks)
         self._lane = build_member_lane(self._encode, model, self._config, LANE_JOBS, processors[0])
-        self._lane_started(processors)
+        return processors
+
+    def _no_lane(self, reason: str) -> None:
+        self._lost(reason, final=True)  # the lanes of other ranks are of no use alone
 
     def carry_out(self, orders: AheadOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
         if orders.ranks is not None:

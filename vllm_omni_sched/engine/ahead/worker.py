@@ -8,17 +8,16 @@ import torch
 from vllm.logger import init_logger
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
-from vllm_omni_sched.config.errors import LaneDiedError, LaneError
+from vllm_omni_sched.config.errors import LaneDiedError, LaneError, NoLaneError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead.encode import Encode, build_lane, processors_here, refuse_lora_layers
 from vllm_omni_sched.engine.ahead.full_width import FullWidth
 from vllm_omni_sched.engine.ahead.host_store import HostStore
-from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, Encoded, LaneFacts
+from vllm_omni_sched.engine.ahead.messages import NO_LANE, AheadOrders, AheadReport, Encoded, LaneFacts
 from vllm_omni_sched.engine.ahead.polling import sleep_beside
 from vllm_omni_sched.engine.ahead.warm_up import WARM_UP
 from vllm_omni_sched.engine.lending.pages import KvPages
 from vllm_omni_sched.lanes import Done, InlineLane, Job, Lane
-from vllm_omni_sched.lanes.base import no_pause
 from vllm_omni_sched.lanes.processors import Processors, together
 from vllm_omni_sched.logs import logger_name
 
@@ -78,18 +77,48 @@ class AheadWorker:
         self.host = HostStore(config.encoder_cache_host_bytes)
 
     def start(self, model: Any, device: torch.device, dummies: Callable[[], Iterable[Any]] = tuple) -> None:
-        """Build the lane around this model's encoders and warm it up; raises the errors of `build_lane`."""
+        """Build the lane around this model's encoders and warm it up.
+
+        Where there can be no lane although a profile asks for one, vLLM encodes all items, as without the option: the
+        scheduler uses no lane that was not reported.
+
+        Raises:
+            NoLaneError: this model cannot have a lane, and the operator has set ``encode_ahead``.
+            LaneError: this machine cannot have one, and the operator has set ``encode_ahead``.
+            ConfigError: an option about the lane cannot be used here.
+        """
+        self._encode = Encode(model, device, dummies)
+        try:
+            processors = self._build_lane(model, device)
+        except (NoLaneError, LaneError) as error:
+            if "encode_ahead" in self._config.given:
+                raise
+            logger.warning(
+                "Profile %s has turned on 'encode_ahead', which this engine cannot have: all items are encoded in the "
+                "step, as without it. %s",
+                self._config.profile.value,
+                error,
+            )
+            self._lane, self._facts = InlineLane(self._encode, LANE_JOBS), NO_LANE
+            self._no_lane(str(error))
+        else:
+            self._lane_started(processors)
+
+    def _build_lane(self, model: Any, device: torch.device) -> tuple[Processors, ...]:
+        """Build the lane, and return the CPUs of its processes; raises the errors of `start`."""
         refuse_lora_layers(model)
         processors = processors_here(self._config, device, alone=self.alone)
-        self._encode = Encode(model, device, dummies)
         self._full_width = FullWidth(processors)
         if self._full_width.lends:
             # oneDNN keeps a kernel for each size, with as many threads as there are when it is first used; vLLM is
             # about to profile the encoder with those of the LLM alone.
             with self._full_width.lent():
-                self._encode(None, no_pause)
+                self._warmed_up(self._in_step(WARM_UP))
         self._lane = build_lane(self._encode, model, device, self._config, LANE_JOBS, processors)
-        self._lane_started(processors)
+        return processors
+
+    def _no_lane(self, reason: str) -> None:
+        """Record that this worker has no lane from the start."""
 
     def _lane_started(self, processors: tuple[Processors, ...]) -> None:
         for one in processors:
@@ -245,7 +274,7 @@ class AheadWorker:
         """Replace the lane by one that encodes in the step."""
         self.lane.close(0.0)
         self._restarts += self.lane.restarts + 1
-        self._lane, self._facts = InlineLane(self._encode, LANE_JOBS), LaneFacts()
+        self._lane, self._facts = InlineLane(self._encode, LANE_JOBS), NO_LANE
 
     def wait(self, seconds: float) -> None:
         """Wait up to ``seconds`` for an encode to end, or for a loan that lets one begin; for steps without tokens."""

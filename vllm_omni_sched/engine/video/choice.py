@@ -15,18 +15,18 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from vllm_omni_sched import __version__
+from vllm_omni_sched import __version__, compat
 from vllm_omni_sched.config.errors import ConfigError, RequestError
 from vllm_omni_sched.config.extras import how_to_install
 from vllm_omni_sched.config.load import load_config, read_options, resolved
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.profiles import PROFILES
+from vllm_omni_sched.engine.fitted import LOADER_VARIABLE, front_end_facts, video_arguments
 from vllm_omni_sched.engine.named import names_our_scheduler
 from vllm_omni_sched.engine.preprocess.start import preprocess_options
 from vllm_omni_sched.engine.video import service
 from vllm_omni_sched.engine.video.rules import (
     CLASSES,
-    ENVIRONMENT,
     NAME,
     default_rule,
     rule_named,
@@ -35,6 +35,8 @@ from vllm_omni_sched.engine.video.rules import (
 )
 from vllm_omni_sched.graph.order import INTERACTIVE
 from vllm_omni_sched.logs import get_logger
+from vllm_omni_sched.resource.engine.lane import LaneFacts
+from vllm_omni_sched.resource.engine.profile import RUST, loader_obstacle
 from vllm_omni_sched.video.on_device import WHAT_TO_DO, FramesReason, Server, of_server
 from vllm_omni_sched.video.options import VideoOptions
 from vllm_omni_sched.video.pool.kinds import NVDEC, decoder_kinds
@@ -47,35 +49,39 @@ _DECODED_ELSEWHERE = ("backend", "device")  # arguments that name a decoder
 def is_chosen(engine_args: Any) -> bool:
     """Return whether these arguments, or else the environment, name our loader, or a profile asks for it.
 
-    A profile asks for it if the engine is started with our scheduler, nothing else names a loader or a decoder, and
-    PyAV is installed.
+    A profile asks for it if the engine is started with our scheduler, and `loader_obstacle` has nothing against it.
 
     Raises:
-        ConfigError: the options in `additional_config` are invalid.
+        ConfigError: the options in `additional_config` are invalid, or the operator has chosen our loader under vLLM's
+            front end in Rust.
     """
-    given = _video(engine_args.media_io_kwargs)
-    if named := given.get("video_backend") or os.environ.get(ENVIRONMENT):
-        return bool(named == NAME)
-    if given.get("backend") is not None or not names_our_scheduler(engine_args.scheduler_cls):
+    if _names_ours(engine_args.media_io_kwargs):
+        if compat.rust_front_end():
+            raise ConfigError(
+                f"video loader {NAME!r} cannot work here, because {RUST}: leave out 'video_backend' and "
+                f"{LOADER_VARIABLE}, or unset VLLM_USE_RUST_FRONTEND"
+            )
+        return True
+    if not names_our_scheduler(engine_args.scheduler_cls):
         return False
     if not isinstance(engine_args.additional_config, Mapping):
         return False  # vLLM refuses it
     if not PROFILES[load_config(engine_args.additional_config).profile].video_loader:
         return False
-    if find_spec("av") is None:
-        logger.info(
-            "Profile video: vLLM's own loader decodes videos, because PyAV is not installed: %s",
-            how_to_install("video"),
-        )
-        return False
-    return True
+    return loader_obstacle(LaneFacts(), front_end_facts(engine_args.media_io_kwargs)) is None
+
+
+def _names_ours(media_io_kwargs: Any) -> bool:
+    """Return whether the operator has named our loader."""
+    named = video_arguments(media_io_kwargs).get("video_backend") or os.environ.get(LOADER_VARIABLE)
+    return bool(named == NAME)
 
 
 @contextmanager
 def without_our_loader(engine_args: Any) -> Iterator[None]:
     """Remove our loader's name while vLLM makes its config, so that a loader in the model's configuration is seen."""
     given = engine_args.media_io_kwargs
-    video = {key: value for key, value in _video(given).items() if key != "video_backend"}
+    video = {key: value for key, value in video_arguments(given).items() if key != "video_backend"}
     engine_args.media_io_kwargs = {**(given or {}), "video": video}
     try:
         yield
@@ -91,7 +97,8 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
         given: the operator's ``--media-io-kwargs``.
 
     Raises:
-        ConfigError: an option is wrong, an argument names another decoder or no sampling rule, or PyAV is missing.
+        ConfigError: an option is wrong, an argument names another decoder or no sampling rule, or PyAV is missing,
+            and the operator has named our loader.
     """
     options = video_options(load_config(vllm_config.additional_config))
     multimodal = vllm_config.model_config.multimodal_config
@@ -99,7 +106,7 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
         return  # a text-only model
     if find_spec("av") is None:
         raise ConfigError(f"video loader {NAME!r} needs PyAV, which is not installed: {how_to_install('video')}")
-    given_for_video = _video(given)
+    given_for_video = video_arguments(given)
     if given_for_video.get("backend", "opencv") != "opencv":
         raise ConfigError(
             f"--media-io-kwargs name {NAME!r} and the decoder {given_for_video['backend']!r}, which would decode in "
@@ -110,7 +117,7 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
         raise ConfigError(f"--media-io-kwargs: omni_class is {most_urgent!r}; it must be one of {list(CLASSES)}")
     video = {
         key: value
-        for key, value in _video(multimodal.media_io_kwargs).items()
+        for key, value in video_arguments(multimodal.media_io_kwargs).items()
         if key in given_for_video or key not in _DECODED_ELSEWHERE
     }
     rule = video.pop("video_backend", None) or rule_of_model(vllm_config.model_config)
@@ -118,7 +125,13 @@ def set_up(vllm_config: Any, given: Mapping[str, Any]) -> None:
     try:
         rule_named(video["sampling"])
     except RequestError as error:
-        raise ConfigError(f"--media-io-kwargs: {error}") from None
+        if _names_ours(given) or "sampling" in given_for_video:
+            raise ConfigError(f"--media-io-kwargs: {error}") from None
+        # A profile has chosen our loader, and that of this model decodes on a GPU: it is named, and stays in use.
+        stock = {**video_arguments(multimodal.media_io_kwargs), "video_backend": video["sampling"]}
+        multimodal.media_io_kwargs = {**multimodal.media_io_kwargs, "video": stock}
+        service.refuse()
+        return
     multimodal.media_io_kwargs = {**multimodal.media_io_kwargs, "video": {**video, "video_backend": NAME}}
     place, device = _place_of_frames(vllm_config, options)
     if place in WHAT_TO_DO:
@@ -169,8 +182,3 @@ def _place_of_frames(vllm_config: Any, options: VideoOptions) -> tuple[FramesRea
     )
     place = of_server(server)
     return place, (torch.device(device).index or 0) if place is FramesReason.ON_DEVICE else 0
-
-
-def _video(media_io_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    video = media_io_kwargs.get("video") if isinstance(media_io_kwargs, Mapping) else None
-    return dict(video) if isinstance(video, Mapping) else {}  # vLLM refuses other types

@@ -10,15 +10,16 @@ from typing import Any
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config.errors import RequestError, VideoInputError
+from vllm_omni_sched.engine.fitted import LOADER_VARIABLE
 from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME
+from vllm_omni_sched.resource.engine.profile import VIDEO_LOADER
 
-NAME = "omni_flashcodec"
+NAME = VIDEO_LOADER
 """Name of our loader in vLLM's registry."""
 
 CLASSES = {sla.name: sla for sla in (REALTIME, INTERACTIVE, BATCH)}
 """Classes of requests by name, most urgent first."""
 
-ENVIRONMENT = "VLLM_VIDEO_LOADER_BACKEND"
 _DEFAULT = "opencv"
 
 
@@ -36,7 +37,7 @@ def registry() -> Any:
 
 def default_rule() -> str:
     """Return the loader that stock vLLM takes for a model that has none of its own."""
-    named = os.environ.get(ENVIRONMENT, _DEFAULT)
+    named = os.environ.get(LOADER_VARIABLE, _DEFAULT)
     return _DEFAULT if named == NAME else named
 
 

@@ -17,7 +17,9 @@ class LaneFacts:
     messages. ``reports_of_all_workers``: those of connectors reach the scheduler. ``encodes_only``: whether another
     engine decodes what this one encodes (role ``ec_producer``). ``graphs_of_unknown_sizes``: whether vLLM captures CUDA
     graphs of the encoder for sizes that it chooses while it starts. ``encoder_lora``: whether adapters may change the
-    encoder.
+    encoder. ``sets_context``: class of the model, or a base of it, that sets vLLM's forward context while it encodes;
+    empty if none does. ``one_buffer``: whether all attention of the encoder works in one buffer.
+    ``items_with_workers``: whether the processor cache keeps items where only the workers can read them.
     """
 
     multimodal: bool = True
@@ -35,6 +37,9 @@ class LaneFacts:
     encoder_lora: bool = False
     encoder_decoder: bool = False
     weights_change: bool = False
+    sets_context: str = ""
+    one_buffer: bool = False
+    items_with_workers: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,14 +52,38 @@ class Obstacle:
     def __str__(self) -> str:
         return self.reason
 
+    @property
+    def refusal(self) -> str:
+        """Return the error for an operator who has set ``encode_ahead``, in one sentence with the fix."""
+        remedy = f"{self.remedy}, or " if self.remedy else ""
+        return f"option 'encode_ahead' cannot be on here, because {self.reason}: {remedy}set it to false"
+
+
+ONE_BUFFER = Obstacle(
+    "all FlashInfer attention of the encoder works in one buffer", "choose another --mm-encoder-attn-backend"
+)
+
+
+def sets_context(model: str) -> Obstacle:
+    """Return the obstacle that the class ``model`` is, which sets vLLM's forward context, to a lane in a thread."""
+    return Obstacle(
+        f"{model} sets vLLM's forward context while it encodes, and there is one for all threads of a process"
+    )
+
+
+def untold_layers(model: str) -> Obstacle:
+    """Return the obstacle that the class ``model`` is where adapters are loaded: any of its layers may be adapted."""
+    return Obstacle(
+        f"{model} does not tell vLLM which of its layers belong to the language model, so that its encoder may get "
+        "LoRA weights",
+        "name layers of the language model alone in --lora-target-modules",
+    )
+
 
 def refusal(facts: LaneFacts) -> str | None:
     """Return why ``encode_ahead`` is refused for such an engine, in one sentence with the fix; None if it is not."""
     found = obstacle(facts)
-    if found is None:
-        return None
-    remedy = f"{found.remedy}, or " if found.remedy else ""
-    return f"option 'encode_ahead' cannot be on here, because {found.reason}: {remedy}set it to false"
+    return None if found is None else found.refusal
 
 
 def obstacle(facts: LaneFacts) -> Obstacle | None:
@@ -98,6 +127,9 @@ def obstacle(facts: LaneFacts) -> Obstacle | None:
         ): facts.encoder_lora,
         Obstacle("this is an encoder-decoder model"): facts.encoder_decoder,
         Obstacle("the weights may change while the lane encodes"): facts.weights_change,
+        # On a CPU the lane is a process, with a forward context and buffers of its own.
+        sets_context(facts.sets_context): bool(facts.sets_context) and facts.device == "cuda",
+        ONE_BUFFER: facts.one_buffer and facts.device == "cuda",
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
