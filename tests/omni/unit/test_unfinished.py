@@ -163,7 +163,8 @@ async def test_when_the_pipeline_ends_nothing_is_left_of_a_request_that_was_abor
     async with Rig(StageSpec(), StageSpec(final_output=True)) as rig:
         await rig.ask(request_id)
         await rig.abort(request_id)
-        SharedMemoryConnector({}).put("0", "1", f"{request_id}_0_0", [1, 2])  # the stage was about to send it
+        sender = SharedMemoryConnector({})  # one that is collected takes back what it has sent
+        sender.put("0", "1", f"{request_id}_0_0", [1, 2])  # the stage was about to send it
         assert left(request_id)
         rig.omni._shutdown_stages()
         assert left(request_id) == []
