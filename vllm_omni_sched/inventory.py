@@ -36,6 +36,21 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM lets a plugin validate extra_args in the front end",
     ),
     Override(
+        "EngineCore.collective_rpc, EngineCore.preprocess_add_request",
+        "around super(): no lane computes while a call of a client may change weights, and what was encoded before is "
+        "given up; after super(): the items of a request are hashed, on the thread that receives it",
+        "encode_ahead, or encoder_share_bytes",
+        "tests/engine/test_changed_weights.py",
+        "vLLM tells connectors that weights change, and says which hashes it has made itself",
+    ),
+    Override(
+        "GPUModelRunner.reset_encoder_cache (V1, V2)",
+        "after super(): the encodings of the lane and of host memory are dropped, and the lane has ended its work",
+        "encode_ahead",
+        "tests/engine/test_changed_weights.py",
+        "connectors are told of a reset",
+    ),
+    Override(
         "WorkerWrapperBase.init_device",
         "mixes our runner mixin into the class of the worker's model runner",
         f"wrapped by register(); acts when {_OURS}",
@@ -217,6 +232,13 @@ INVENTORY: tuple[Override, ...] = (
         "kv_lending",
         "tests/engine/test_kv_lending.py",
         "vLLM resets the prefix cache while blocks are in use",
+    ),
+    Override(
+        f"{_S}.reset_encoder_cache",
+        "after super(): what is kept of encodings outside of vLLM's encoder cache is given up, too",
+        "encode_ahead, or encoder_share_bytes",
+        "tests/engine/test_changed_weights.py",
+        "connectors are told of a reset",
     ),
     Override(
         f"{_S}.waiting, skipped_waiting, _select_waiting_queue_for_scheduling",

@@ -1,5 +1,6 @@
 """One suite over all lanes. That of streams runs on a CPU too, with a device that is none, and on CUDA where it is."""
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.lanes import HELD, LONG, RELEASED, Work, collect, wait_until_held, work
+from tests.support.lanes import HELD, LONG, OWNERS, RELEASED, Work, collect, wait_until_held, work
 from tests.support.stream_device import HostDevice
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import LaneClosedError, LaneWorkError
@@ -213,3 +214,28 @@ def test_an_idle_thread_keeps_neither_payload_nor_result_of_its_last_job() -> No
         assert monotonic_seconds() < until, "the lane still holds memory of a job that has ended"
         sleep_seconds(0.001)
     lane.close(LONG)
+
+
+def test_a_renewed_lane_has_dropped_its_jobs_and_sees_what_its_owner_has_changed(lane: Lane) -> None:
+    assert lane.submit(Job("before", ("owner's", None)))
+    assert collect(lane, 1)[0].result == OWNERS["value"]
+    OWNERS["value"] += 1
+    for name in ("a", "b", "c"):
+        assert lane.submit(Job(name, ("double", 1)))
+    lane.renew()
+    assert (lane.held, lane.poll()) == (0, [])
+    assert lane.submit(Job("a", ("owner's", None)))
+    (done,) = collect(lane, 1)
+    assert (done.key, done.result) == ("a", OWNERS["value"])
+    assert lane.restarts == 0
+
+
+def test_a_lane_that_sees_its_owner_is_renewed_when_its_work_has_ended(lane: Lane) -> None:
+    if not lane.sees_owner or isinstance(lane, InlineLane):
+        pytest.skip("its work is killed, or has ended")
+    assert lane.submit(Job("a", ("hold", None)))
+    wait_until_held()
+    threading.Timer(0.05, RELEASED.set).start()
+    lane.renew()
+    assert HELD[1]
+    assert lane.poll() == []

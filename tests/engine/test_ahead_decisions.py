@@ -8,6 +8,7 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from tests.engine.harness.bench import EMBEDS, Bench
+from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
 
 def test_alone_it_is_encoded_in_the_step():
@@ -164,3 +165,70 @@ def test_whatever_comes_every_request_leaves_once_and_no_item_is_missing(seed: i
     assert (bench.lane, bench.made) == ([], set())
     if not bench.poisoned:
         assert {reason for reasons in bench.left.values() for reason in reasons} <= {"length", "stop"}
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_after_a_reset_what_is_ready_or_being_encoded_is_encoded_once_more(async_scheduling: bool):
+    bench = Bench(async_scheduling=async_scheduling)
+    bench.decode()
+    bench.add("r", 60, [(4, "a"), (20, "b"), (40, "c")])
+    bench.step()
+    bench.step(finish=1)
+    assert (bench.submitted, bench.made) == (["a", "b"], {"a"})
+    bench.scheduler.reset_encoder_cache()
+    bench.cache = set()
+    assert not bench.planner.is_ready("a")
+    for _ in range(9):
+        bench.step(finish=1)  # the first of these may report what was encoded before
+    assert bench.submitted == ["a", "b", "a", "b", "c"]
+    assert bench.cache == {"a", "b", "c"}
+    assert bench.in_step == []
+
+
+def test_reports_of_before_a_reset_do_not_count():
+    bench = Bench()
+    bench.decode()
+    bench.add("r", 20, [(4, "a")])
+    bench.step()
+    late = bench._encode(1)
+    bench.scheduler.reset_encoder_cache()
+    bench.planner.take_report(late)
+    assert not bench.planner.is_ready("a")
+    bench.step()
+    assert bench.submitted == ["a", "a"]
+
+
+def test_two_items_of_one_name_that_wait_at_the_same_time_have_each_its_own_encoding():
+    """As in vLLM, the one that runs first decides what is under that name in the encoder cache."""
+    bench = Bench()
+    bench.decode()
+    bench.add("r", 20, [(4, "x")])
+    bench.step()
+    bench.data["x"] = 7
+    bench.add("s", 20, [(4, "x")])
+    bench.step(finish=1)
+    assert [data for _, data in bench.sent] == [0, 7]
+    bench.scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)
+    bench.step(finish=1)
+    assert bench.step().num_scheduled_tokens == {"text": 1, "s": 20}
+    ((content, name),) = bench.loaded.items()
+    assert (name, dict(bench.sent)[content]) == ("x", 7)
+    metrics = SchedulerMetrics()
+    bench.planner.count_into(metrics)
+    assert metrics.kept_not_reused["other_content"] == 1
+    while bench.scheduler.requests.keys() - {"text"}:
+        bench.step()
+    bench.add("t", 20, [(4, "y")])
+    bench.step(finish=1)
+    bench.step()
+    assert not bench.planner.identifiers
+
+
+def test_equal_items_of_one_name_are_encoded_once_though_each_request_has_its_own_copy():
+    bench = Bench()
+    bench.decode()
+    for name in "rst":
+        bench.add(name, 20, [(4, "x")])
+    for _ in range(4):
+        bench.step(finish=1)
+    assert bench.submitted == ["x"]

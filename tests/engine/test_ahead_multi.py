@@ -49,7 +49,8 @@ def connector(role: ECConnectorRole, transfer_role: str = "ec_both") -> Any:
 
 
 def request(*identifiers: str, request_id: str = "r") -> Any:
-    return SimpleNamespace(request_id=request_id, mm_features=[SimpleNamespace(identifier=one) for one in identifiers])
+    features = [SimpleNamespace(identifier=one) for one in identifiers]
+    return SimpleNamespace(request_id=request_id, mm_features=features, get_num_encoder_embeds=lambda index: 1)
 
 
 class Planner:
@@ -70,6 +71,10 @@ class Planner:
         self.asked.append("may_run")
         return self.runs
 
+    @property
+    def host(self) -> Any:
+        return SimpleNamespace(allocated=lambda feature, embeds: self.asked.append(("cached", feature.identifier)))
+
     def allocated(self, request: Any, index: int) -> None:
         self.asked.append(("allocated", index))
 
@@ -77,7 +82,7 @@ class Planner:
         return self.failed
 
     def take_orders(self, output: Any) -> AheadOrders:
-        return AheadOrders(load=("made",), share=0.5, pending=True)
+        return AheadOrders(load={"made": "made"}, share=0.5, pending=True)
 
     def take_report(self, report: AheadReport) -> None:
         self.asked.append(report)
@@ -100,7 +105,7 @@ class LaneWorker:
 
     def carry_out(self, orders: AheadOrders, encoder_cache: dict[str, Any]) -> None:
         self.seen = sorted(encoder_cache)
-        for mm_hash in (*orders.load, *orders.host.restore):
+        for mm_hash in (*orders.load.values(), *orders.host.restore):
             encoder_cache[mm_hash] = f"embeddings of {mm_hash}"
 
     def report(self) -> AheadReport | None:
@@ -181,7 +186,7 @@ def test_what_the_operators_has_is_not_taken_from_the_lane(scheduler: Any) -> No
     for index in (0, 1):
         scheduler.update_state_after_alloc(request("a", "b"), index)
     assert scheduler.operators.asked == [("alloc", "r", 0), ("alloc", "r", 1)]
-    assert scheduler.planner.asked == [("allocated", 1)]
+    assert scheduler.planner.asked == [("cached", "a"), ("allocated", 1)]
 
 
 def test_the_operators_is_told_of_frees_and_ends_and_may_keep_the_engine_going(scheduler: Any) -> None:
@@ -198,7 +203,7 @@ def test_the_operators_is_told_of_frees_and_ends_and_may_keep_the_engine_going(s
 def test_orders_of_both_travel_together(scheduler: Any) -> None:
     orders = scheduler.build_connector_meta(None)
     assert isinstance(orders, AheadOrders)
-    assert (orders.load, orders.share, orders.pending, orders.operators) == (("made",), 0.5, True, Wanted(7))
+    assert (orders.load, orders.share, orders.pending, orders.operators) == ({"made": "made"}, 0.5, True, Wanted(7))
 
 
 def test_each_gets_its_own_report(scheduler: Any) -> None:
@@ -216,7 +221,7 @@ def test_each_gets_its_own_report(scheduler: Any) -> None:
 @pytest.mark.parametrize(("role", "saved"), [("ec_both", True), ("ec_consumer", False)])
 def test_what_the_lane_made_is_offered_to_an_operators_connector_that_stores(role: str, saved: bool) -> None:
     half, cache = worker(role), {"old": "there before"}
-    orders = MultiOrders(load=("made",), host=HostOrders(restore=("kept",)), operators=Wanted(7))
+    orders = MultiOrders(load={"made": "made"}, host=HostOrders(restore=("kept",)), operators=Wanted(7))
     half.bind_connector_metadata(orders)
     half.start_load_caches(cache)
     assert half.worker.seen == ["old", "theirs"]  # the operator's was first

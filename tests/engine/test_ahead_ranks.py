@@ -65,7 +65,7 @@ class ScriptedLane(MemberLane):
         self.ended += [Done(job.key, error=LaneDiedError("the encoder process was killed")) for job in self.waiting]
         self.waiting.clear()
 
-    def renew(self) -> None:
+    def replace(self) -> None:
         if self.for_ever:
             raise LaneError("the fork server has ended")
         self.dead = False

@@ -10,6 +10,7 @@ from vllm.v1.request import RequestStatus
 from tests.engine.harness.bench import EMBEDS, ITEM_BYTES, Bench
 from vllm_omni_sched.engine.ahead.host_messages import HostReport
 from vllm_omni_sched.engine.ahead.host_planner import HostPlanner
+from vllm_omni_sched.engine.contents import Contents
 from vllm_omni_sched.engine.encoder.worth import WorthEncoderCacheManager
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.testing import make_item, make_request
@@ -105,19 +106,43 @@ def test_it_is_not_asked_for_before_the_worker_has_said_that_it_is_there():
     assert bench.planner.is_ready("a")
 
 
-def test_resetting_the_encoder_cache_empties_the_tier_and_tells_the_workers():
+def test_resetting_the_encoder_cache_empties_the_tier():
     bench = bench_with(4)
     ask(bench, "a", "b", "c")
     bench.scheduler.reset_encoder_cache()
     bench.cache = set()
     assert not bench.planner.is_ready("a")
-    assert bench.scheduler.has_requests()  # so that the engine takes one more step
-    bench.step()
-    assert bench.host == set()
-    assert not bench.scheduler.has_requests()
     ask(bench, "a")
+    assert bench.host == set()
     assert (bench.restored, bench.in_step) == ([], ["a", "b", "c", "a"])
     assert counts(bench).host_tier_bytes == 0
+
+
+def test_what_was_encoded_before_the_weights_may_have_changed_is_not_kept_when_it_is_evicted():
+    bench = bench_with(4)
+    ask(bench, "a")
+    bench.scheduler.omni.forget_encodings()
+    ask(bench, "b", "c", "d")  # evicts a, which the encoder cache still had, and then b
+    assert bench.host == {"b"}
+
+
+def test_another_item_of_the_same_name_is_encoded_and_takes_the_place_of_the_first():
+    bench = bench_with(4)
+    ask(bench, "a", "b", "c")
+    bench.data["a"] = 7
+    ask(bench, "a")
+    assert (bench.restored, bench.in_step) == ([], ["a", "b", "c", "a"])
+    assert counts(bench).kept_not_reused["other_content"] == 1
+    ask(bench, "d", "e", "a")
+    assert bench.restored == ["a"]
+
+
+def test_an_item_whose_data_the_engine_core_cannot_read_is_not_kept():
+    bench = bench_with(4)
+    bench.data["a"] = {"address": None}
+    ask(bench, "a", "b", "c")
+    assert bench.host == set()
+    assert counts(bench).kept_not_reused["unknown_content"] == 1
 
 
 def test_an_aborted_request_leaves_the_tier_as_it_is():
@@ -134,14 +159,15 @@ def test_an_aborted_request_leaves_the_tier_as_it_is():
 def test_what_is_restored_and_evicted_in_one_step_is_not_put_back():
     """Its request was preempted in between: the worker would hold a tensor that nobody ever frees."""
     manager = WorthEncoderCacheManager(1)
-    planner = HostPlanner(100)
+    planner = HostPlanner(100, Contents())
     planner.bind(manager)
 
     def take(name: str) -> None:
-        request = make_request(name, 1, [make_item(0, 1, name, data=None)])
+        request = make_request(name, 1, [make_item(0, 1, name)])
         assert manager.can_allocate(request, 0, 1, 0)
         manager.allocate(request, 0)
         planner.restore(name)
+        planner.allocated(request.mm_features[0], 1)
         manager.free(request)
 
     take("a")

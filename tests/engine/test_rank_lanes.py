@@ -33,14 +33,14 @@ class SplitEncoder(torch.nn.Module):
 
     def __init__(self, rank: int) -> None:
         super().__init__()
-        self._rank, self._owner = rank, os.getpid()
+        self._rank, self._owner, self.weight = rank, os.getpid(), 1.0
         self.layers = torch.nn.ModuleList([torch.nn.Identity() for _ in range(3)])
 
     def embed_multimodal(self, values: torch.Tensor, **_: Any) -> list[torch.Tensor]:
         from vllm.distributed import tensor_model_parallel_all_gather, tensor_model_parallel_all_reduce
 
         value, in_lane = int(values.flatten()[0]), os.getpid() != self._owner
-        hidden = values.float().reshape(-1, 1) * (self._rank + 1)
+        hidden = values.float().reshape(-1, 1) * (self._rank + 1) * self.weight
         for layer in self.layers:
             hidden = tensor_model_parallel_all_reduce(layer(hidden))
             if in_lane and self._rank == 1 and value == DIES:
@@ -110,7 +110,7 @@ class Pair:
                 self.told[rank] = self.told[rank].aggregate(worker.report() or AheadReport())
 
     def load(self, *values: int) -> list[dict[str, list[float]]]:
-        self.carry_out(load=tuple(f"item-{v}" for v in values))
+        self.carry_out(load={f"item-{v}": f"item-{v}" for v in values})
         return [{name: made.flatten().tolist() for name, made in cache.items()} for cache in self.caches]
 
 
@@ -129,6 +129,20 @@ def test_both_have_the_whole_encoding(pair: Pair) -> None:
     pair.submit(4, 5, 6)
     pair.listen(ended=6)
     assert pair.load(*range(1, 7)) == [{f"item-{v}": encoded(v) for v in range(1, 7)}] * RANKS
+
+
+def test_after_orders_of_another_epoch_both_encode_with_the_present_weights(pair: Pair) -> None:
+    pair.submit(1)
+    for worker in pair.workers:
+        worker._encode._model.weight = 2.0
+        worker.forget()
+    pair.submit(2, epoch=1, ranks=RankOrders(generation=1))
+    pair.told = [AheadReport(epoch=1), AheadReport(epoch=1)]
+    pair.listen(ended=1)
+    assert [set(told.ready) for told in pair.told] == [{2}, {2}]
+    pair.carry_out(load={"item-2": "item-2"}, epoch=1)
+    doubled = [2 * value for value in encoded(2)]
+    assert [cache["item-2"].flatten().tolist() for cache in pair.caches] == [doubled] * RANKS
 
 
 def test_when_one_lane_dies_both_say_so_and_both_go_on(pair: Pair) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.engine.test_shared_planner import Engine, Request, request
+from tests.unit.engine.test_shared_planner import Engine, Request, encoding, request
 from vllm_omni_sched.connectors.encodings import EncodingStore, PutOutcome
 
 KEYS = st.sampled_from("abcdefg")
@@ -29,30 +29,33 @@ class Serving(Engine):
 
     def one_step(self) -> None:
         self.steps += 1
-        scheduled: list[Request] = [one for one in self.waiting if self.planner.may_run(one, 0)]
-        for one in scheduled:
+        scheduled: list[Request] = []
+        for one in list(self.waiting):
+            if not self.planner.may_run(one, 0):
+                continue
+            scheduled.append(one)
             self.waiting.remove(one)
             for feature in one.mm_features:
                 key = feature.identifier
                 if key in self.cached:
                     continue
                 loads = self.planner.has(key)
-                self.planner.allocated(key)
+                self.allocated(key)
                 self.cached[key] = ()
                 if not loads:
                     self.made.append(key)
                     self.encodes.append((self.steps + self.steps_of_an_encode, key))
         load = self.step(**{one.request_id: 5 * len(one.mm_features) for one in scheduled})
         for key in load:
-            assert self.store.read(key) == key.encode()
-        self.planner.carried_out(self.steps, [])
+            assert self.store.read(key) == encoding(key)
+        self.carried_out(self.steps)
         for one in scheduled:
             self.planner.finished(one)
         for due, key in list(self.encodes):
             if due <= self.steps:
                 self.encodes.remove((due, key))
-                assert self.store.put(key, key.encode()) is PutOutcome.STORED
-                self.planner.carried_out(0, [(key, "stored")])
+                assert self.store.put(key, encoding(key)) is PutOutcome.STORED
+                self.carried_out(0, [(key, "stored")])
 
 
 @given(

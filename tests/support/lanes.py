@@ -16,6 +16,8 @@ Work = Callable[[Any, Callable[[], None]], Any]
 LONG = 20.0  # seconds nobody should ever wait
 RELEASED = threading.Event()
 """Ends the work ``hold`` of this process; that of a process forked from it ends with the process alone."""
+OWNERS = {"value": 0}
+"""State of this process, which the work ``owner's`` returns."""
 HELD = mmap.mmap(-1, mmap.PAGESIZE)
 """Shared with forked processes: whether the work ``hold`` has begun, and whether it has ended."""
 
@@ -42,6 +44,8 @@ def work(payload: Any, pause: Callable[[], None]) -> Any:
                 pass
             pause()
         return argument
+    if verb == "owner's":
+        return OWNERS["value"]
     if verb == "pid":
         return os.getpid()
     if verb == "die":

@@ -115,20 +115,27 @@ class EncodingStore:
         """Give up what `pin` keeps."""
         self._own(key, _PIN).unlink(missing_ok=True)
 
-    def read(self, key: str, member: str | None = None) -> bytes:
+    def read(self, key: str, member: str | None = None, *, most: int = -1) -> bytes:
         """Return an encoding that a member has pinned.
 
         Args:
+            key: of the encoding.
             member: token of that member; by default this one.
+            most: bytes to read, from its beginning; all if below 0.
 
         Raises:
             KeyError: it is not pinned by that member.
             OSError: the file cannot be read.
         """
         try:
-            return self.directory.joinpath(f"{_digest(key)}.{member or self.token}{_PIN}").read_bytes()
+            with self.directory.joinpath(f"{_digest(key)}.{member or self.token}{_PIN}").open("rb") as file:
+                return file.read(most)
         except FileNotFoundError:
             raise KeyError(key) from None
+
+    def remove(self, key: str) -> None:
+        """Remove an encoding that nobody can use; who has pinned it can still read it."""
+        self._path(key, _ENCODING).unlink(missing_ok=True)
 
     # -- making ------------------------------------------------------------
 
@@ -204,6 +211,11 @@ class EncodingStore:
         """Return what is in the store now."""
         files = self._encodings()
         return StoreUse(sum(one.is_stored for one in files.values()), sum(one.num_bytes for one in files.values()))
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether this member has not left yet."""
+        return self._open
 
     def close(self) -> None:
         """Give up all claims and pins of this member, and leave; the last member removes the store."""

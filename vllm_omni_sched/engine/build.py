@@ -12,6 +12,7 @@ from vllm_omni_sched import compat
 from vllm_omni_sched.compat import Status
 from vllm_omni_sched.config.options import OmniSchedConfig, ReleaseMode
 from vllm_omni_sched.engine import rebind
+from vllm_omni_sched.engine.core_hooks import watch_core
 from vllm_omni_sched.engine.encoder.cache import OmniEncoderCacheManager
 from vllm_omni_sched.engine.encoder.inputs import EncoderInputs
 from vllm_omni_sched.engine.encoder.pending import PendingInputs
@@ -71,7 +72,10 @@ def build_extension(scheduler: Any, config: OmniSchedConfig, features: Mapping[s
     shared = shared_planner(scheduler)
     if shared is not None:
         shared.bind(getattr(scheduler.encoder_cache_manager, "cached", ()))
-    publisher = _publisher(scheduler, config, metrics, sender, [one for one in (steered.planner, shared) if one])
+    keepers = [one for one in (steered.planner, shared) if one is not None]
+    if keepers:
+        watch_core()
+    publisher = _publisher(scheduler, config, metrics, sender, keepers)
     if publisher is not None:
         weakref.finalize(scheduler, publisher.close)
     return SchedulerExtension(
@@ -88,6 +92,7 @@ def build_extension(scheduler: Any, config: OmniSchedConfig, features: Mapping[s
         index_all=not native_windows or steered.looks_ahead or scheduler.enable_kv_cache_events,
         gives_back=not runner_v2,
         publisher=publisher,
+        keepers=keepers,
     )
 
 

@@ -7,7 +7,7 @@ objects. See docs/scheduler.md for the life of a step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,7 @@ class SchedulerExtension:
         index_all: whether the items of every request become a `FeatureList`.
         gives_back: whether workers must be sent stripped items again after a preemption (model runner V1).
         publisher: None without metrics.
+        keepers: the scheduler halves of our connectors, which keep encodings outside of vLLM's encoder cache.
     """
 
     __slots__ = (
@@ -65,6 +66,7 @@ class SchedulerExtension:
         "_warned_unsorted",
         "deciding",
         "inputs",
+        "keepers",
         "metrics",
         "pending",
         "policies",
@@ -87,6 +89,7 @@ class SchedulerExtension:
         index_all: bool = False,
         gives_back: bool = False,
         publisher: MetricsPublisher | None = None,
+        keepers: Sequence[Any] = (),
     ) -> None:
         self.metrics = metrics
         self.inputs = inputs
@@ -97,6 +100,7 @@ class SchedulerExtension:
         self.deciding: DecidesInputs = inputs if policies is None else policies
         self.stranded = StrandedSessions()
         self.publisher = publisher
+        self.keepers = keepers
         self._sort_update = sort_update
         self._index_all = index_all
         self._gives_back = gives_back
@@ -215,6 +219,11 @@ class SchedulerExtension:
             return reset(*args, **kwargs)
         with self.policies.lent.returned():
             return reset(*args, **kwargs)
+
+    def forget_encodings(self) -> None:
+        """Use no encoding that was made so far, except those in vLLM's encoder cache: the weights may have changed."""
+        for keeper in self.keepers:
+            keeper.forget()
 
     def close(self) -> None:
         """Stop publishing metrics, and write what is not written yet of the history."""

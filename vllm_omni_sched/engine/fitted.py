@@ -104,7 +104,6 @@ def lane_facts(vllm_config: Any) -> LaneFacts:
         encodes_only=operators is not None and operators.ec_role == "ec_producer",
         encoder_lora=bool(getattr(vllm_config.lora_config, "enable_tower_connector_lora", False)),
         encoder_decoder=bool(model_config.is_encoder_decoder),
-        weights_change=vllm_config.weight_transfer_config is not None,
         sets_context="" if cls is None else compat.sets_forward_context(cls),
         one_buffer=compat.encoder_attention_in_one_buffer(vllm_config),
         items_with_workers=items == "shm",

@@ -113,6 +113,10 @@ class OmniSchedulerMixin(WaitingOrderMixin, _Base):
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         return self.omni.reset_prefix_cache(super().reset_prefix_cache, *args, **kwargs)
 
+    def reset_encoder_cache(self) -> None:
+        super().reset_encoder_cache()
+        self.omni.forget_encodings()
+
     def shutdown(self) -> None:
         self.omni.close()
         super().shutdown()

@@ -32,12 +32,15 @@ def blocks_left(request: Request, block_tokens: int) -> int:
 
 
 class RequestPrompt:
-    """A request of vLLM as the core sees it; only items of a `FeatureList` are shown, which can be searched."""
+    """A request of vLLM as the core sees it; only items of a `FeatureList` are shown, which can be searched.
 
-    __slots__ = ("request",)
+    ``content_of``: returns what the core knows an item by, which has so many embeddings; None: its identifier.
+    """
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    __slots__ = ("content_of", "request")
+
+    def __init__(self, request: Request, content_of: Callable[[Any, int], str] | None = None) -> None:
+        self.request, self.content_of = request, content_of
 
     @property
     def request_id(self) -> str:
@@ -77,11 +80,11 @@ class RequestPrompt:
 
     def item(self, i: int) -> PromptItem:
         """Return one item by its position among the request's items."""
-        feature = self.request.mm_features[i]
+        feature, num_embeds = self.request.mm_features[i], self.request.get_num_encoder_embeds(i)
         return PromptItem(
-            feature.identifier,
+            feature.identifier if self.content_of is None else self.content_of(feature, num_embeds),
             feature.modality,
-            self.request.get_num_encoder_embeds(i),
+            num_embeds,
             feature.mm_position.offset,
             for_lane(feature.modality, feature.data),
             i,
@@ -105,7 +108,8 @@ class SchedulerView:
     1. `look` reads the running requests once for a step; prompts and decodes are those of the last look.
     2. The least latency target is added up as requests are admitted, and read anew after a step or when one leaves.
 
-    ``waits``: whether a request waits for the lane; None without a lane.
+    ``waits``: whether a request waits for the lane; None without a lane. ``identifiers``: those of contents that have
+    another name for the lane.
     """
 
     def __init__(self, scheduler: Any, book: RequestBook) -> None:
@@ -114,6 +118,7 @@ class SchedulerView:
         self._decoding: list[Request] = []
         self.decode_tokens = 0
         self.waits: Callable[[str], bool] | None = None  # for the lane
+        self.identifiers: Mapping[str, str] = {}
         self._targets_read, self._least = 0, inf  # of so many running requests
         self._late: set[str] = set()  # decoding requests that had an inter-token gap above their target
         self._last = 0.0  # when the tokens of the last step were out
@@ -192,9 +197,9 @@ class SchedulerView:
         return request.status in _FOR_BLOCKS and not (self.waits is not None and self.waits(request.request_id))
 
     def has_encoding(self, content: str) -> bool:
-        connector = getattr(self._scheduler, "ec_connector", None)
-        return content in self._scheduler.encoder_cache_manager.cached or (
-            connector is not None and connector.has_cache_item(content)
+        connector, mm_hash = getattr(self._scheduler, "ec_connector", None), self.identifiers.get(content, content)
+        return mm_hash in self._scheduler.encoder_cache_manager.cached or (
+            connector is not None and connector.has_cache_item(mm_hash)
         )
 
     def tokens_out(self, now: float) -> None:

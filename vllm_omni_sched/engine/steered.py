@@ -84,7 +84,7 @@ class SteeredSteps:
         self.lent = LentBlocks(scheduler.kv_cache_manager.block_pool) if self.core.lending is not None else None
         if self.planner is not None:
             self.planner.bind(scheduler, self.core, self.view, self.lent)
-            self.view.waits = self.planner.decisions.ledger.waits
+            self.view.waits, self.view.identifiers = self.planner.decisions.ledger.waits, self.planner.identifiers
         self.slo = SloMeter(metrics) if config.slo_metrics else None
         self.waiting = WaitingCounts(metrics) if config.slo_metrics else None
         if self.waiting is None:

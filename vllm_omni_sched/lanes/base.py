@@ -53,7 +53,7 @@ class Lane(ABC):
 
     1. Jobs run one at a time, in the order of their `submit`; a `LanePool` runs several such sequences.
     2. `poll` reports every accepted job exactly once, with a result or an error; a cancelled job is never reported.
-    3. Only `wait`, `drain` and `close` block, and they end by their timeout.
+    3. Only `wait`, `drain`, `close` and `renew` block; the first three end by their timeout.
     4. A job that raises, or kills its process, does not affect other jobs.
 
     A lane belongs to one thread: do not call its methods from several threads.
@@ -64,7 +64,11 @@ class Lane(ABC):
 
     Raises:
         ValueError: ``capacity`` is below 1.
+
+    ``sees_owner``: whether jobs see what the owner has changed in its memory since the lane was made.
     """
+
+    sees_owner = True
 
     def __init__(self, work: Work, capacity: int = 16) -> None:
         if capacity < 1:
@@ -116,6 +120,16 @@ class Lane(ABC):
     def drain(self, timeout: float) -> bool:
         """Wait up to ``timeout`` seconds until no job waits or runs; return whether that is so. `poll` still reports
         them.
+        """
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Drop all jobs, which are not reported, and run later ones with the present memory of the owner.
+
+        When this returns, no dropped job runs any more.
+
+        Raises:
+            LaneError: the lane can run no further jobs.
         """
 
     @abstractmethod

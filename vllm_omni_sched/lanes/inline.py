@@ -51,5 +51,8 @@ class InlineLane(Lane):
     def drain(self, timeout: float) -> bool:
         return True
 
+    def renew(self) -> None:
+        self._ended.clear()
+
     def close(self, timeout: float = 5.0) -> None:
         self._closed = True

@@ -33,7 +33,7 @@ class LanePool(Lane):
         self._loads = [LaneLoad() for _ in lanes]
         self._place_of: dict[str, tuple[int, float]] = {}  # job key -> lane that holds it, its size
         self._wide = [False] * len(lanes)
-        self.llm_idle = False
+        self.llm_idle, self.sees_owner = False, False
         self._closed = False
 
     @property
@@ -123,6 +123,13 @@ class LanePool(Lane):
         end = monotonic_seconds() + timeout
         drained = [lane.drain(max(0.0, end - monotonic_seconds())) for lane in self.lanes]
         return all(drained)
+
+    def renew(self) -> None:
+        self._place_of.clear()
+        self._wide = [False] * len(self.lanes)
+        for lane, load in zip(self.lanes, self._loads, strict=True):
+            load.held = 0.0
+            lane.renew()
 
     def close(self, timeout: float = 5.0) -> None:
         self._closed = True

@@ -36,14 +36,15 @@ class _Sent:
 class ProcessLane(Lane):
     """Runs jobs in a forked process, which uses this process's weights without a copy.
 
-    Changes in this process after the fork, such as new weights, are not visible there. Payloads and results are
-    pickled; their tensors are copied once into shared memory.
+    Changes in this process after the fork, such as new weights, are visible there after `renew`, which forks anew.
+    Payloads and results are pickled; their tensors are copied once into shared memory.
 
     When the process dies in a job, that job fails, another process is forked from the same state, and the jobs behind
     it continue there; a job that had not begun is tried once more. When no other process can be forked, every method
     except `cancel` and `close` raises `LaneError` from then on, and the held jobs are not reported.
 
-    Linux only. Create it early, before other threads of this process hold locks.
+    Linux only. Create it, and renew it, while no other thread of this process computes: one that holds a lock at the
+    fork would leave it locked there.
 
     Args:
         work: as for every lane; the state that it closes over is frozen at the fork.
@@ -65,7 +66,8 @@ class ProcessLane(Lane):
         measures_memory: bool = False,
     ) -> None:
         super().__init__(work, capacity)
-        self._fork_server = ForkServer(partial(run_jobs, work, nice, idle_seconds, widening, measures_memory))
+        self._serve = partial(run_jobs, work, nice, idle_seconds, widening, measures_memory)
+        self._fork_server = ForkServer(self._serve)
         self._jobs: OrderedDict[str, _Sent] = OrderedDict()  # in the order of the process
         self._number = 0
         self._cancelled: set[str] = set()  # cancelled jobs that the process may still answer
@@ -73,6 +75,8 @@ class ProcessLane(Lane):
         self._closed = False
         self._failure: LaneError | None = None
         self._socket: socket.socket = self._fork_server.spawn()
+
+    sees_owner = False
 
     @property
     def pid(self) -> int:
@@ -213,6 +217,23 @@ class ProcessLane(Lane):
                 return not self._jobs
             select.select([self._socket], [], [], left)
 
+    def renew(self) -> None:
+        if self._closed:
+            raise LaneClosedError(CLOSED)
+        self._drop_jobs()
+        self._socket.close()
+        share = self._fork_server.share
+        self._fork_server.close(0.0)
+        self._failure = None
+        self._fork_server = ForkServer(self._serve)
+        self._fork_server.share = share
+        self._socket = self._fork_server.spawn()
+
+    def _drop_jobs(self) -> None:
+        self._jobs.clear()
+        self._cancelled.clear()
+        self._ended.clear()
+
     def close(self, timeout: float = 5.0) -> None:
         if self._closed:
             return
@@ -231,10 +252,10 @@ class ProcessLane(Lane):
 class MemberLane(ProcessLane):
     """A process lane whose jobs need the lanes of other ranks, which must all be replaced together.
 
-    When its process dies, all held jobs fail with `LaneDiedError`, and `submit` raises it until `renew` has started
-    another process.
+    When its process dies, all held jobs fail with `LaneDiedError`, and `submit` raises it until `replace` or `renew`
+    has started another process.
 
-    ``dead``: whether the process has died since the last `renew`.
+    ``dead``: whether the process has died, and was not replaced yet.
     """
 
     def __init__(
@@ -244,7 +265,11 @@ class MemberLane(ProcessLane):
         super().__init__(work, capacity, nice=nice, idle_seconds=idle_seconds)
 
     def renew(self) -> None:
-        """Drop all jobs, and replace the process, which is killed if it lives.
+        super().renew()
+        self.dead = False
+
+    def replace(self) -> None:
+        """Drop all jobs, and replace the process, which is killed if it lives, by one with the same memory.
 
         Raises:
             LaneClosedError: the lane is closed.
@@ -256,9 +281,7 @@ class MemberLane(ProcessLane):
             self._fork_server.kill()
             self._fork_server.end_of_last()
             self._socket.close()
-        self._jobs.clear()
-        self._cancelled.clear()
-        self._ended.clear()
+        self._drop_jobs()
         self.restarts += 1
         self._socket = self._fork_server.spawn()
         self.dead = False

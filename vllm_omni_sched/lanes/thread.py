@@ -33,6 +33,7 @@ class ThreadLane(Lane):
         self._lock = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._running: str | None = None
+        self._busy = False  # a job runs, cancelled or not
         self._ended: list[Done] = []
         self._held: set[str] = set()
         self._closed = False
@@ -85,6 +86,14 @@ class ThreadLane(Lane):
         with self._lock:
             return self._lock.wait_for(lambda: not self._waiting and self._running is None, timeout)
 
+    def renew(self) -> None:
+        with self._lock:
+            self._held.clear()
+            self._waiting.clear()
+            self._ended.clear()
+            self._running = None
+            self._lock.wait_for(lambda: not self._busy)
+
     def close(self, timeout: float = 5.0) -> None:
         with self._lock:
             self._closed = True
@@ -125,7 +134,7 @@ class ThreadLane(Lane):
             if self._closed:
                 return False
             job = self._waiting.popleft()
-            self._running = job.key
+            self._running, self._busy = job.key, True
         started = monotonic_seconds()
         pacer.begin()
         try:
@@ -134,6 +143,7 @@ class ThreadLane(Lane):
             done = Done(job.key, error=LaneWorkError(f"{type(error).__name__}: {error}"))
         done = Done(job.key, done.result, done.error, monotonic_seconds() - started)
         with self._lock:
+            self._busy = False
             # Another job may have been submitted under this key since this one was cancelled.
             if self._running == job.key and not self._closed:
                 self._running = None

@@ -22,6 +22,7 @@ from vllm_omni_sched.resource.engine.encode_rounds import RoundReason
 from vllm_omni_sched.resource.engine.host_tier import HostReason
 from vllm_omni_sched.resource.engine.lane import ShareReason, WhereReason
 from vllm_omni_sched.resource.engine.lending import LendingReason
+from vllm_omni_sched.resource.engine.reuse import NotReused
 
 SECONDS_BUCKETS = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 1.0)
 WAIT_BUCKETS = (1e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -84,6 +85,8 @@ class SchedulerMetrics:
     shared_made: int = 0
     shared_awaited: int = 0
     shared_gave_up: int = 0
+    shared_not_reused: dict[str, int] = field(default_factory=lambda: _by_reason(NotReused))
+    kept_not_reused: dict[str, int] = field(default_factory=lambda: _by_reason(NotReused))
     host_offers: dict[str, int] = field(default_factory=lambda: _by_reason(HostReason))
     ahead_encoded: int = 0
     ahead_failed: int = 0

@@ -136,6 +136,25 @@ METRICS: tuple[Metric, ...] = (
         "Requests that waited in vain for an encoding that another engine of the host made.",
         {"": "shared_gave_up"},
     ),
+    Metric(
+        "shared_encodings_not_reused_total",
+        "counter",
+        "Items with `encoder_share_bytes` that this engine encoded without the store of the host: the engine core "
+        "cannot read their data to hash it (unknown_content), the encoding that the store has does not fit "
+        "(other_layout), or the hidden size of the model is not known before an item was encoded here "
+        "(unknown_layout).",
+        {EACH: "shared_not_reused"},
+        label="reason",
+    ),
+    Metric(
+        "encoder_cache_host_not_reused_total",
+        "counter",
+        "Items whose encoding was not taken from the lane or from host memory, though one of that name is there, "
+        "because it is of another item (other_content), or was not kept, because the engine core cannot read the "
+        "item's data to hash it (unknown_content).",
+        {EACH: "kept_not_reused"},
+        label="reason",
+    ),
     Metric("encode_ahead_items_total", "counter", "Items encoded ahead of their prefill.", {"": "ahead_encoded"}),
     Metric(
         "encode_ahead_failed_total",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.v1.outputs import ECConnectorOutput
 from vllm.v1.request import RequestStatus
 
@@ -58,14 +59,23 @@ class Bench:
         self.host: set[str] = set()
         self.no_room_for: set[str] = set()
         self.restored: list[str] = []
+        self.epoch = 0
+        self.data: dict[str, Any] = {}
+        self.sent: list[tuple[str, int]] = []  # to the lane, with the numbers that the items are made of
+        self.loaded: dict[str, str] = {}
         self.left: dict[str, list[str]] = {}
         self.features: dict[str, Any] = {}
 
     def add(self, request_id: str, prompt: int, items: list[tuple[int, str]], max_tokens: int = 4) -> None:
-        features = [make_item(offset, EMBEDS, mm_hash) for offset, mm_hash in items]
+        features = [make_item(offset, EMBEDS, mm_hash, data=self._data_of(mm_hash)) for offset, mm_hash in items]
         request = make_request(request_id, prompt, features, max_tokens=max_tokens)
         self.features[request_id] = list(features)
         self.scheduler.add_request(request)
+
+    def _data_of(self, mm_hash: str) -> Any:
+        """Return what the item of this name is made of now: a number, or names of fields whose data is elsewhere."""
+        data = self.data.get(mm_hash, 0)
+        return data if isinstance(data, int) else MultiModalKwargsItem(data)
 
     def step(self, finish: int = 0) -> Any:
         """Run one step, in which the lane finishes ``finish`` items."""
@@ -73,7 +83,7 @@ class Bench:
         self._as_worker(scheduled)
         output = make_runner_output(self.scheduler, scheduled, sample_by_position)
         report = self._encode(finish)
-        report.host, report.rested = self.host_report, self.rested
+        report.host, report.rested, report.epoch = self.host_report, self.rested, self.epoch
         output.ec_connector_output = ECConnectorOutput(ec_connector_worker_meta=report)
         self.in_flight.append((scheduled, output))
         while len(self.in_flight) > self.depth or (self.in_flight and not scheduled.num_scheduled_tokens):
@@ -85,17 +95,25 @@ class Bench:
         self.scheduler.encoder_cache_manager.validate()
         return scheduled
 
+    def forget(self) -> None:
+        """Drop all encodings outside of the encoder cache, as a worker does."""
+        self.lane, self.made, self.host = [], set(), set()
+
     def _as_worker(self, scheduled: Any) -> None:
         orders = scheduled.ec_connector_metadata
+        if orders.epoch != self.epoch:
+            self.epoch = orders.epoch
+            self.forget()
         self.host_report = self._host(orders.host, scheduled.free_encoder_mm_hashes)
         self.cache.difference_update(scheduled.free_encoder_mm_hashes)
         for mm_hash in orders.forget:
             assert mm_hash in self.made or mm_hash in self.poisoned or mm_hash in [h for h, _ in self.lane]
             self.made.discard(mm_hash)
             self.lane = [job for job in self.lane if job[0] != mm_hash]
-        for mm_hash in orders.load:
-            self.made.remove(mm_hash)
+        for content, mm_hash in orders.load.items():
+            self.made.remove(content)
             self.cache.add(mm_hash)
+            self.loaded[content] = mm_hash
         for mm_hash in orders.host.restore:
             assert mm_hash in self.host, "restored from nothing"
             self.cache.add(mm_hash)
@@ -106,6 +124,7 @@ class Bench:
             assert (modality, data is None, embeds) == ("image", False, EMBEDS)
             self.lane.append((mm_hash, ticket))
             self.submitted.append(mm_hash)
+            self.sent.append((mm_hash, int(data["values"].data.flatten()[0])))
         for new in scheduled.scheduled_new_reqs:
             if self.planner.decisions.goes_ahead(new.req_id):
                 assert [f.data for f in new.mm_features] == [None] * len(new.mm_features), "data crossed twice"

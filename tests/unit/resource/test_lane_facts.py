@@ -57,7 +57,6 @@ REFUSED = [
         "leave --enable-tower-connector-lora out",
     ),
     (LaneFacts(encoder_decoder=True), "this is an encoder-decoder model", ""),
-    (LaneFacts(weights_change=True), "the weights may change while the lane encodes", ""),
     (
         LaneFacts(sets_context="Thinker"),
         "Thinker sets vLLM's forward context while it encodes, and there is one for all threads of a process",

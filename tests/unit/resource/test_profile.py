@@ -50,7 +50,6 @@ def test_an_engine_that_can_have_all_of_a_profile_has_it(profile: str) -> None:
         ({"graphs_of_unknown_sizes": True}, "vLLM chooses the sizes of the encoder's CUDA graphs while it starts"),
         ({"encodes_only": True}, "this engine only encodes (ec_role 'ec_producer')"),
         ({"encoder_decoder": True}, "this is an encoder-decoder model"),
-        ({"weights_change": True}, "the weights may change while the lane encodes"),
         ({"multimodal": False}, TEXT_ALONE),
         ({"items_with_workers": True}, "the processor cache keeps items in shared memory that belongs to the workers"),
         ({"sets_context": "Thinker", "device": "cpu"}, None),

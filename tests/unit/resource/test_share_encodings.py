@@ -20,7 +20,6 @@ from vllm_omni_sched.resource.engine.share_encodings import share_refusal
         ({"groups": 2}, None, "only the first has the encoder"),
         ({"encoder_lora": True}, None, "different adapters"),
         ({"encoder_decoder": True}, None, "encoder-decoder"),
-        ({"weights_change": True}, None, "the weights may change"),
     ],
 )
 def test_a_store_that_could_be_wrong_is_refused(facts: dict[str, Any], operators: str | None, why: str) -> None:

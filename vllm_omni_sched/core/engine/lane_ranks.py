@@ -78,6 +78,12 @@ class LaneRanks:
             del self._encodes[ticket]
         return encode
 
+    def renew(self) -> None:
+        """Have all lanes replaced, because the weights may have changed; reports so far do not count any more."""
+        if self.workers > 1 and not self.stopped:
+            self.generation += 1
+        self._encodes.clear()
+
     def lost(self, generation: int, *, final: bool) -> AfterLoss:
         """Record that a lane of this generation has ended, ``final`` if it cannot be replaced.
 

@@ -61,6 +61,7 @@ class AheadLedger:
     3. When a request ends, contents that only it needed are dropped.
     4. An encoding leaves this ledger when it is loaded into the encoder cache.
     5. Answers may be late: the answer to an attempt that was given up is ignored.
+    6. `drop_attempts` gives up all attempts, and all that is ready.
 
     Args:
         max_embeds: bound on the embeddings outside of the encoder cache.
@@ -139,6 +140,12 @@ class AheadLedger:
                 encode.ticket = self._tickets
                 again.append((mm_hash, encode.ticket))
         return tuple(again)
+
+    def drop_attempts(self) -> None:
+        """Drop what is being encoded and what is ready; requests that still need it ask for it again."""
+        for mm_hash in [mm_hash for mm_hash, one in self._encodes.items() if one.state is not EncodeState.QUEUED]:
+            self._drop(mm_hash)
+        self._forget, self._load = [], []
 
     def failed(self, mm_hash: str, ticket: int) -> Collection[str]:
         """Drop a content that cannot be encoded; return the requests that needed it."""

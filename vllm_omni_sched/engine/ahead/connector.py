@@ -15,6 +15,7 @@ from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport
 from vllm_omni_sched.engine.ahead.planner import AheadPlanner
 from vllm_omni_sched.engine.ahead.rank import RankWorker
 from vllm_omni_sched.engine.ahead.worker import AheadWorker
+from vllm_omni_sched.engine.contents import contents_of
 from vllm_omni_sched.engine.fitted import ENGINES, engine_options
 
 
@@ -30,7 +31,9 @@ class EncodeAheadConnector(ECConnectorBase):
         workers = parallel.tensor_parallel_size
         extra = vllm_config.ec_transfer_config.ec_connector_extra_config
         alone = extra.get(ENGINES, parallel.data_parallel_size) == 1
-        self.planner: Any = AheadPlanner(config, workers) if role is ECConnectorRole.SCHEDULER else None
+        self.planner: Any = None
+        if role is ECConnectorRole.SCHEDULER:
+            self.planner = AheadPlanner(config, contents_of(vllm_config), workers)
         self.worker: Any = None
         if role is ECConnectorRole.WORKER:
             kind = AheadWorker if workers == 1 else RankWorker

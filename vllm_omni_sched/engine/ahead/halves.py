@@ -1,4 +1,4 @@
-"""Access to the two halves of the encode-ahead connector, for engines that use it."""
+"""Access to the halves of our connectors, for engines that use them."""
 
 from typing import Any
 
@@ -12,6 +12,20 @@ def worker_half() -> Any:
     except ImportError:
         return None
     return get_ec_transfer().worker if has_ec_transfer() and _is_ours(get_ec_transfer()) else None
+
+
+def sharing_half() -> Any:
+    """Return the worker half of this process's connector of shared encodings; None without such a connector."""
+    try:
+        from vllm.distributed.ec_transfer import get_ec_transfer, has_ec_transfer
+    except ImportError:
+        return None
+    if not has_ec_transfer() or not compat.ec_connectors_hold_back():
+        return None
+    from vllm_omni_sched.engine.shared.connector import SharedEncodingsConnector
+
+    connector = getattr(get_ec_transfer(), "operators", get_ec_transfer())  # beside encode-ahead
+    return connector.worker if isinstance(connector, SharedEncodingsConnector) else None
 
 
 def planner_half(scheduler: Any) -> Any:

@@ -1,16 +1,26 @@
 """Scheduler half of the host tier: decides which evicted encodings workers keep, and which are restored."""
 
 from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from vllm_omni_sched.engine.ahead.host_messages import HostOrders, HostReport
+from vllm_omni_sched.engine.contents import Contents
 from vllm_omni_sched.engine.encoder.worth import WorthEncoderCacheManager
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.resource.engine.host_tier import HostReason, HostTier
+from vllm_omni_sched.resource.engine.reuse import NotReused
 from vllm_omni_sched.resource.rate import Rate
 
 _START_SECONDS_PER_BYTE = 1e-9  # 1 GB/s, slower than any bus: until a restore was timed, few encodings are kept in vain
+
+
+class _Item(NamedTuple):
+    """The item of an encoding: the digest of its data, and its number of embeddings."""
+
+    digest: str
+    num_embeds: int
 
 
 class HostPlanner:
@@ -20,18 +30,25 @@ class HostPlanner:
     2. An encoding counts as kept once a worker has confirmed it, by the ticket of its order. A worker that could not
        keep it, or does not know such orders, thus costs an encode and nothing else.
     3. A restored encoding stays in host memory, too, so that evicting it again copies nothing.
-    4. A reset of the encoder cache empties the tier.
+    4. Only the encoding of an item with the same data and size is restored: the tier drops one whose name another item
+       has that is about to run. The encoding of an item without a digest is not kept.
+    5. `forget` empties the tier, and nothing is kept that was encoded before it.
 
     Args:
         max_bytes: bound on host memory, in bytes; 0 turns the tier off.
+        contents: the digests of items.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, contents: Contents) -> None:
         self.tier = HostTier(max_bytes)
         self.restored = 0
         self.decisions = dict.fromkeys(HostReason, 0)
+        self.not_reused = dict.fromkeys(NotReused, 0)
+        self._contents = contents
         self._manager: WorthEncoderCacheManager | None = None
-        self._num_resets = 0
+        self._cached: dict[str, _Item | None] = {}  # mm_hash -> the item whose encoding the encoder cache has
+        self._kept: dict[str, _Item] = {}  # the same for the tier
+        self._drop: list[str] = []  # encodings that workers must still be told to drop
         self._rate = Rate(_START_SECONDS_PER_BYTE)
         self._tickets: dict[str, int] = {}  # mm_hash -> ticket, for all encodings in the tier
         self._last_ticket = 0
@@ -46,11 +63,31 @@ class HostPlanner:
 
     def has(self, mm_hash: str) -> bool:
         """Return whether the workers hold this encoding in host memory."""
-        return mm_hash in self._there and not self._was_reset
+        return mm_hash in self._there
 
-    @property
-    def _was_reset(self) -> bool:
-        return self._manager is not None and self._manager.num_resets != self._num_resets
+    def look(self, feature: Any, num_embeds: int) -> None:
+        """Drop an encoding that has the name of an item which is about to run, but is not its own (rule 4)."""
+        mm_hash = feature.identifier
+        kept = self._kept.get(mm_hash)
+        if kept is None or mm_hash in self._restore:
+            return
+        digest = self._contents.of(feature)
+        if digest is not None and kept == (digest, num_embeds):
+            return
+        self.not_reused[NotReused.UNKNOWN_CONTENT if digest is None else NotReused.OTHER_CONTENT] += 1
+        self._give_up(mm_hash)
+        self._drop.append(mm_hash)
+
+    def allocated(self, feature: Any, num_embeds: int) -> None:
+        """Record that the encoder cache has made room for the encoding of an item."""
+        if not self.tier.max_bytes or self._manager is None:
+            return
+        mm_hash, digest = feature.identifier, self._contents.of(feature)
+        if digest is None:
+            self.not_reused[NotReused.UNKNOWN_CONTENT] += 1
+        # of one that was evicted in this step, the worker still has the tensor: it is not known which one that is
+        unclear = digest is None or self._manager.was_evicted(mm_hash)
+        self._cached[mm_hash] = None if unclear else _Item(digest or "", num_embeds)
 
     def restore(self, mm_hash: str) -> bool:
         """Order the restore of an encoding for which the encoder cache has made room; False if it is not in host
@@ -63,20 +100,21 @@ class HostPlanner:
         self.restored += 1
         return True
 
-    @property
-    def has_orders(self) -> bool:
-        """Return whether workers must still be told to drop encodings."""
-        return bool(self._tickets) and self._was_reset
-
     def take_orders(self, freed: Iterable[str]) -> HostOrders:
         """Return the orders for the workers that go with the step that frees ``freed`` (mm_hashes)."""
         if self._manager is None:
             return HostOrders()
-        drop = list(self._forget_all()) if self._was_reset else []
+        drop, self._drop = self._drop, []
         evicted = self._manager.take_evicted()
         keep: dict[str, int] = {}
         for encoding in (evicted[mm_hash] for mm_hash in freed if mm_hash in evicted):
             mm_hash = encoding.mm_hash
+            item = self._cached.pop(mm_hash, None)
+            if item is None:
+                continue
+            if self._kept.get(mm_hash, item) != item:
+                self._give_up(mm_hash)
+                drop.append(mm_hash)
             decision = self.tier.offer(encoding, self._rate.seconds(encoding.num_bytes))
             self.decisions[decision.reason] += 1
             for gone in decision.dropped:
@@ -86,6 +124,7 @@ class HostPlanner:
             if decision.reason is HostReason.RESTORE_IS_QUICKER:
                 self._last_ticket += 1
                 keep[mm_hash] = self._tickets[mm_hash] = self._last_ticket
+                self._kept[mm_hash] = item
         for mm_hash in self._restore:  # workers take steps in order: a later drop comes after this restore
             self.tier.release(mm_hash)
         # the request may have been preempted and the encoding evicted later in the step
@@ -93,16 +132,18 @@ class HostPlanner:
         self._restore = []
         return HostOrders(tuple(drop), tuple(keep.items()), restore)
 
-    def _forget_all(self) -> Iterable[str]:
-        assert self._manager is not None
-        gone = tuple(self._tickets)
+    def forget(self) -> None:
+        """Empty the tier, and keep nothing that was encoded so far; the workers do the same."""
         self.tier = HostTier(self.tier.max_bytes)
-        self._tickets, self._there, self._restore = {}, set(), []
-        self._num_resets = self._manager.num_resets
-        return gone
+        for state in (self._tickets, self._there, self._restore, self._cached, self._kept, self._drop):
+            state.clear()
+
+    def _give_up(self, mm_hash: str) -> None:
+        self._forget(mm_hash)
+        self.tier.drop(mm_hash)
 
     def _forget(self, mm_hash: str) -> None:
-        del self._tickets[mm_hash]
+        del self._tickets[mm_hash], self._kept[mm_hash]
         self._there.discard(mm_hash)
 
     def take_report(self, report: HostReport) -> None:
@@ -112,8 +153,7 @@ class HostPlanner:
                 self._there.add(mm_hash)
         for ticket, mm_hash in report.lost.items():
             if self._tickets.get(mm_hash) == ticket:
-                self._forget(mm_hash)
-                self.tier.drop(mm_hash)
+                self._give_up(mm_hash)
         if report.embeds and self._manager is not None:
             # the scheduler can only guess how wide embeddings are: some encoders put several layers side by side
             num_bytes = sum(num_bytes for _, num_bytes in report.kept.values())
@@ -130,4 +170,5 @@ class HostPlanner:
         """Copy this planner's counts into ``metrics``."""
         metrics.encoder_tier_host = self.restored
         metrics.host_tier_bytes = self.tier.num_bytes
+        metrics.kept_not_reused = {reason.value: number for reason, number in self.not_reused.items()}
         metrics.host_offers = {reason.value: self.decisions[reason] for reason in HostReason}

@@ -95,6 +95,11 @@ class HostStore:
         self._under_way.append((num_bytes, start, end))
         return tensor
 
+    def forget(self) -> None:
+        """Drop all encodings."""
+        self._kept, self.num_bytes, self._report = {}, 0, HostReport()
+        self._under_way.clear()
+
     def take_report(self) -> HostReport:
         """Return the results since the last call."""
         while self._under_way and self._under_way[0][2].query():

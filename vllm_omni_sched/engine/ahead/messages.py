@@ -31,7 +31,8 @@ class AheadOrders(ECConnectorMetadata):
 
     Attributes:
         forget: contents (mm_hash) that no request needs any more.
-        load: contents (mm_hash) whose encodings go into the encoder cache now.
+        load: contents whose encodings go into the encoder cache now, each with the mm_hash of its item there. For the
+            lane a content is that mm_hash, unless two items with different data have it (`AheadPlanner`).
         submit: contents to encode: mm_hash, ticket, modality, data, number of embeddings.
         share: share of the device's time that the lane may use, in (0, 1].
         pending: whether encodes are under way; if so, a step without tokens waits for one of them.
@@ -43,10 +44,12 @@ class AheadOrders(ECConnectorMetadata):
             carried out first.
         known: tickets whose encodes have ended by all reports that the scheduler had when it gave these orders.
         lent: KV blocks whose memory is lent to encodes from now on.
+        epoch: how often what was encoded was given up. Workers that are behind drop all encodings, and replace lanes
+            that do not see this process's weights, before they carry out anything else.
     """
 
     forget: tuple[str, ...] = ()
-    load: tuple[str, ...] = ()
+    load: dict[str, str] = field(default_factory=dict)
     submit: list[tuple[str, int, str, Any, int]] = field(default_factory=list)
     share: float = 1.0
     pending: bool = False
@@ -56,6 +59,7 @@ class AheadOrders(ECConnectorMetadata):
     llm_idle: bool = False
     known: tuple[int, ...] = ()
     lent: tuple[int, ...] = ()
+    epoch: int = 0
 
 
 class LaneFacts(NamedTuple):
@@ -109,6 +113,7 @@ class AheadReport(ECConnectorWorkerMetadata):
         rested: seconds for which the step was held back in favour of the lane.
         given_back_bytes: memory of lent KV blocks that was given back.
         bytes_per_embed: the most memory that an encode took, for each of its embeddings; 0 if none was measured.
+        epoch: of the last orders.
     """
 
     ready: dict[int, Encoded] = field(default_factory=dict)
@@ -121,6 +126,7 @@ class AheadReport(ECConnectorWorkerMetadata):
     rested: float = 0.0
     given_back_bytes: int = 0
     bytes_per_embed: float = 0.0
+    epoch: int = 0
 
     def aggregate(self, other: ECConnectorWorkerMetadata) -> "AheadReport":
         """Merge this report with that of another worker about the same step."""
@@ -144,6 +150,7 @@ class AheadReport(ECConnectorWorkerMetadata):
             max(self.rested, other.rested),
             self.given_back_bytes + other.given_back_bytes,
             max(self.bytes_per_embed, other.bytes_per_embed),
+            min(self.epoch, other.epoch),
         )
 
 

@@ -76,7 +76,9 @@ class EncodeAheadMultiConnector(EncodeAheadConnector):
     def update_state_after_alloc(self, request: Request, index: int) -> None:
         loads = self.is_consumer and self.operators.has_cache_item(request.mm_features[index].identifier)
         self.operators.update_state_after_alloc(request, index)
-        if not loads:
+        if loads:
+            self.planner.host.allocated(request.mm_features[index], request.get_num_encoder_embeds(index))
+        else:
             super().update_state_after_alloc(request, index)
 
     def update_state_after_free(self, request: Request, index: int) -> None:
@@ -160,7 +162,7 @@ class EncodeAheadMultiConnector(EncodeAheadConnector):
         super().start_load_caches(encoder_cache, **kwargs)
         if self.is_producer:
             orders = self._get_connector_metadata()
-            for mm_hash in (*orders.load, *orders.host.restore):
+            for mm_hash in (*orders.load.values(), *orders.host.restore):
                 self.operators.save_caches(encoder_cache, mm_hash)
 
     def save_caches(self, encoder_cache: dict[str, Any], mm_hash: str, **kwargs: Any) -> None:

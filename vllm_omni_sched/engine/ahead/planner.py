@@ -12,15 +12,16 @@ from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.encode_ahead import EncodeAhead
 from vllm_omni_sched.core.engine.lane_ranks import AfterLoss, LaneRanks
-from vllm_omni_sched.core.engine.ledger import EncodeState
 from vllm_omni_sched.core.engine.lending import KvLending
 from vllm_omni_sched.engine.ahead.host_planner import HostPlanner
 from vllm_omni_sched.engine.ahead.messages import NO_LANE, AheadOrders, AheadReport, LaneFacts, LaneLoss, RankOrders
 from vllm_omni_sched.engine.ahead.polling import rest_between_looks, sleep_beside
+from vllm_omni_sched.engine.contents import Contents
 from vllm_omni_sched.engine.lending.blocks import LentBlocks
 from vllm_omni_sched.engine.scheduler_view import RequestPrompt, SchedulerView, prompt_tokens_of
 from vllm_omni_sched.logs import logger_name
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
+from vllm_omni_sched.resource.engine.reuse import NotReused
 
 logger = init_logger(logger_name(__name__))
 
@@ -34,24 +35,36 @@ class AheadPlanner:
     4. With several workers, `LaneRanks` decides what their reports amount to.
     5. Nothing is sent to a lane that the workers have not reported: before their first report, and where they cannot
        have one, all items are left to the step.
+    6. The lane and the core know an item by its identifier. If two with different data have one identifier, they know
+       each further item of that identifier by the digest of its data as well. vLLM asks by identifier, right after it
+       has asked whether the request may run: what is ready is what that request needs.
+    7. After `forget`, all that requests wait for is encoded once more, and reports of the epoch before are ignored.
 
     Args:
         config: the options of the engine.
+        contents: the digests of items.
         workers: number of workers that encode together.
+
+    ``epoch``: how often what was encoded was given up. ``identifiers``: content -> identifier, of those of rule 6.
     """
 
-    def __init__(self, config: OmniSchedConfig, workers: int = 1) -> None:
+    def __init__(self, config: OmniSchedConfig, contents: Contents, workers: int = 1) -> None:
         self._lane = NO_LANE
         self._ranks = LaneRanks(workers)
         self._generation = 0  # that workers were sent
         self._settled: list[str] = []  # contents that all of several workers have encoded since the last orders
         self._broken: list[str] = []  # contents that one of several workers could not encode
-        self._features: dict[str, Any] = {}  # items that requests wait for and no worker was sent yet
+        self._contents = contents
+        self._features: dict[str, Any] = {}  # items that requests wait for, with their data
+        self._ambiguous: set[str] = set()  # identifiers of rule 6
+        self.identifiers: dict[str, str] = {}
+        self._asked: dict[str, str] = {}  # the same by identifier, for the request that was asked for last
+        self.epoch = 0
         self._counts_news = compat.ec_connectors_have_stats()
         self._news: tuple[list[float], int] = ([], 0)
         self._known: list[int] = []  # tickets whose encodes have ended since the last orders
         self._rested = 0.0  # seconds for which the step was held back whose results have come last
-        self.host = HostPlanner(config.encoder_cache_host_bytes)
+        self.host = HostPlanner(config.encoder_cache_host_bytes, contents)
         self.encoded_in_step = 0
         self._decisions: EncodeAhead | None = None
         self._lent: LentBlocks | None = None
@@ -75,30 +88,56 @@ class AheadPlanner:
         assert self._decisions is not None
         return self._decisions
 
+    def hash_ahead(self, feature: Any) -> None:
+        """Hash the data of an item, on whichever thread, if its encoding may go to host memory."""
+        if self.host.tier.max_bytes:
+            self._contents.of(feature)
+
     def may_run(self, request: Request, num_computed_tokens: int) -> bool:
         """Return whether the encodings of the request's next chunk, or of a piece worth a step, are available."""
         if self._decisions is None:
             return True
-        prompt = RequestPrompt(request)
+        self._asked.clear()
+        prompt = RequestPrompt(request, self._content_of)
         chunk = self._decisions.next_chunk(prompt, num_computed_tokens, self._view, monotonic_seconds())
         for item in chunk.wanted:
-            self._features[item.content] = request.mm_features.with_data(item.position)
+            if item.content not in self._features:
+                self._features[item.content] = request.mm_features.with_data(item.position)
         return chunk.may_run
+
+    def _content_of(self, feature: Any, num_embeds: int) -> str:
+        """Return what the core knows an item by that vLLM may ask for next, by rule 6."""
+        mm_hash: str = feature.identifier
+        self.host.look(feature, num_embeds)
+        first = self._features.get(mm_hash)
+        if mm_hash not in self._ambiguous:
+            if first is None or feature.data is None or self._contents.same(first, feature):
+                return mm_hash
+            self._ambiguous.add(mm_hash)
+            self.host.not_reused[NotReused.OTHER_CONTENT] += 1
+        content = f"{mm_hash} with {self._contents.of(feature)}"
+        self.identifiers[content] = mm_hash
+        self._asked.setdefault(mm_hash, content)
+        return content
 
     def is_ready(self, mm_hash: str) -> bool:
         """Return whether the lane or host memory holds this encoding."""
-        return (self._decisions is not None and self._decisions.is_ready(mm_hash)) or self.host.has(mm_hash)
+        content = self._asked.get(mm_hash, mm_hash)
+        return (self._decisions is not None and self._decisions.is_ready(content)) or self.host.has(mm_hash)
 
     def allocated(self, request: Request, item: int) -> None:
         """Record that the encoder cache has made room for an item, and order its encoding from lane or host memory."""
-        mm_hash = request.mm_features[item].identifier
-        if not self.decisions.load(mm_hash, monotonic_seconds()) and not self.host.restore(mm_hash):
+        feature = request.mm_features[item]
+        mm_hash: str = feature.identifier
+        content = self._asked.get(mm_hash, mm_hash)
+        if not self.decisions.load(content, monotonic_seconds()) and not self.host.restore(mm_hash):
             self.encoded_in_step += 1
+        self.host.allocated(feature, request.get_num_encoder_embeds(item))
 
     @property
     def has_orders(self) -> bool:
         """Return whether workers must still be sent orders, even when no request is left."""
-        return (self._decisions is not None and self._decisions.ledger.has_orders) or self.host.has_orders
+        return self._decisions is not None and self._decisions.ledger.has_orders
 
     def take_orders(self, output: SchedulerOutput) -> AheadOrders:
         """Return the orders that go to the workers with this step."""
@@ -107,21 +146,36 @@ class AheadPlanner:
         actions = decisions.take_actions()
         submit = []
         for mm_hash, ticket, modality, embeds in actions.submit:
-            submit.append((mm_hash, ticket, modality, self._features.pop(mm_hash).data, embeds))
+            submit.append((mm_hash, ticket, modality, self._features[mm_hash].data, embeds))
         if len(self._features) > len(ledger):
-            self._features = {h: f for h, f in self._features.items() if ledger.state(h) is EncodeState.QUEUED}
+            self._features = {h: f for h, f in self._features.items() if ledger.state(h) is not None}
         host = self.host.take_orders(output.free_encoder_mm_hashes)
         # The request may have been preempted and the item evicted later in this step: no worker would ever free it.
         cached = self._scheduler.encoder_cache_manager.cached
-        load = tuple(mm_hash for mm_hash in actions.load if mm_hash in cached)
-        forget = (*actions.forget, *self._broken, *(mm_hash for mm_hash in actions.load if mm_hash not in cached))
+        named = [(content, self.identifiers.get(content, content)) for content in actions.load]
+        load = {content: mm_hash for content, mm_hash in named if mm_hash in cached}
+        forget = (*actions.forget, *self._broken, *(content for content, mm_hash in named if mm_hash not in cached))
         self._broken = []
+        if self._ambiguous and not len(ledger):
+            self._ambiguous.clear()
+            self.identifiers.clear()
         pending, idle, rest = ledger.num_pending > 0, not output.total_num_scheduled_tokens, 0.0
         if pending and not idle:
             rest = decisions.rest_seconds(self._view, prompt_tokens_of(output))
         known, self._known = tuple(self._known), []
         lent = () if self._lent is None else self._lent.take_new()
-        return AheadOrders(forget, load, submit, decisions.share, pending, rest, host, ranks, idle, known, lent)
+        return AheadOrders(
+            forget, load, submit, decisions.share, pending, rest, host, ranks, idle, known, lent, self.epoch
+        )
+
+    def forget(self) -> None:
+        """Use nothing that was encoded so far: the weights may have changed (rule 7)."""
+        self.epoch += 1
+        self.host.forget()
+        self._known, self._settled, self._broken = [], [], []
+        self._ranks.renew()
+        if self._decisions is not None:
+            self._decisions.ledger.drop_attempts()
 
     def _rank_orders(self) -> RankOrders | None:
         """Return the orders that only several workers get; None without news for them."""
@@ -137,6 +191,8 @@ class AheadPlanner:
 
     def take_report(self, report: AheadReport) -> None:
         """Take over a worker's report: encodes that ended, their times, and the state of host memory."""
+        if report.epoch != self.epoch:
+            return
         decisions, now = self.decisions, monotonic_seconds()
         ends = self._ranks.stopped or (report.loss is not None and report.loss.final)
         if report.lane != self._lane and not ends:

@@ -32,6 +32,7 @@ class RankWorker(AheadWorker):
     def __init__(self, config: OmniSchedConfig, *, alone: bool = True) -> None:
         super().__init__(config, alone=alone)
         self._generation = 0
+        self._stale = False  # whether the lane has weights of an epoch before
         self._loss: LaneLoss | None = None  # of this generation
         self._loss_told = False
         self._unsettled: dict[str, Item] = {}  # mm_hash -> what some rank may not have encoded yet
@@ -48,11 +49,22 @@ class RankWorker(AheadWorker):
         self._lost(reason, final=True)  # the lanes of other ranks are of no use alone
 
     def carry_out(self, orders: AheadOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
+        self._catch_up(orders.epoch)
         if orders.ranks is not None:
             self._follow(orders.ranks)
         for mm_hash in (*orders.forget, *orders.load):
             self._unsettled.pop(mm_hash, None)
         super().carry_out(orders, encoder_cache)
+
+    def _catch_up(self, epoch: int) -> None:
+        """Drop all encodings if the orders are of another epoch; they name the lanes that follow (rule 2)."""
+        if epoch != self._epoch:
+            self._epoch, self._stale = epoch, True
+            self.forget()
+
+    def forget(self) -> None:
+        super().forget()
+        self._unsettled.clear()
 
     def _follow(self, orders: RankOrders) -> None:
         for mm_hash in orders.settled:
@@ -76,7 +88,11 @@ class RankWorker(AheadWorker):
     def _renew(self) -> None:
         assert isinstance(self._lane, MemberLane)
         try:
-            self._lane.renew()
+            if self._stale:
+                self._lane.renew()
+            else:
+                self._lane.replace()
+            self._stale = False
             self._lane.submit(first_job(self._generation))
         except LaneError as error:
             self._lost(str(error), final=True)
@@ -118,6 +134,7 @@ class RankWorker(AheadWorker):
         report = super().report()
         if self._loss is not None and not self._loss_told:
             self._loss_told = True
-            report = report or AheadReport(restarts=self._restarts + self.lane.restarts, lane=self._facts)
+            restarts = self._restarts + self.lane.restarts
+            report = report or AheadReport(restarts=restarts, lane=self._facts, epoch=self._epoch)
             report.loss = self._loss
         return report

@@ -70,6 +70,7 @@ class AheadWorker:
         self._unknown: set[int] = set()  # tickets that were reported, which the scheduler may not know yet
         self._rested = 0.0  # seconds for which this step was held back
         self._restarts = 0  # of lanes before this one
+        self._epoch = 0  # of the last orders
         self._times: dict[str, tuple[int, float]] = {}  # modality -> embeddings, seconds
         self._pages: KvPages | None = None
         self._given_back = 0
@@ -152,6 +153,7 @@ class AheadWorker:
 
     def carry_out(self, orders: AheadOrders, encoder_cache: dict[str, torch.Tensor]) -> None:
         """Carry out the scheduler's orders for this step, on ``encoder_cache`` (mm_hash -> embeddings)."""
+        self._catch_up(orders.epoch)
         self._collect()
         self._unknown.difference_update(orders.known)
         if orders.lent:
@@ -161,8 +163,8 @@ class AheadWorker:
             ticket = self._tickets.pop(mm_hash, None)
             if ticket is not None:
                 self._drop(str(ticket))
-        for mm_hash in orders.load:
-            encoder_cache[mm_hash] = self._made.pop(mm_hash)
+        for content, mm_hash in orders.load.items():
+            encoder_cache[mm_hash] = self._made.pop(content)
         self.host.restore(orders.host, encoder_cache)
         for mm_hash, ticket, modality, data, embeds in orders.submit:
             self._take(Item(ticket, mm_hash, modality, data, embeds))
@@ -176,6 +178,37 @@ class AheadWorker:
             begun = monotonic_seconds()
             self._ask("wait", orders.rest_seconds)
             self._rested = monotonic_seconds() - begun
+
+    def _catch_up(self, epoch: int) -> None:
+        """Drop all encodings, and replace lanes that have former weights, if the orders are of another epoch."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self.forget()
+            if not self.lane.sees_owner:
+                self._ask("renew")
+
+    def forget(self) -> None:
+        """Drop all encodings: the weights may have changed, or will.
+
+        A lane that works with the weights of this process has ended its work when this returns; others are replaced
+        with the next orders.
+        """
+        if self._lane is None:
+            return
+        for state in (
+            self._backlog,
+            self._at_lane,
+            self._made,
+            self._tickets,
+            self._ready,
+            self._failed,
+            self._unknown,
+        ):
+            state.clear()
+        self._told = None  # the scheduler ignores reports of the epoch before
+        self.host.forget()
+        if self.lane.sees_owner:
+            self.lane.renew()
 
     def _give_back(self, block_ids: tuple[int, ...]) -> None:
         """Give the memory of lent KV blocks back to the operating system, before the encodes begin that need it."""
@@ -312,6 +345,7 @@ class AheadWorker:
             rested=rested,
             given_back_bytes=given_back,
             bytes_per_embed=self._bytes_per_embed,
+            epoch=self._epoch,
         )
         self._ready, self._failed, self._times = {}, {}, {}
         return report

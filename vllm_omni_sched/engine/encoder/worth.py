@@ -67,7 +67,6 @@ class WorthEncoderCacheManager(OmniEncoderCacheManager):
         self.embed_bytes = embed_bytes
         self.cost = EncodeCost()
         self.tells_evicted = False
-        self.num_resets = 0
         self._clock = clock
         self._evicted: dict[str, Encoding] = {}
         self._half_life = half_life_seconds
@@ -78,7 +77,6 @@ class WorthEncoderCacheManager(OmniEncoderCacheManager):
         super().reset()
         self.index = WorthIndex(self.order, self._half_life)
         self._evicted = {}
-        self.num_resets += 1
 
     def check_and_update_cache(self, request: Request, input_id: int) -> bool:
         feature = request.mm_features[input_id]
@@ -106,6 +104,10 @@ class WorthEncoderCacheManager(OmniEncoderCacheManager):
         if self.tells_evicted:
             self._evicted[victim.encoding.mm_hash] = victim.encoding
         return victim.encoding.mm_hash
+
+    def was_evicted(self, mm_hash: str) -> bool:
+        """Return whether an encoding of this name was evicted since the last `take_evicted`."""
+        return mm_hash in self._evicted
 
     def take_evicted(self) -> dict[str, Encoding]:
         """Return the encodings evicted since the last call, by mm_hash; some of them may be cached again.

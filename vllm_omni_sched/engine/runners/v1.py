@@ -8,7 +8,12 @@ import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.engine.ahead.runner_hooks import keep_what_is_freed, start_lane, wait_when_idle
+from vllm_omni_sched.engine.ahead.runner_hooks import (
+    forget_encodings,
+    keep_what_is_freed,
+    start_lane,
+    wait_when_idle,
+)
 from vllm_omni_sched.engine.runners.extension import RunnerV1Extension
 from vllm_omni_sched.engine.runners.mrope import SessionPositions, continues
 from vllm_omni_sched.engine.sessions.messages import ResumedRequestData
@@ -83,6 +88,10 @@ class RunnerV1Mixin(_Base):
         finally:
             for state, features in narrowed:
                 state.mm_features = features
+
+    def reset_encoder_cache(self) -> None:
+        super().reset_encoder_cache()
+        forget_encodings()
 
     def _init_mrope_positions(self, req_state: Any) -> None:
         if self.omni.positions is None:

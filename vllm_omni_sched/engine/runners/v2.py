@@ -10,7 +10,12 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from vllm_omni_sched import compat
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.engine.ahead.runner_hooks import keep_what_is_freed, start_lane, wait_when_idle
+from vllm_omni_sched.engine.ahead.runner_hooks import (
+    forget_encodings,
+    keep_what_is_freed,
+    start_lane,
+    wait_when_idle,
+)
 from vllm_omni_sched.engine.runners.extension import GatherWindows, RunnerExtension, mix_in
 from vllm_omni_sched.engine.runners.mrope import RowPositions, continues, refuse_if_on
 
@@ -97,6 +102,10 @@ class RunnerV2Mixin(_Runner):
         if self.omni.ahead is not None:
             mix_in(self.ec_connector, ECConnectorMixin, config)
         return result
+
+    def reset_encoder_cache(self) -> None:
+        super().reset_encoder_cache()
+        forget_encodings()
 
     def free_states(self, scheduler_output: SchedulerOutput) -> Any:
         if self.encoder_cache is not None:

@@ -12,11 +12,18 @@ from vllm.v1.request import Request
 from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.connectors.encodings import EncodingStore
+from vllm_omni_sched.engine.contents import contents_of
 from vllm_omni_sched.engine.fitted import engine_options
+from vllm_omni_sched.engine.shared.layouts import EncodingLayouts, expected_layouts
 from vllm_omni_sched.engine.shared.messages import SharedOrders, SharedReport
 from vllm_omni_sched.engine.shared.planner import SharedPlanner
 from vllm_omni_sched.engine.shared.worker import SharedWorker
 
+_ENCODES = (
+    *("mm_encoder_tp_mode", "mm_encoder_attn_backend", "mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path"),
+    *("video_pruning_rate", "video_pruning_method"),
+)
+"""Options of vLLM's multimodal configuration that change what an encoder makes of the same data."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "config.json")
 
 
@@ -29,17 +36,25 @@ class SharedEncodingsConnector(ECConnectorBase):
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
         config, parallel = engine_options(vllm_config), vllm_config.parallel_config
-        store = EncodingStore(
-            config.encoder_share_dir,
-            space_of(vllm_config),
-            max_bytes=config.encoder_share_bytes,
-            ttl_seconds=config.encoder_share_ttl_seconds,
-        )
+
+        def open_store(space: str) -> EncodingStore:
+            return EncodingStore(
+                config.encoder_share_dir,
+                space,
+                max_bytes=config.encoder_share_bytes,
+                ttl_seconds=config.encoder_share_ttl_seconds,
+            )
+
+        model = vllm_config.model_config
+        space = space_of(vllm_config, model.model, model.revision, *_files_of(Path(model.model)))
         self.planner: SharedPlanner | None = None
         self.worker: SharedWorker | None = None
         if role is ECConnectorRole.SCHEDULER:
             self.planner = SharedPlanner(
-                store,
+                open_store,
+                space,
+                contents_of(vllm_config),
+                EncodingLayouts(expected_layouts(vllm_config)),
                 vllm_config.scheduler_config.max_num_batched_tokens,
                 config.encoder_share_wait_seconds,
                 reports_of_all=parallel.tensor_parallel_size == 1 or compat.ec_reports_of_all_workers(),
@@ -47,7 +62,12 @@ class SharedEncodingsConnector(ECConnectorBase):
                 pause=sleep_seconds,
             )
         else:
-            self.worker = SharedWorker(store, writes=parallel.rank % parallel.tensor_parallel_size == 0)
+            self.worker = SharedWorker(
+                open_store,
+                space,
+                lambda weights: space_of(vllm_config, weights),
+                writes=parallel.rank % parallel.tensor_parallel_size == 0,
+            )
         self._device = vllm_config.device_config.device_type
 
     # -- the scheduler's half ----------------------------------------------
@@ -64,16 +84,15 @@ class SharedEncodingsConnector(ECConnectorBase):
         return self._plans.may_run(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Request, index: int) -> None:
-        self._plans.allocated(request.mm_features[index].identifier)
+        self._plans.allocated(request, index)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> SharedOrders:
-        load, step = self._plans.take_orders(scheduler_output.num_scheduled_tokens)
-        return SharedOrders(load, self._plans.member, step)
+        return self._plans.take_orders(scheduler_output.num_scheduled_tokens)
 
     def update_connector_output(self, connector_output: ECConnectorOutput) -> None:
         report = connector_output.ec_connector_worker_meta
         if isinstance(report, SharedReport):
-            self._plans.carried_out(report.step, report.offered)
+            self._plans.carried_out(report)
 
     def request_finished(self, request: Request) -> tuple[bool, dict[str, Any] | None]:
         self._plans.finished(request)
@@ -101,18 +120,22 @@ class SharedEncodingsConnector(ECConnectorBase):
                 half.close()
 
 
-def space_of(vllm_config: Any) -> str:
+def space_of(vllm_config: Any, *weights: Any) -> str:
     """Return the name of the space whose encodings this engine can use, in the store of a host.
 
     Engines meet in it if their encoders make the same numbers: the same vLLM and model with the same weights, of the
-    same type, computed by as many workers in the same way. What else decides an encoding is in its mm_hash.
+    same type, computed by as many workers in the same way. What else decides an encoding is in the digest of its item.
+
+    Args:
+        vllm_config: of the engine.
+        weights: what tells them from others: where they were loaded from, or their digest.
     """
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    tower = getattr(getattr(model, "multimodal_config", None), "mm_encoder_tp_mode", None)
+    multimodal = getattr(model, "multimodal_config", None)
     facts = (
-        *(compat.vllm_version(), model.dtype, model.quantization),
-        *(parallel.tensor_parallel_size, tower, vllm_config.load_config.load_format),
-        *(model.hf_config.to_json_string(), model.model, model.revision, *_files_of(Path(model.model))),
+        *(compat.vllm_version(), model.dtype, model.quantization, model.hf_config.to_json_string()),
+        *(parallel.tensor_parallel_size, vllm_config.load_config.load_format, weights),
+        *(str(getattr(multimodal, name, None)) for name in _ENCODES),
     )
     return f"encodings-{hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()}"
 

@@ -36,7 +36,6 @@ class LaneFacts:
     encodes_only: bool = False
     encoder_lora: bool = False
     encoder_decoder: bool = False
-    weights_change: bool = False
     sets_context: str = ""
     one_buffer: bool = False
     items_with_workers: bool = False
@@ -126,7 +125,6 @@ def obstacle(facts: LaneFacts) -> Obstacle | None:
             "leave --enable-tower-connector-lora out",
         ): facts.encoder_lora,
         Obstacle("this is an encoder-decoder model"): facts.encoder_decoder,
-        Obstacle("the weights may change while the lane encodes"): facts.weights_change,
         # On a CPU the lane is a process, with a forward context and buffers of its own.
         sets_context(facts.sets_context): bool(facts.sets_context) and facts.device == "cuda",
         ONE_BUFFER: facts.one_buffer and facts.device == "cuda",

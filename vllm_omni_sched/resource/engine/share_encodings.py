@@ -26,7 +26,6 @@ def share_refusal(facts: LaneFacts, operators: str | None) -> str | None:
         "two engines may have different adapters of the encoder under one name "
         "(--enable-tower-connector-lora)": facts.encoder_lora,
         "this is an encoder-decoder model": facts.encoder_decoder,
-        "the weights may change, and encodings of the old ones would stay": facts.weights_change,
     }
     why = next((reason for reason, holds in reasons.items() if holds), None)
     return (

@@ -219,3 +219,19 @@ def test_with_submit_only_these_alone_are_submitted_in_their_order() -> None:
     ledger.submit_only = None
     assert [content for content, _ in ledger.take_orders().submit] == ["b", "d"]
     ledger.validate()
+
+
+def test_dropped_attempts_leave_what_is_queued_and_nothing_to_order() -> None:
+    ledger = AheadLedger(100, max_encoding=2)
+    for name in "abc":
+        ledger.want("r", name, 10)
+    assert [content for content, _ in ledger.take_orders().submit] == ["a", "b"]
+    ledger.ready("a", 1)
+    ledger.drop_attempts()
+    ledger.validate()
+    assert [ledger.state(name) for name in "abc"] == [None, None, EncodeState.QUEUED]
+    assert ledger.num_embeds == 0
+    assert not ledger.has_orders
+    assert ledger.ready("b", 2) == set()  # an answer to a dropped attempt
+    assert ledger.want("r", "a", 10) is EncodeState.QUEUED
+    assert sorted(ticket for _, ticket in ledger.take_orders().submit) == [3, 4]
