@@ -103,6 +103,15 @@ INVENTORY: tuple[Override, ...] = (
         "vLLM has a pool of processes for its multimodal processors",
     ),
     Override(
+        "MultiModalProcessorSenderCache.get_and_update_item (0.33: LruKeyReplicatedSenderCache), "
+        "BaseRenderer._process_multimodal, add_request and add_request_async of vLLM's core clients",
+        "around super(): an item that no request has taken to the engine core keeps its data, and counts as not cached "
+        "once all requests with its data have ended",
+        f"wrapped by the check of options; acts when {_OURS}",
+        "tests/engine/test_leaving.py",
+        "clients that leave no longer fail requests with the same items (vLLM's cache of items in the API process)",
+    ),
+    Override(
         "ImageMediaIO.load_bytes, multimodal.parse.normalize_image",
         "JPEG, PNG and WebP pictures are decoded by the preprocessing pool, and turned upright there",
         "wrapped with the first preprocessing pool of a process",

@@ -39,6 +39,31 @@ def renderer_class() -> Any:
     return import_module(modules.RENDERER).BaseRenderer
 
 
+def mm_renderer_class() -> Any:
+    """Return the base class of vLLM's renderers, if it prepares multimodal items; else None."""
+    found = modules.find(modules.RENDERER, "BaseRenderer")
+    return found if hasattr(found, "_process_multimodal") and hasattr(found, "mm_processor_cache") else None
+
+
+def sender_cache_class() -> Any:
+    """Return the class that knows in the API process which items the engine core has; None if there is none here."""
+    for module, name in (
+        ("vllm.multimodal.cache.lru", "LruKeyReplicatedSenderCache"),  # 0.33
+        ("vllm.multimodal.cache", "MultiModalProcessorSenderCache"),
+    ):
+        if hasattr(found := modules.find(module, name), "invalidate"):
+            return found
+    return None
+
+
+def request_senders() -> list[tuple[Any, str]]:
+    """Return the methods by which requests are sent to the engine core: class and name."""
+    classes = ("InprocClient", "SyncMPClient", "AsyncMPClient", "DPAsyncMPClient")
+    clients = [modules.find(modules.CORE_CLIENT, name) for name in classes]
+    names = "add_request", "add_request_async"
+    return [(client, name) for client in clients for name in names if client is not None and name in vars(client)]
+
+
 def image_media_io() -> Any:
     """Return the class of vLLM that decodes pictures."""
     return import_module(modules.IMAGE_IO).ImageMediaIO

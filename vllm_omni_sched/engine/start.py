@@ -11,6 +11,7 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import Source, load_config, resolved, written
 from vllm_omni_sched.config.options import OmniSchedConfig, Toggle
 from vllm_omni_sched.config.profiles import MEANINGS, PROFILES, Profile
+from vllm_omni_sched.engine import unsent
 from vllm_omni_sched.engine.checks import option_checks
 from vllm_omni_sched.engine.fitted import (
     ENGINES,
@@ -76,6 +77,7 @@ def check_and_attach(vllm_config: Any) -> None:
     if config.metrics:
         metrics_bridge.attach()
     check_requests()
+    unsent.attach()
     for name in config.misplaced:
         logger.warning(
             "Option %r belongs to the group 'expert': write it as %r. It is still read where it is.",
