@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,7 +120,7 @@ def test_the_connector_takes_the_place_of_none_and_refuses_another(tmp_path: Pat
 
 
 def test_engines_meet_if_their_encoders_make_the_same_numbers(tmp_path: Path) -> None:
-    from vllm_omni_sched.engine.shared.connector import space_of
+    from vllm_omni_sched.engine.shared.connector import _files_of, space_of
 
     one, other = make_vllm_config(), make_vllm_config()
     for config in (one, other):
@@ -128,13 +129,17 @@ def test_engines_meet_if_their_encoders_make_the_same_numbers(tmp_path: Path) ->
         config.model_config.model, config.model_config.dtype = str(tmp_path), "float32"
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"1")
-    before = space_of(one)
-    assert before == space_of(other)
+    before = space_of(one, *_files_of(tmp_path))
+    assert before == space_of(other, *_files_of(tmp_path))
     other.model_config.dtype = "bfloat16"
-    assert before != space_of(other)
+    assert before != space_of(other, *_files_of(tmp_path))
     weights.write_bytes(b"2")
     os.utime(weights, ns=(1, 1))
-    assert before != space_of(one)  # replaced in place
+    assert before != space_of(one, *_files_of(tmp_path))  # replaced in place
+
+
+def store_in(folder: Path) -> Callable[[str], EncodingStore]:
+    return lambda space: EncodingStore(str(folder), space, max_bytes=10_000, ttl_seconds=60.0)
 
 
 def test_a_worker_that_cannot_read_what_is_pinned_stops_the_engine(tmp_path: Path) -> None:
@@ -144,17 +149,17 @@ def test_a_worker_that_cannot_read_what_is_pinned_stops_the_engine(tmp_path: Pat
     from vllm_omni_sched.engine.shared.messages import SharedOrders
     from vllm_omni_sched.engine.shared.worker import SharedWorker
 
-    store = EncodingStore(str(tmp_path), "space", max_bytes=10_000, ttl_seconds=60.0)
-    scheduler = EncodingStore(str(tmp_path), "space", max_bytes=10_000, ttl_seconds=60.0)
-    worker = SharedWorker(store, writes=True)
+    scheduler = store_in(tmp_path)("space")
+    worker = SharedWorker(store_in(tmp_path), "space", str, writes=True)
     made = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)[:, ::2]
     scheduler.claim(["a"])
-    worker.offer("a", made)
     cache: dict[str, Any] = {}
+    worker.carry_out(SharedOrders(offer={"name": "a"}, member=scheduler.token, step=2), cache, "cpu")
+    worker.offer("name", made)
     while not scheduler.pin("a"):
         pass
-    worker.carry_out(SharedOrders(("a",), scheduler.token, 3), cache, "cpu")
-    assert torch.equal(cache["a"], made)
+    worker.carry_out(SharedOrders({"other": "a"}, member=scheduler.token, step=3), cache, "cpu")
+    assert torch.equal(cache["other"], made)
     reports = []
     while not any(report.offered for report in reports):  # the thread notes an outcome after it has put the encoding
         reports += filter(None, [worker.report()])
@@ -162,7 +167,7 @@ def test_a_worker_that_cannot_read_what_is_pinned_stops_the_engine(tmp_path: Pat
     assert [one for report in reports for one in report.offered] == [("a", "stored")]
     assert worker.report() is None
     with pytest.raises(EncodingLostError, match="was the directory emptied by hand"):
-        worker.carry_out(SharedOrders(("b",), scheduler.token, 4), cache, "cpu")
+        worker.carry_out(SharedOrders({"b": "b"}, member=scheduler.token, step=4), cache, "cpu")
     worker.close()
     scheduler.close()
 
@@ -174,13 +179,14 @@ def test_an_encoding_that_its_device_does_not_give_up_ends_its_claim_alone(
     import torch
 
     from vllm_omni_sched.engine.shared import worker as module
+    from vllm_omni_sched.engine.shared.messages import SharedOrders
 
     def broken(tensors: dict[str, torch.Tensor]) -> bytes:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    store = EncodingStore(str(tmp_path), "space", max_bytes=10_000, ttl_seconds=60.0)
-    scheduler = EncodingStore(str(tmp_path), "space", max_bytes=10_000, ttl_seconds=60.0)
-    worker = module.SharedWorker(store, writes=True)
+    store, scheduler = store_in(tmp_path)("space"), store_in(tmp_path)("space")
+    worker = module.SharedWorker(store_in(tmp_path), "space", str, writes=True)
+    worker.carry_out(SharedOrders(offer={"a": "a", "b": "b"}), {}, "cpu")
     scheduler.claim(["a", "b"])
     assert store.claim(["a"]) is ClaimOutcome.OTHERS
     with monkeypatch.context() as patch:
@@ -200,3 +206,4 @@ def test_an_encoding_that_its_device_does_not_give_up_ends_its_claim_alone(
     assert store.claim(["a"]) is ClaimOutcome.OURS  # the scheduler's has ended
     worker.close()
     scheduler.close()
+    store.close()
