@@ -42,7 +42,7 @@ DIGESTS = {
     "ours": "8992de8a80c87da2",
     "ours, short of KV memory": "d51388310d01671e",
     "on shared processors": "f4df13af60584d94",
-    "all policies": "9ffc4d18abcdba23",
+    "all policies": "f47aae0c17e64f8b",
     "by cost": "db74420c8973d793",
     "deaths": "6bb90eb7f21ffe40",
 }

@@ -48,7 +48,12 @@ pytestmark = pytest.mark.usefixtures("validated_core")
 def test_the_policies_are_the_real_ones():
     sim = Simulator()
     specs = [StageSpec("encoder"), StageSpec("llm", StageKind.AR, replicas=2)]
-    config = read_stage_options({"latency_target": "50ms", "batching": {"progressive": {"enabled": True}}}, "here")
+    options = {
+        "latency_target": "50ms",
+        "batching": {"progressive": {"enabled": True}},
+        "runtime": {"credits": {"enabled": True}},
+    }
+    config = read_stage_options(options, "here")
     orchestration = Orchestration(sim, config, specs, [(0, 1), (1,)], random.Random(1))
     pools = [GatedPool(sim, stage, spec, one_second(sim), orchestration) for stage, spec in enumerate(specs)]
     pipeline = Pipeline(sim, pools, [], print, {"": (0, 1)}, orchestration)

@@ -59,7 +59,7 @@ def test_overrides_name_stages_and_entries(tmp_path: Path) -> None:
             "policy": {"waiting_order": "sla"},
             "slo": {"ttft_seconds": 1.0},
             "workload.rate": 9,
-            "orchestration.runtime.credits.capacity": 7,
+            "orchestration.runtime.credits": {"enabled": True, "capacity": 7},
             "stages.speech.seconds": 0.25,
         },
     )

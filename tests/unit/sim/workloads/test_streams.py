@@ -157,7 +157,7 @@ def test_a_mix_may_hold_day_and_night_and_a_day_a_mix():
     [
         ({}, r"\[workload\]: option 'kind' must be one of .*, got None"),
         ({"kind": "servegen-image", "rate": 1.0}, "did you mean 'servegen-mm-image'"),
-        ({"kind": "text"}, "option 'rate': field required"),
+        ({"kind": "text"}, "option 'rate' is missing"),
         ({"kind": "text", "rate": 0.0}, "option 'rate': input should be greater than 0"),
         ({"kind": "text", "rate": float("inf")}, "option 'rate'"),
         ({"kind": "text", "rate": "4"}, "option 'rate'"),
