@@ -1,4 +1,4 @@
-"""How turns and sessions end: by a stop token with further steps in flight, and by an update that is too long."""
+"""Turns that end by a stop token with further steps in flight, and sessions that end by an update that is too long."""
 
 from __future__ import annotations
 

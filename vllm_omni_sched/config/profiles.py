@@ -68,7 +68,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "encoder_cache_order": "the encodings of least worth are evicted first",
     }
 )
-"""What the options of profiles do, for the log; the others are targets."""
+"""Words for the options of profiles, as the log names them; options that are not here are targets."""
 
 GIVES_WAY: Mapping[str, tuple[str, tuple[Any, ...]]] = MappingProxyType(
     {

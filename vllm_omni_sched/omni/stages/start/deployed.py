@@ -11,7 +11,7 @@ from vllm_omni_sched.config.errors import ConfigError
 
 @dataclass(frozen=True)
 class Deployed:
-    """What vLLM-Omni reads in a deploy YAML: the configs of all stages, and its `OmniTransferConfig` or None."""
+    """Hold what vLLM-Omni reads in a deploy YAML: the configs of all stages, and its `OmniTransferConfig` or None."""
 
     stage_configs: list[Any]
     transfer: Any
