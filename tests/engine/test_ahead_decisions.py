@@ -207,12 +207,12 @@ def test_two_items_of_one_name_that_wait_at_the_same_time_have_each_its_own_enco
     bench.data["x"] = 7
     bench.add("s", 20, [(4, "x")])
     bench.step(finish=1)
-    assert [data for _, data in bench.sent] == [0, 7]
+    assert [data for _, data in bench.contents] == [0, 7]
     bench.scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)
     bench.step(finish=1)
     assert bench.step().num_scheduled_tokens == {"text": 1, "s": 20}
     ((content, name),) = bench.loaded.items()
-    assert (name, dict(bench.sent)[content]) == ("x", 7)
+    assert (name, dict(bench.contents)[content]) == ("x", 7)
     metrics = SchedulerMetrics()
     bench.planner.count_into(metrics)
     assert metrics.kept_not_reused["other_content"] == 1

@@ -180,7 +180,7 @@ def test_embeddings_of_a_client_keep_their_data_beside_an_item_that_goes_to_the_
     output = bench.scheduler.schedule()
     (new,) = output.scheduled_new_reqs
     assert [feature.data is None for feature in new.mm_features] == [True, False]
-    assert output.ec_connector_metadata.load == ("a",)
+    assert output.ec_connector_metadata.load == {content: "a"}
     assert 1 in output.scheduled_encoder_inputs["r"]
 
 

@@ -6,8 +6,9 @@ of later requests. If the first request is refused or its client leaves before i
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vllm_omni_sched import compat
@@ -15,6 +16,9 @@ from vllm_omni_sched.imports import wrap_once
 
 _unsent: weakref.WeakKeyDictionary[Any, dict[str, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
 """By cache of the API process: items by hash, each alive as long as a request that was not sent has its data."""
+
+_request = threading.local()
+"""`.hashes`: the items of the request that this thread prepares, whose data is in the request already."""
 
 
 class AbandonedItemError(Exception):
@@ -42,10 +46,14 @@ def _with_data_until_sent(get_and_update_item: Callable[..., Any]) -> Callable[.
                 raise AbandonedItemError(mm_hash)
             self.invalidate(mm_hash)
         item, updates = get_and_update_item(self, mm_item, mm_hash)
+        item = held if item is None else item
         if item is None:
-            return held, updates
+            return None, updates
         unsent[mm_hash] = weakref.ref(item)
-        return item, updates
+        hashes = getattr(_request, "hashes", set())
+        said = mm_hash in hashes
+        hashes.add(mm_hash)
+        return (None if said else item), updates
 
     return wrapper
 
@@ -54,10 +62,13 @@ def _without_abandoned_items(process: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         while True:
             _forget_abandoned(self.mm_processor_cache)
+            _request.hashes = set()
             try:
                 return process(self, *args, **kwargs)
             except AbandonedItemError:
                 continue  # its own data is still at hand
+            finally:
+                del _request.hashes
 
     return wrapper
 
@@ -89,7 +100,13 @@ def _marks_sent_async(add_request: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _sent(request: Any) -> None:
-    for feature in request.mm_features or ():
-        if feature.data is not None:
-            for unsent in list(_unsent.values()):
-                unsent.pop(feature.mm_hash or feature.identifier, None)
+    mark_sent(
+        feature.mm_hash or feature.identifier for feature in request.mm_features or () if feature.data is not None
+    )
+
+
+def mark_sent(hashes: Iterable[str]) -> None:
+    """Note that the engine core gets the data of these items with a request that is on its way."""
+    for mm_hash in hashes:
+        for unsent in list(_unsent.values()):
+            unsent.pop(mm_hash, None)

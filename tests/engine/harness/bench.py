@@ -61,7 +61,7 @@ class Bench:
         self.restored: list[str] = []
         self.epoch = 0
         self.data: dict[str, Any] = {}
-        self.sent: list[tuple[str, int]] = []  # to the lane, with the numbers that the items are made of
+        self.contents: list[tuple[str, int]] = []  # to the lane, with the numbers that the items are made of
         self.loaded: dict[str, str] = {}
         self.left: dict[str, list[str]] = {}
         self.features: dict[str, Any] = {}
@@ -124,7 +124,7 @@ class Bench:
             assert (modality, data is None, embeds) == ("image", False, EMBEDS)
             self.lane.append((mm_hash, ticket))
             self.submitted.append(mm_hash)
-            self.sent.append((mm_hash, int(data["values"].data.flatten()[0])))
+            self.contents.append((mm_hash, int(data["values"].data.flatten()[0])))
         for new in scheduled.scheduled_new_reqs:
             if self.planner.decisions.goes_ahead(new.req_id):
                 assert [f.data for f in new.mm_features] == [None] * len(new.mm_features), "data crossed twice"

@@ -23,6 +23,7 @@ import torch
 from PIL import Image
 
 from tests.support.stopping import stop
+from vllm_omni_sched.engine import unsent
 
 PLACEHOLDERS = {
     "llava": "<image>",
@@ -101,7 +102,12 @@ def main(model: str) -> None:
         return renderer._process_multimodal_async(ids, {modality: items}, None, None)
 
     async def one_by_one(renderer: Any) -> list[Any]:
-        return [digest(await made(renderer, items)) for items in requests()]
+        found = []
+        for items in requests():
+            found.append(await made(renderer, items))
+            hashes, data = found[-1]["mm_hashes"][modality], found[-1]["mm_kwargs"][modality]
+            unsent.mark_sent(mm_hash for mm_hash, item in zip(hashes, data, strict=True) if item is not None)
+        return [digest(one) for one in found]
 
     async def together(renderer: Any) -> list[Any]:
         several = requests()[10:14] if modality == "image" else requests()
