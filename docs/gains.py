@@ -7,7 +7,20 @@ gets worse, or of what is not decided.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from result_tables import Result, Run, compared, hardware, pairs, plain_table, ratio, ratios, runs, vllm_of, written
+from result_tables import (
+    SESSION,
+    Result,
+    Run,
+    compared,
+    hardware,
+    pairs,
+    plain_table,
+    ratio,
+    ratios,
+    runs,
+    vllm_of,
+    written,
+)
 
 from vllm_omni_sched.config.profiles import PROFILES, Profile
 
@@ -94,10 +107,19 @@ def _of_exact(results: Mapping[str, Sequence[Result]]) -> Iterable[tuple[str, It
 
 
 def _of_chat(results: Mapping[str, Sequence[Result]]) -> Iterable[tuple[str, Iterable[Seen]]]:
-    """Tell each place and load at which the profile was measured, by its run of the most rounds."""
+    return _of_mixed(results, "ours", "")
+
+
+def _of_realtime(results: Mapping[str, Sequence[Result]]) -> Iterable[tuple[str, Iterable[Seen]]]:
+    return _of_mixed(results, "realtime", SESSION)
+
+
+def _of_mixed(results: Mapping[str, Sequence[Result]], ours: str, beside: str) -> Iterable[tuple[str, Iterable[Seen]]]:
+    """Tell each place and load at which a profile was measured, by its run of the most rounds."""
     places: dict[tuple[bool, str, float], Run] = {}
     for run in runs(results.get("mixed", ()), results.get("gpu", ())):
-        if not run.beside and ("gpu" in run.result["provenance"] or run.load in LOADS):
+        of_profile = (run.ours, run.beside) == (ours, beside)
+        if of_profile and ("gpu" in run.result["provenance"] or run.load in LOADS):
             place = (run.shared, run.where, run.load)
             places[place] = max(places.get(place, run), run, key=lambda one: one.rounds)
     for (_, where, _), run in sorted(places.items()):
@@ -110,9 +132,10 @@ def _of_chat(results: Mapping[str, Sequence[Result]]) -> Iterable[tuple[str, Ite
                 if measure == "within SLO %":
                     low, high = 1 / high, 1 / low
                 seen.append(Seen(f"{name} {ratio(stock, own, run.rounds)}", low, high))
-        asked = run.measures["image TTFT P50, all rounds together"]["ours"]["samples"]
+        asked = run.measures["image TTFT P50, all rounds together"][run.ours]["samples"]
         rounds = "1 round, no interval" if run.rounds == 1 else f"{run.rounds} rounds"
-        yield f"{where}; load {run.load:g}, {rounds}, {asked} requests with pictures", seen
+        what = f"load {run.load:g}" + (f" beside {beside}" if beside else "")
+        yield f"{where}; {what}, {rounds}, {asked} requests with pictures", seen
 
 
 def _of_video(results: Mapping[str, Sequence[Result]]) -> Iterable[tuple[str, Iterable[Seen]]]:
@@ -137,4 +160,4 @@ def _quartiles(stock: Mapping[str, float], own: Mapping[str, float]) -> tuple[fl
     return (own["median"] - mine) / (stock["median"] + base), (own["median"] + mine) / (stock["median"] - base)
 
 
-_MEASURED = {Profile.EXACT: _of_exact, Profile.CHAT: _of_chat, Profile.VIDEO: _of_video}
+_MEASURED = {Profile.EXACT: _of_exact, Profile.CHAT: _of_chat, Profile.REALTIME: _of_realtime, Profile.VIDEO: _of_video}

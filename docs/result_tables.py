@@ -188,6 +188,10 @@ def realtime(results: Sequence[Result]) -> str:
 # ---- text beside images
 
 
+ALL_CORES = "stock on all cores"
+SESSION = "a realtime session"
+
+
 class Run(NamedTuple):
     """What `benchmarks.mixed` has measured at one load."""
 
@@ -205,14 +209,25 @@ class Run(NamedTuple):
     def beside(self) -> str:
         """Name what runs beside the usual requests."""
         extras = [f"a request of {self._workload['frames']} pictures"] if self._workload.get("frames") else []
-        return " and ".join(extras + ["a realtime session"] * bool(self._workload.get("session")))
+        return " and ".join(extras + [SESSION] * bool(self._workload.get("session")))
 
     @property
     def where(self) -> str:
         """Name the hardware, and whether compute is shared."""
         ranks = self._workload.get("tensor_parallel", 1)
         of_ranks = f", {ranks} tensor-parallel ranks" if ranks > 1 else ""
-        return f"{hardware(self.result)}{of_ranks}: " + ("shared" if self.shared else "a core that stock leaves idle")
+        idle = "stock has all cores" if self.stock == ALL_CORES else "a core that stock leaves idle"
+        return f"{hardware(self.result)}{of_ranks}: " + ("shared" if self.shared else idle)
+
+    @property
+    def stock(self) -> str:
+        """Name the variant that ours is compared with, the first of the run."""
+        return next(iter(self.measures["tokens / s"]))
+
+    @property
+    def ours(self) -> str:
+        """Name the variant of ours: `ours` is the profile `chat`, others are named after their profile."""
+        return next(name for name in ("ours", "realtime") if name in self.measures["tokens / s"])
 
     @property
     def rounds(self) -> int:
@@ -250,22 +265,22 @@ def mixed(results: Sequence[Result], gpu: Sequence[Result] = ()) -> str:
     rows = []
     for run in sorted(runs(results, gpu), key=lambda one: (one.shared, one.where, one.beside, one.load)):
         about = f"{run.where}; load {run.load:g}" + (f"; beside {run.beside}" if run.beside else "")
-        asked = run.measures.get("image TTFT P50" + TOGETHER, {}).get("ours", {}).get("samples", "–")
+        asked = run.measures.get("image TTFT P50" + TOGETHER, {}).get(run.ours, {}).get("samples", "–")
         rows.append((about, f"{run.rounds}; {asked}", *(_compared(run, measure) for measure in MIXED)))
     of_gpu = parts_of_gpu(gpu, "vllm")
     header = ("stock → ours, ms unless said", "rounds; requests with images", *MIXED)
     return table(header, rows) + "".join(map(source, (*results, *of_gpu))) if rows else NOTHING
 
 
-def compared(run: Run, measure: str, variant: str = "ours") -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """Return a measure of stock and of a variant: of all rounds together where there is one, else by round.
+def compared(run: Run, measure: str) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    """Return a measure of stock and of ours: of all rounds together where there is one, else by round.
 
     None where there is neither, or a P99 of fewer than 100 values. A round has too few requests for a P99 of TTFT.
     """
     for name in (measure + TOGETHER, *([measure] if "TTFT P99" not in measure else [])):
         of = run.measures.get(name, {})
-        if {"stock", variant} <= of.keys():
-            stock, own = of["stock"], of[variant]
+        if {run.stock, run.ours} <= of.keys():
+            stock, own = of[run.stock], of[run.ours]
             few = name.endswith(TOGETHER) and min(stock["samples"], own["samples"]) < FEWEST_OF_P99
             return None if few and "P99" in measure else (stock, own)
     return None
