@@ -1,49 +1,17 @@
-"""Add to the archives of a build the compiled steps of small messages, and a description that stands alone."""
+"""Give the archives of a build a description that stands alone."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-NATIVE = "vllm_omni_sched/connectors/native"
 ADDRESS = "VLLM_OMNI_SCHED_URL"
 """Environment variable with the address of the repository, such as ``https://example.org/team/vllm-omni-sched``."""
 RELATIVE_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)\s]+)\)")
-
-
-class CompiledMessages(BuildHookInterface[Any]):
-    """Compiles into the wheel, or for an editable installation into the checkout. Without a compiler, it is pure.
-
-    See `connectors/native`.
-    """
-
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        spec = importlib.util.spec_from_file_location("build", Path(self.root, NATIVE, "build.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        native = importlib.util.module_from_spec(spec)  # the package itself needs what is not installed yet
-        spec.loader.exec_module(native)
-        self._scratch = tempfile.TemporaryDirectory(prefix="compiled-messages-")
-        try:
-            if version == "editable":
-                native.build(Path(self.root, NATIVE))
-                return
-            built = native.build(Path(self._scratch.name))
-        except native.BuildError as error:
-            self.app.display_warning(f"small messages will take the Python path: {error}")
-            return
-        build_data["force_include"][str(built)] = f"{NATIVE}/{built.name}"
-        build_data["pure_python"], build_data["infer_tag"] = False, True
-
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        self._scratch.cleanup()
 
 
 class Description(MetadataHookInterface):

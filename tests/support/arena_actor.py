@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
-import shutil
 import signal
-import tempfile
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 from tests.support.arena import EDGE, LONG, pixels
 from tests.support.processes import die, serve
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
-from vllm_omni_sched.connectors.arena.inbox import Inbox
 from vllm_omni_sched.connectors.arena.index import Index
-from vllm_omni_sched.connectors.arena.outbox import Outbox
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 
@@ -144,11 +138,7 @@ class Actor:
         return inbox.bury() if inbox is not None else 0
 
     def die_at(self, where: str, after: bool = False, by: int = signal.SIGKILL) -> None:
-        """Be killed (or stopped) at the next call of a function, given as ``module:Class.function``.
-
-        The compiled steps call no such function, and are turned off.
-        """
-        self._in_python()
+        """Be killed (or stopped) at the next call of a function, given as ``module:Class.function``."""
         module, _, name = where.partition(":")
         owner: Any = importlib.import_module(module)
         *parents, name = name.split(".")
@@ -167,17 +157,8 @@ class Actor:
 
         setattr(owner, name, deadly)
 
-    def _in_python(self) -> None:
-        native.kernel = None
-        outbox, inbox = getattr(self.path, "_outbox", None), getattr(self.path, "_inbox", None)
-        if isinstance(outbox, Outbox):
-            outbox._index._slots, outbox._compiled = None, False
-        for sender in inbox._senders.values() if isinstance(inbox, Inbox) else ():
-            sender.index._slots = None
-
     def die_at_state(self, state: int) -> None:
-        """Be killed where a slot would get this state, which is set in Python from here on."""
-        self._in_python()
+        """Be killed where a slot would get this state."""
         real = Index._set
 
         def deadly(self: Index, slot: int, to: int) -> None:
@@ -187,32 +168,8 @@ class Actor:
 
         Index._set = deadly  # type: ignore[method-assign]
 
-    def die_in_compiled_steps(self, calls: int) -> None:
-        """Be killed when a compiled step computes a checksum for the ``calls``-th time, as with a slot locked.
-
-        The module keeps the function that there is when it is loaded, so another copy of it is loaded.
-        """
-        assert native.kernel is not None
-        real, left = zlib.crc32, iter(range(calls - 1))
-
-        def deadly(*data: Any) -> int:
-            if next(left, None) is None:
-                die()
-            return real(*data)
-
-        with tempfile.TemporaryDirectory() as folder:
-            copy = shutil.copy(native.kernel.__file__, folder)
-            spec = importlib.util.spec_from_file_location(native.kernel.__name__, copy)
-            assert spec is not None
-            assert spec.loader is not None
-            zlib.crc32 = deadly  # type: ignore[assignment]
-            native.kernel = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(native.kernel)
-            zlib.crc32 = real
-
     def die_halfway_through(self, key: str, nbytes: int) -> None:
         """Be killed when half of a message is written."""
-        self._in_python()
         message = make_message(EDGE, key, {"x": pixels(1, nbytes)})
         real = message.to_buffer()
 

@@ -21,7 +21,6 @@ from tests.support.host_device import device, without_device
 from tests.support.mooncake import Deployment, why_not
 from tests.support.mooncake_clients import ReusedClients
 from tests.support.tiers import disk, tiers
-from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.arena import ArenaTransport
 from vllm_omni_sched.connectors.mooncake import MooncakeTransport, store
 from vllm_omni_sched.connectors.transport import Transport
@@ -50,13 +49,6 @@ class Opened:
 @contextmanager
 def arena(**options: Any) -> Iterator[Open]:
     with place() as root, closing(Opened(lambda: ArenaTransport(small(root, image=POOL, **options)))) as opened:
-        yield opened
-
-
-@contextmanager
-def arena_in_python() -> Iterator[Open]:
-    """Without the compiled steps that the others take where they are built."""
-    with patch.object(native, "kernel", None), arena() as opened:
         yield opened
 
 
@@ -122,9 +114,9 @@ def mooncake_deployment() -> tuple[Deployment, ReusedClients]:
 
 CHECKING: list[Kind] = [arena_with_checksums, files, device_memory_with_checksums, mooncake]
 """Those that put a checksum of its buffers into each message."""
-WAKING: list[Kind] = [arena, arena_in_python, arena_that_copies, arena_with_checksums, device_memory, no_device]
+WAKING: list[Kind] = [arena, arena_that_copies, arena_with_checksums, device_memory, no_device]
 """Those that tell which messages are there, and wake who waits for one."""
 TRANSPORTS: list[Kind] = [
-    *(arena, arena_in_python, arena_that_copies, arena_with_checksums),
+    *(arena, arena_that_copies, arena_with_checksums),
     *(files, arena_above_files, device_memory, no_device, mooncake),
 ]

@@ -24,7 +24,6 @@ from vllm_omni_sched.config.load import KEY, ResolvedOption, load_config, read_o
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import VARIABLE, file_named, load_stage_config, resolved_stage_options
-from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
 from vllm_omni_sched.connectors.named_routes import EdgeConnector, Route, resolved_connectors
 from vllm_omni_sched.engine.metrics.nvml import NvmlDevices
@@ -477,7 +476,6 @@ def _versions(vllm: str | None) -> list[Version]:
         Version("vllm", vllm, note),
         *(Version(name, version_of(name)) for name in ("vllm-omni", "torch", "transformers")),
         Version("python", platform.python_version()),
-        Version("small messages", "in Python" if native.kernel is None else "compiled", native.reason),
     ]
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from vllm_omni.distributed.omni_connectors.utils.serialization import OmniSerializer
 
-from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import REVIVE, Arrival, Message, make_message
 
@@ -34,8 +33,6 @@ def unpack(arrival: Arrival) -> Any:
 
 def _may_hold_outputs(body: bytes) -> bool:
     """Return whether it has the keys of dicts that vLLM-Omni's serializer turns into outputs (CompletionOutput, …)."""
-    if (kernel := native.kernel) is not None:
-        return bool(kernel.may_hold_outputs(body))
     if b"finish" not in body:
         return False
     if b"finished" in body and (b"final_output_type" in body or b"images" in body):

@@ -331,13 +331,6 @@ class Inbox:
 
     def _find(self, digest: int, name: bytes) -> Arrival | None:
         for sender in self._senders.values():
-            started = self._clock()
-            found = sender.index.receive(digest, name)
-            if found is False:
-                continue
-            if found is not True:
-                self._copied(found, started)
-                return found
             taken = self._find_in(sender, digest, name)
             if taken is not None:
                 return taken

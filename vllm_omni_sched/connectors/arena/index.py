@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.config.errors import CorruptMessageError
-from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.arena.layout import (
     BUCKET,
     DIGEST,
@@ -31,7 +29,7 @@ from vllm_omni_sched.connectors.arena.layout import (
     buckets_of,
 )
 from vllm_omni_sched.connectors.arena.memory import ByteLocks, Memory
-from vllm_omni_sched.connectors.framing import Arrival, Message
+from vllm_omni_sched.connectors.framing import Arrival
 
 FUTURE = 1e6
 """Seconds by which no clock of a host is ahead of another."""
@@ -68,7 +66,6 @@ class Index:
 
     Attributes:
         words: the whole file in words of 32 bits. Reading or storing one is a single access.
-        compiled: whether compiled steps act on it.
     """
 
     def __init__(self, memory: Memory, layout: Layout) -> None:
@@ -82,15 +79,9 @@ class Index:
         self.words, self._first = self._map.cast("I"), layout.records // 4
         self._locks = ByteLocks(memory.fd)
         self._order = threading.Lock()
-        kernel, places = native.kernel, (layout.slots, layout.records, layout.ring)
-        self._slots = kernel.Slots(memory.map, memory.fd, *places) if kernel is not None else None
-        self.compiled = kernel is not None
 
     def find(self, digest: int) -> list[int]:
         """Return the slots with this digest whose message waits; slots that are not freed yet may have it, too."""
-        if self._slots is not None:
-            found: list[int] = self._slots.find(digest)
-            return found
         slots, wanted, find = [], DIGEST.pack(digest), self._bytes.find
         one, other = buckets_of(digest, self._buckets)
         for bucket in (one, other) if one != other else (one,):
@@ -144,9 +135,6 @@ class Index:
         self, slot: int, digest: int, generation: int, pool: int, offset: int, nbytes: int, put_at: float
     ) -> None:
         """Show a written message, in a free slot, to receivers; see `Record`."""
-        if self._slots is not None:
-            self._slots.publish(slot, digest, generation, pool, offset, nbytes, put_at)
-            return
         at = self._records + slot * RECORD_BYTES
         with self._order:
             RECORD.pack_into(self._map, at, FREE, generation, pool, 0, offset, nbytes, 0, put_at)
@@ -154,31 +142,6 @@ class Index:
         with self._order:  # releasing and acquiring the lock orders the writes for other processors
             self.words[self._first + slot * WORDS] = READY
         self._tell(digest)
-
-    def send(
-        self,
-        message: Message,
-        free: list[list[int]],
-        offset: int,
-        generation: int,
-        checked: bool,
-        clock: Clock,
-    ) -> tuple[int, float] | None:
-        """Write a message to the ring and publish it; return its slot, taken from ``free``, and the time.
-
-        Only if the index is `compiled`.
-
-        Args:
-            free: for each bucket, its free slots.
-
-        Returns:
-            None, with nothing shown, if the message has to take the steps of the Python code, or no slot is free.
-        """
-        assert self._slots is not None
-        sent: tuple[int, float] | None = self._slots.send(
-            message, free, offset, message.nbytes, generation, checked, clock
-        )
-        return sent
 
     def withdraw(self, slot: int) -> int | None:
         """Free a slot unless it is leased, and return its former state; None if another process has it locked."""
@@ -232,21 +195,6 @@ class Index:
     def is_inline(self, slot: int) -> bool:
         """Return whether the message of a slot is in the ring."""
         return self.words[self._first + slot * WORDS + POOL_AT // 4] == RING
-
-    def receive(self, digest: int, name: bytes) -> Arrival | bool:
-        """Find a message and take it, if it is in the ring, in one step: see `take`.
-
-        Returns:
-            A copy of the message; False if none with this digest waits; True if it has to be found and taken by the
-            other methods, or is locked.
-        """
-        if self._slots is None:
-            return True
-        taken = self._slots.receive(digest, name, self._locks.mutex)
-        if not taken:
-            return taken is not None
-        data, front, put_at = taken
-        return Arrival(data, put_at=put_at, front=front)
 
     def take(self, slot: int, digest: int, name: bytes) -> Arrival | None:
         """Take a message out of the ring in one step: a process that is killed during it has not taken it.

@@ -16,8 +16,6 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from vllm_omni_sched.connectors import native
-
 MAGIC, VERSION = b"vosarena", 1
 PAGE = 4096
 HEAD = struct.Struct("<8sIIQQI")
@@ -96,8 +94,6 @@ class Layout(NamedTuple):
 
 def digest_of(name: bytes) -> int:
     """Return 64 bits of a name, never 0. A receiver that finds a message by it compares the name in the message."""
-    if (kernel := native.kernel) is not None:
-        return int(kernel.digest(name))
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") or 1
 
 

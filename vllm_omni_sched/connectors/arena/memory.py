@@ -92,22 +92,19 @@ class ByteLocks:
     """Locks of single bytes of a file, which exclude other processes, by the kernel, and other threads of this one.
 
     Acquiring never waits, because a process may be stopped while it holds a lock.
-
-    Attributes:
-        mutex: excludes the other threads; compiled code locks a byte itself while its caller holds this.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self.mutex = threading.Lock()
+        self._mutex = threading.Lock()
 
     def acquire(self, at: int) -> bool:
         """Acquire the lock of byte ``at``; return False if it is held."""
-        if not self.mutex.acquire(blocking=False):
+        if not self._mutex.acquire(blocking=False):
             return False
         if not _fcntl(self._fd, _SETLK, _FLOCK.pack(_WRLCK, 0, at, 1, 0)):
             return True
-        self.mutex.release()
+        self._mutex.release()
         if (number := ctypes.get_errno()) in (errno.EAGAIN, errno.EACCES):
             return False
         raise OSError(number, os.strerror(number))
@@ -115,7 +112,7 @@ class ByteLocks:
     def release(self, at: int) -> None:
         """Release the lock of byte ``at``."""
         _fcntl(self._fd, _SETLK, _FLOCK.pack(_UNLCK, 0, at, 1, 0))
-        self.mutex.release()
+        self._mutex.release()
 
 
 def open_private(path: Path) -> int | None:

@@ -104,7 +104,7 @@ class Outbox:
         self.storage = Storage(directory, options)
         self.layout = self.storage.layout
         self._index = Index(self.storage.memory, self.layout)
-        self._compiled, self._checksum = self._index.compiled, options.checksum
+        self._checksum = options.checksum
         self._buckets = self.layout.buckets
         self._free = [list(range(b, b + at.BUCKET)) for b in range(0, self.layout.slots, at.BUCKET)]
         self._generation = 0
@@ -139,11 +139,7 @@ class Outbox:
         pool, offset, held_bytes = place
         generation = self._generation = self._generation % 0xFFFFFFFF + 1
         try:
-            sent = None
-            if self._compiled and pool == RING and name not in self._by_name:
-                sent = self._index.send(message, self._free, offset, generation, self._checksum, self._clock)
-            if sent is None:
-                sent = self._send(message, pool, offset, generation)
+            sent = self._send(message, pool, offset, generation)
         except BaseException:
             self.storage.free(pool, offset)
             raise

@@ -17,7 +17,6 @@ import zlib
 from functools import lru_cache
 from pathlib import Path
 
-from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.arena import meeting
 from vllm_omni_sched.connectors.arena.memory import open_private
 from vllm_omni_sched.connectors.edge import Edge, name_of
@@ -66,9 +65,6 @@ class WakeWords:
 
     def wake(self, word: int) -> None:
         """Change a word, and wake all who sleep on it."""
-        if (kernel := native.kernel) is not None:
-            kernel.wake(self._map, word)
-            return
         self._words[word] = (self._words[word] + 1) & 0xFFFFFFFF
         _keeping(_CALL, self._address + 4 * word, _WAKE, _ALL, None, None)
 

@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from vllm_omni_sched.config.errors import ConnectorError, CorruptMessageError
-from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.framing.layout import (
     BYTES,
     CHECKED,
@@ -111,7 +110,6 @@ def _tensor_like(described: bytes) -> tuple[Any, list[int], int]:
         raise CorruptMessageError(f"a message holds a tensor of unknown dtype {name!r}")
     if min(shape, default=0) < 0:
         raise CorruptMessageError(f"a message holds a tensor of shape {shape}")
-    native.show_torch(torch)
     return dtype, shape, math.prod(shape) * dtype.itemsize
 
 
@@ -170,7 +168,6 @@ class Arrival:
     Args:
         data: the message, or more; its tensors and arrays will be views of it.
         name, generation: what the message must say of itself; None: anything.
-        front: the front of the message, if it was checked already.
         put_at: in seconds of this host's monotonic clock, where the transport knows it.
         copied: the message is a copy of one that was checked: its buffers are not checked again.
 
@@ -185,12 +182,9 @@ class Arrival:
         generation: int | None = None,
         put_at: float | None = None,
         copied: bool = False,
-        front: Front | None = None,
     ) -> None:
         view = memoryview(data)
-        if front is None and (kernel := native.kernel) is not None:
-            front = kernel.read_front(view, name, generation)
-        flags, made, total, self.id, of_buffers, start, end, places = front or front_of(view, name, generation)
+        flags, made, total, self.id, of_buffers, start, end, places = front_of(view, name, generation)
         self._places: list[Place] = [(data, at, nbytes) for at, nbytes in places] if places else []
         if flags & CHECKED and not copied:
             found = 0
@@ -272,14 +266,10 @@ class Arrival:
             raise CorruptMessageError("a compressed message came by a transport that does not compress")
         if self.flags & ON_DEVICE:
             raise CorruptMessageError("a message with device tensors came by a transport that opens none")
-        payload: Any = NotImplemented
-        if (kernel := native.kernel) is not None:
-            payload = kernel.unpack(self._body, self._places)
-        if payload is NotImplemented:
-            try:
-                opener = _openers.pop()
-            except IndexError:
-                opener = Opener()
-            payload = opener.open(self._body, self._places)
-            _openers.append(opener)
+        try:
+            opener = _openers.pop()
+        except IndexError:
+            opener = Opener()
+        payload = opener.open(self._body, self._places)
+        _openers.append(opener)
         return revive(payload) if revive is not None and self.flags & REVIVE else payload

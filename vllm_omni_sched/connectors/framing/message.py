@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from vllm_omni_sched.config.errors import PayloadError
-from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing.layout import (
     ALIGNMENT,
@@ -96,7 +95,6 @@ class Packer:
         """
         torch = sys.modules.get("torch")  # a payload can have tensors or images only if their modules are imported
         if torch is not None and isinstance(value, torch.Tensor):
-            native.show_torch(torch)
             return self._tensor(value, torch)
         if isinstance(value, (np.ndarray, np.generic)):
             return self._array(_checked(np.asanyarray(value)))
@@ -226,9 +224,6 @@ class Message:
         """
         if len(target) < self.nbytes:
             raise ValueError(f"a message of {self.nbytes} bytes does not fit into {len(target)}")
-        brief = self.payload_bytes <= BRIEF
-        if brief and (kernel := native.kernel) is not None and kernel.write(target, self, generation, checked):
-            return
         checksum = 0
         for (at, nbytes), buffer in zip(self._places, self.buffers, strict=True):
             if nbytes:
@@ -280,8 +275,6 @@ def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = Non
     Raises:
         PayloadError: a part of the payload cannot be sent.
     """
-    if (kernel := native.kernel) is not None and (found := kernel.pack(payload, EMBEDDED)) is not None:
-        return Message(edge, key, *found)
     try:
         packer = _packers.pop()
     except IndexError:

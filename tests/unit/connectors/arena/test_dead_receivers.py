@@ -12,8 +12,6 @@ import pytest
 
 from tests.support.arena import small
 from tests.support.arena_faults import ARENA, IN_POOL, IN_RING, Start, files
-from tests.support.compiled import why_not_compiled
-from vllm_omni_sched.connectors import native
 from vllm_omni_sched.connectors.arena import layout
 
 
@@ -47,29 +45,6 @@ def test_a_consumer_killed_in_get_gives_its_message_back(start: Start, nbytes: i
     assert again.get("k") is None
     producer.reap()
     assert producer.health()[2]["in_flight"] == 0
-
-
-@pytest.mark.skipif(native.kernel is None, reason=why_not_compiled() or "")
-def test_a_consumer_killed_in_compiled_steps_gives_its_message_back(start: Start) -> None:
-    producer, consumer, other = start(), start(), start()
-    producer.put("k", IN_RING, 9)
-    consumer.die_in_compiled_steps(1)
-    consumer.dies("get", "k")
-    assert other.get("k") == (IN_RING, 9)
-    assert other.get("k") is None
-    producer.reap()
-    assert producer.health()[2]["in_flight"] == 0
-
-
-@pytest.mark.skipif(native.kernel is None, reason=why_not_compiled() or "")
-def test_a_producer_killed_in_compiled_steps_has_put_nothing(start: Start) -> None:
-    producer, consumer = start(), start()
-    producer.die_in_compiled_steps(1)
-    producer.dies("put", "k", IN_RING, 9)
-    assert consumer.get("k") is None
-    other = start()
-    other.put("k", IN_RING, 8)
-    assert consumer.get("k") == (IN_RING, 8)
 
 
 @pytest.mark.parametrize(

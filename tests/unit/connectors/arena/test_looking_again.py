@@ -10,7 +10,7 @@ from tests.support.arena import EDGE, FakeClock, pixels, place, small
 from vllm_omni_sched.connectors.arena import ArenaTransport, inbox
 from vllm_omni_sched.connectors.arena.index import Index
 from vllm_omni_sched.connectors.arena.memory import ByteLocks
-from vllm_omni_sched.connectors.framing import Arrival, make_message
+from vllm_omni_sched.connectors.framing import make_message
 
 LOOKS = 50
 
@@ -38,13 +38,13 @@ class Ends:
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
     monkeypatch.setattr(inbox, "monotonic_seconds", FakeClock())
     with place() as root:
-        ends, receive = Ends(root), Index.receive
+        ends, find = Ends(root), Index.find
 
-        def counted(self: Index, digest: int, name: bytes) -> Arrival | bool:
+        def counted(self: Index, digest: int) -> list[int]:
             ends.searched += 1
-            return receive(self, digest, name)
+            return find(self, digest)
 
-        monkeypatch.setattr(Index, "receive", counted)
+        monkeypatch.setattr(Index, "find", counted)
         yield ends
         ends.sender.close()
         ends.receiver.close()
@@ -80,9 +80,7 @@ def test_only_so_many_keys_are_remembered(ends: Ends, monkeypatch: pytest.Monkey
     assert len(ends.receiver._inbox._misses) <= 4
 
 
-def test_what_the_senders_have_not_told_of_is_found_all_the_same(
-    in_python: None, ends: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_senders_have_not_told_of_is_found_all_the_same(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
     monkeypatch.setattr(inbox, "monotonic_seconds", clock)
     assert ends.look("quiet") == 1
@@ -93,7 +91,7 @@ def test_what_the_senders_have_not_told_of_is_found_all_the_same(
 
 
 def test_a_message_whose_slot_somebody_has_locked_is_got_as_soon_as_it_is_free(
-    in_python: None, ends: Ends, monkeypatch: pytest.MonkeyPatch
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends.put("locked")
     with monkeypatch.context() as patch:
