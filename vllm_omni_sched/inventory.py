@@ -408,8 +408,7 @@ INVENTORY: tuple[Override, ...] = (
     Override(
         "StageRuntime._build_logical_stage_init_plans",
         "before super(): stages that do not match the options are refused before any stage loads its model; the "
-        "connectors of our options are put into the transfer config; after it: checkpoints are read ahead, if "
-        "runtime.preload is on",
+        "connectors of our options are put into the transfer config",
         "wrapped by register(); acts when the deploy YAML or the environment gives options of the stage scheduler",
         "tests/omni/unit/test_edges.py",
         "vLLM-Omni lets a plugin complete its deploy config",

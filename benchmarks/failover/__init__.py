@@ -1,3 +1,3 @@
-"""Measure how soon a replica serves again after a fault, whether all requests are answered, and what preload gains."""
+"""Measure how soon a replica serves again after a fault, and whether all requests are answered."""
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ EVERYTHING: dict[str, Any] = {
     "runtime": {
         "connectors": {"shared": {"name": "SharedMemoryConnector"}},  # as the deploy YAML has it
         "recovery": {"hang_seconds": 60.0},
-        "preload": {"enabled": True},
         "credits": {"enabled": True},
     },
     "batching": {"target_latency_ms": 50, "progressive": {"enabled": True}},

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 
 from benchmarks.failover import faults, hosts
 from benchmarks.failover.__main__ import parse
-from benchmarks.failover.restarts import cached_fraction, evict
 from vllm_omni_sched.monitor.journal.fault import Fault
 
 
@@ -163,13 +160,3 @@ def test_a_standby_that_does_not_take_over_is_no_failover() -> None:
 
 def test_forty_rounds_are_the_default() -> None:
     assert parse([]).rounds == 40
-    assert parse(["--tasks", "faults"]).tasks == ["faults"]
-
-
-def test_an_evicted_file_is_not_in_the_page_cache_until_it_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "weights"
-    file.write_bytes(os.urandom(8 << 20))
-    evict([file])
-    assert cached_fraction([file]) < 0.5
-    file.read_bytes()
-    assert cached_fraction([file]) == 1.0

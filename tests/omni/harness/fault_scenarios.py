@@ -82,10 +82,9 @@ def _may_die(omni: Any, stage_id: int, replica_id: int) -> bool:
 async def every_kind(omni: Any, spec: PipelineSpec, prefix: str, *, seed: int) -> stages.Result:
     """One round of requests for each of `KINDS`; the connector is `CutConnector`, and checkpoints are read ahead.
 
-    Returns `{"rounds": […], "read_ahead": names of files}`.
+    Returns `{"rounds": […]}`.
     """
     rng, rounds = Random(f"every kind {seed}"), []
-    read_ahead = _files_read_ahead(omni)
     for kind, do in KINDS.items():
         ask = partial(stages.ask_all, omni, spec, f"{prefix}-{kind}", _asked(rng))
         asking, fault, processes = await do(omni, spec, rng, ask)
@@ -100,20 +99,7 @@ async def every_kind(omni: Any, spec: PipelineSpec, prefix: str, *, seed: int) -
                 os.kill(process.pid, signal.SIGKILL)
         gone = {process.pid for process in processes}
         await stages.until(partial(all_complete, omni, gone))
-    return {"rounds": rounds, "read_ahead": sorted(read_ahead)}
-
-
-def _files_read_ahead(omni: Any) -> set[str]:
-    """Return the names of files that are read ahead from now on, as they come."""
-    preloader, found = omni.engine.stage_pools[0].queue._hooks.preloader, set[str]()
-    theirs = preloader._read
-
-    def read(piece: Any, buffer: bytearray) -> None:
-        found.add(Path(piece.path).name)
-        theirs(piece, buffer)
-
-    preloader._read = read
-    return found
+    return {"rounds": rounds}
 
 
 Asking = Callable[[], Coroutine[Any, Any, dict[str, Any]]]

@@ -78,20 +78,6 @@ class RecoveryOptions(Options):
     )
 
 
-class PreloadOptions(Options):
-    """Options of reading checkpoints ahead."""
-
-    enabled: bool = Field(
-        False,
-        description="Read the checkpoints of stages into the page cache while their processes start, at the start of "
-        "the pipeline and when a replica is started again.",
-    )
-    threads: int = Field(4, ge=1, le=64, description="Threads that read.")
-    memory_fraction: float = Field(
-        0.5, gt=0, le=1, description="Fraction of the available memory of the host that may be filled."
-    )
-
-
 class HostOptions(Options):
     """Options of stages on several hosts (`--stage-id`)."""
 
@@ -142,7 +128,6 @@ class RuntimeOptions(Options):
         "and several are the routes of all edges.",
     )
     recovery: RecoveryOptions = Field(RecoveryOptions(), description="Recovery from the death of a replica.")
-    preload: PreloadOptions = Field(PreloadOptions(), description="Reading checkpoints ahead.")
     hosts: HostOptions = Field(HostOptions(), description="Stages on several hosts.")
     credits: CreditOptions = Field(CreditOptions(), description="Back-pressure from the last stage to the first.")
     stall_seconds: float | None = Field(

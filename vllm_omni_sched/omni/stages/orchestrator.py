@@ -31,7 +31,6 @@ from vllm_omni_sched.omni.stages.recovery.run_names import RunNames
 from vllm_omni_sched.omni.stages.recovery.stall_guard import StallGuard
 from vllm_omni_sched.omni.stages.reports.processes import ReplicaDeadError
 from vllm_omni_sched.omni.stages.sharing import Sharing
-from vllm_omni_sched.omni.stages.start.preload import Preloader
 from vllm_omni_sched.omni.stages.work import UNPLACED, Work
 
 logger = get_logger(__name__)
@@ -74,8 +73,6 @@ class ScheduledOrchestrator(Orchestrator):
         )
         self._add_parts(runtime)
         driver.recovery = self.recovery
-        preload = driver.config.runtime.preload
-        self.preloader = Preloader(preload) if preload.enabled else None
         self.liveness = Liveness(driver.config.runtime.recovery.detection_seconds, self._handle_dead_replica)
         self.migrator = ReplicaMigrator(self, runtime, driver.config.runtime.drain_seconds)
         self.layout = driver.layout(self.migrator)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.omni.stages.placement.device_assignment import DeviceAssignment
-from vllm_omni_sched.omni.stages.start.preload import Preloader
 
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
@@ -23,14 +22,12 @@ def start_replica(
     stage_id: int,
     replica_id: int,
     devices: DeviceAssignment | None = None,
-    preloader: Preloader | None = None,
 ) -> Any:
     """Start a replica as vLLM-Omni does at first, which takes as long.
 
     Args:
         runtime: vLLM-Omni's `StageRuntime`.
         devices: holds the devices of replicas that were moved from those of the deploy YAML.
-        preloader: reads the checkpoint ahead while the processes start; None: it is not read ahead.
 
     Returns:
         The replica's client.
@@ -46,8 +43,6 @@ def start_replica(
         if devices is None:
             raise ValueError(f"stage {stage_id} has no replica {replica_id}, and no devices are given for it")
         plan = _plan_on_devices(plan or replicas[0], replica_id, devices.devices_of(replica))
-    if preloader is not None:
-        preloader.begin([plan])
     return runtime._initialize_replica(plan, runtime._stage_init_timeout)
 
 
@@ -56,9 +51,8 @@ async def put_into_service(
 ) -> str | None:
     """Start a replica, and let it have requests; return the error, or None."""
     pool = orchestrator.stage_pools[replica.stage]
-    devices, preloader = orchestrator.migrator.devices, orchestrator.preloader
     try:
-        start = partial(start_replica, runtime, replica.stage, replica.index, devices, preloader)
+        start = partial(start_replica, runtime, replica.stage, replica.index, orchestrator.migrator.devices)
         client = await asyncio.get_running_loop().run_in_executor(None, start)
     except Exception as error:
         logger.exception("stage %d replica %d did not start", replica.stage, replica.index)

@@ -87,12 +87,7 @@ def _build_init_plans(original: Callable[..., Any]) -> Callable[..., Any]:
                 omni_transfer_config = plan_stages(
                     config, self._stage_configs, omni_transfer_config, several_hosts=several
                 ).transfer
-        plans = original(self, omni_transfer_config, *others)
-        if config is not None and config.runtime.preload.enabled:
-            from vllm_omni_sched.omni.stages.start.preload import preload_first
-
-            preload_first(self, config.runtime.preload, plans)
-        return plans
+        return original(self, omni_transfer_config, *others)
 
     return build_logical_stage_init_plans
 
