@@ -326,9 +326,9 @@ async def test_the_front_end_does_not_announce_the_stages_whose_payloads_it_take
         return SimpleNamespace(get=lambda *_: None, close=lambda: None)
 
     monkeypatch.setattr(OmniConnectorFactory, "create_connector", create_connector)
-    config = {"name": "OmniAutoConnector", "extra": {"stage_id": 1, "trial_every": 7}}
+    config = {"name": "OmniAutoConnector", "extra": {"stage_id": 1, "replicas": {"1": 7}}}
     stage_config = SimpleNamespace(model_config=SimpleNamespace(stage_connector_config=config))
     payloads = Payloads(lambda name: name)
     assert payloads.take(SimpleNamespace(stage_id=1, stage_vllm_config=stage_config), "a") is None  # type: ignore[arg-type]
-    assert [(spec.name, spec.extra) for spec in made] == [("OmniAutoConnector", {"stage_id": -1, "trial_every": 7})]
+    assert [(spec.name, spec.extra) for spec in made] == [("OmniAutoConnector", {"stage_id": -1, "replicas": {"1": 7}})]
     assert config["extra"]["stage_id"] == 1

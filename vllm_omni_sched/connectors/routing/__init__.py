@@ -1,4 +1,4 @@
-"""Choice of a message's transport, by topology, size, health and measured cost, and of its compression."""
+"""Choice of a message's transport, by distance and health, and of its compression."""
 
 from vllm_omni_sched.connectors.routing.options import RoutingOptions
 from vllm_omni_sched.connectors.routing.presence import Presence

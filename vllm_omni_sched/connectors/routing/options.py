@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from vllm_omni_sched.connectors.bounds import Count, Seconds
+from vllm_omni_sched.connectors.bounds import Seconds
 
 
 class RoutingOptions(BaseModel):
@@ -23,9 +23,6 @@ class RoutingOptions(BaseModel):
         default_factory=dict,
         description="How many replicas a stage ('1') has on all hosts together, if some are on other hosts; default: "
         "the replicas that are found on this host.",
-    )
-    trial_every: Count = Field(
-        500, ge=1, description="Messages of an edge after which an unused transport is tried, to measure it."
     )
     first_retry_seconds: Seconds = Field(
         0.5, gt=0, description="Pause after which a sick transport is tried again; doubled after each refusal."

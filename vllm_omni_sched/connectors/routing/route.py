@@ -1,4 +1,4 @@
-"""Order in which transports are tried for a message, by their cost. Pure: a snapshot in, a plan out."""
+"""Order in which transports are tried for a message, by distance and health. Pure: a snapshot in, a plan out."""
 
 from __future__ import annotations
 
@@ -71,10 +71,9 @@ class RouteReason(str, Enum):
     """Reason for the position of a transport among those to try."""
 
     ONLY = "only"  # no other transport reaches the receiver
-    QUICKEST = "quickest"  # according to measurements
-    NEAREST = "nearest"  # some costs are unknown: the transport with the shortest distance
+    NEAREST = "nearest"  # the transport with the shortest distance
     NEXT = "next"  # if the transports before it refuse
-    TRIAL = "trial"  # not measured for long, or sick: this message measures it
+    TRIAL = "trial"  # sick, and due for a trial
     LAST_RESORT = "last_resort"  # sick, and not due for a trial: only when all others refuse
 
 
@@ -82,8 +81,8 @@ class RouteReason(str, Enum):
 class TransportState:
     """State of a transport for one message.
 
-    ``distance``: 0 within a host, larger for farther hosts. ``seconds``: expected time of put and get of the message;
-    None if unknown. ``well``: the transport took its last message. ``trial``: it is time to try the transport again.
+    ``distance``: 0 within a host, larger for farther hosts. ``well``: the transport took its last message. ``trial``:
+    it is sick, and it is time to try it again.
     """
 
     name: str
@@ -91,7 +90,6 @@ class TransportState:
     reaches: bool = True
     well: bool = True
     trial: bool = False
-    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -105,21 +103,17 @@ class Attempt:
 def route(states: Sequence[TransportState]) -> tuple[Attempt, ...]:
     """Return the transports in the order in which to try them; empty if none reaches the receiver.
 
-    1. A transport that is due for a trial comes first: unused transports are not measured, and sick ones may have
-       recovered.
+    1. A sick transport that is due for a trial comes first: it may have recovered.
     2. Healthy transports come before sick ones.
-    3. Among healthy ones, the fastest is first if all were measured, else the nearest.
+    3. Among healthy ones, the nearest is first.
     """
-    reaching = [state for state in states if state.reaches]
-    trials = [state for state in reaching if state.trial]
-    well = [state for state in reaching if state.well and not state.trial]
-    measured = all(state.seconds is not None for state in well)
-    well.sort(key=lambda state: (state.seconds or 0.0 if measured else 0.0, state.distance))
-    best = RouteReason.QUICKEST if measured else RouteReason.NEAREST
-    attempts = [Attempt(state.name, RouteReason.TRIAL) for state in sorted(trials, key=lambda s: s.distance)[:1]]
-    attempts += [Attempt(s.name, best if not place else RouteReason.NEXT) for place, s in enumerate(well)]
-    rest = [state for state in reaching if state.name not in {attempt.name for attempt in attempts}]
-    attempts += [Attempt(state.name, RouteReason.LAST_RESORT) for state in sorted(rest, key=lambda s: s.distance)]
+    reaching = sorted((state for state in states if state.reaches), key=lambda state: state.distance)
+    well = [state for state in reaching if state.well]
+    trials = [state for state in reaching if not state.well and state.trial]
+    attempts = [Attempt(state.name, RouteReason.TRIAL) for state in trials[:1]]
+    attempts += [Attempt(s.name, RouteReason.NEXT if place else RouteReason.NEAREST) for place, s in enumerate(well)]
+    tried = {attempt.name for attempt in attempts}
+    attempts += [Attempt(state.name, RouteReason.LAST_RESORT) for state in reaching if state.name not in tried]
     if len(attempts) == 1:
         return (Attempt(attempts[0].name, RouteReason.ONLY),)
     return tuple(attempts)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.config.errors import (
@@ -23,10 +24,10 @@ from vllm_omni_sched.connectors.compression.compressor import Compressor
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.packing import pack
-from vllm_omni_sched.connectors.routing.learnt import KEY, Learnt, read_report, report_message
+from vllm_omni_sched.connectors.routing.link_speeds import KEY, LinkSpeeds, read_report, report_message
 from vllm_omni_sched.connectors.routing.options import RoutingOptions
 from vllm_omni_sched.connectors.routing.presence import Presence
-from vllm_omni_sched.connectors.routing.route import Attempt, RouteReason, TransportState, route
+from vllm_omni_sched.connectors.routing.route import Attempt, RetrySchedule, RouteReason, TransportState, route
 from vllm_omni_sched.connectors.transport import Health, Lease, Status, Traffic, Transport
 from vllm_omni_sched.logs import get_logger
 
@@ -45,15 +46,14 @@ class Way:
 
 
 class RoutedTransport(Transport):
-    """Transport that sends each message by the most suitable of several transports, and receives from all of them.
+    """Transport that sends each message by the nearest of several transports, and receives from all of them.
 
     1. A transport that refuses a message is sick: the next one takes the message, and the sick one is tried again after
        a while. A receiver that is behind, or a message that is too large, does not make a transport sick.
     2. A message is in one transport at a time. If no transport takes it, `put` raises an error with all refusals.
-    3. The cost of a message is the time of `put` here plus the time of `get` at its receiver, which receivers report
-       regularly.
-    4. Buffers are compressed for transports between hosts where that saves time, never within a host.
-    5. If there is a transport between hosts, transports within a host are used only for stages that are announced on
+    3. Buffers are compressed for transports between hosts where that saves time, never within a host. For this,
+       receivers report the speed of the link.
+    4. If there is a transport between hosts, transports within a host are used only for stages that are announced on
        this host. The option `edges` overrides this.
 
     Args:
@@ -82,13 +82,19 @@ class RoutedTransport(Transport):
         self._options, self._compressor, self._clock, self._presence = options, compressor, clock, presence
         self._only = (Attempt(ways[0].transport.name, RouteReason.ONLY),) if len(ways) == 1 else ()
         self._some_go_far = any(way.distance for way in ways)
-        distances = {name: way.distance for name, way in self._ways.items()}
-        self.learnt = Learnt(distances, options, compresses=compressor is not None)
-        self._lock = threading.Lock()  # of `_last_way`; never held during a call of a transport
+        self._links = LinkSpeeds()
+        # of the next five; never held during a call of a transport
+        self._lock = threading.Lock()
+        self._retries = {
+            name: RetrySchedule(options.first_retry_seconds, options.longest_retry_seconds) for name in self._ways
+        }
+        self.served: Counter[tuple[Edge, str, RouteReason]] = Counter()
+        self.served_bytes: Counter[tuple[Edge, str]] = Counter()
+        self.fell_back: Counter[str] = Counter()
+        self._last_way: OrderedDict[bytes, str] = OrderedDict()  # by name of a message: the transport of its last put
         self._looking = threading.Lock()
         self._here: dict[str, bool] = {}  # by stage: whether all its replicas were on this host at the last put
         self._carried = threading.local()
-        self._last_way: OrderedDict[bytes, str] = OrderedDict()  # by name of a message: the transport of its last put
         self._closed = False
 
     def put(self, message: Message, deadline: float | None = None) -> int:
@@ -99,7 +105,6 @@ class RoutedTransport(Transport):
         for place, attempt in enumerate(attempts):
             way, last = self._ways[attempt.name], place == len(attempts) - 1
             sent = self._packed(message, way)
-            started = self._clock()
             try:
                 try:
                     held_bytes = way.transport.put(sent, deadline if last else None)
@@ -110,12 +115,12 @@ class RoutedTransport(Transport):
             except ConnectorError as error:
                 refusals.append((attempt.name, error))
                 if not isinstance(error, MessageTooLargeError):
-                    self.learnt.refused(attempt.name, error, self._clock())
+                    self._refused(attempt.name, error)
                 continue
             self._carried.by = attempt.name
-            edge, seconds = sent.edge, self._clock() - started
-            if self.learnt.took(edge, attempt.name, sent.nbytes, attempt.reason, seconds, self._reaching(edge)):
-                self._read_report(edge, attempt.name)
+            self._took(attempt, sent)
+            if self._reports(way) and self._links.put(sent.edge, attempt.name):
+                self._read_report(sent.edge, attempt.name)
             if len(self._ways) > 1:
                 self._replace(message, attempt.name)
             return held_bytes
@@ -123,6 +128,22 @@ class RoutedTransport(Transport):
         said = "; ".join(f"{name}: {error}" for name, error in refusals) or "none reaches it"
         kind = MessageTooLargeError if never else NoRoomError
         raise kind(f"no transport takes a message on edge {message.edge}: {said}")
+
+    def _took(self, attempt: Attempt, sent: Message) -> None:
+        name, edge = attempt.name, sent.edge
+        with self._lock:
+            if not self._retries[name].well:
+                logger.warning("transport %s takes messages again", name)
+            self._retries[name].took()
+            self.served[edge, name, attempt.reason] += 1
+            self.served_bytes[edge, name] += sent.nbytes
+
+    def _refused(self, name: str, error: Exception) -> None:
+        with self._lock:
+            if self._retries[name].well:
+                logger.warning("transport %s refused a message: %s", name, error)
+            self._retries[name].refused(self._clock())
+            self.fell_back[name] += 1
 
     def _replace(self, message: Message, name: str) -> None:
         """Take back an unreceived message that was put under the same key by another transport."""
@@ -190,12 +211,20 @@ class RoutedTransport(Transport):
 
     def traffic(self) -> dict[tuple[str, Edge], Traffic]:
         found = [item for way in self._ways.values() for item in way.transport.traffic().items()]
-        sent = self.learnt.edges()
+        with self._lock:  # edges that only have reports are left out
+            sent = {edge for edge, _ in self.served_bytes}
         return {(name, edge): one for (name, edge), one in found if edge in sent}
 
     def health(self) -> Health:
         found = {name: way.transport.health() for name, way in self._ways.items()}
-        facts, sick = {**self.learnt.facts(), "stages_here": dict(self._here)}, self.learnt.sick()
+        with self._lock:
+            sick = [name for name, retries in self._retries.items() if not retries.well]
+            facts: dict[str, Any] = {
+                "served": {f"{edge} {name} {why.value}": n for (edge, name, why), n in sorted(self.served.items())},
+                "served_bytes": {f"{edge} {name}": n for (edge, name), n in sorted(self.served_bytes.items())},
+                "fell_back": dict(self.fell_back),
+            }
+        facts["stages_here"] = dict(self._here)
         if self._compressor is not None:
             counts = self._compressor.counts()
             facts |= {
@@ -225,9 +254,12 @@ class RoutedTransport(Transport):
         return self._options.edges.get(str(edge)) or list(self._ways)
 
     def _states(self, message: Message) -> list[TransportState]:
-        edge = message.edge
-        here = self._is_here(edge)
-        return self.learnt.states(edge, message.nbytes, self._reaching(edge), here, self._clock())
+        here, now, states = self._is_here(message.edge), self._clock(), []
+        with self._lock:
+            for name in self._reaching(message.edge):
+                distance, retries = self._ways[name].distance, self._retries[name]
+                states.append(TransportState(name, distance, here or distance > 0, retries.well, retries.is_due(now)))
+        return states
 
     def _is_here(self, edge: Edge) -> bool:
         """Return whether transports within this host reach the receiver of an edge, as far as known."""
@@ -243,12 +275,15 @@ class RoutedTransport(Transport):
     def _packed(self, message: Message, way: Way) -> Message:
         if self._compressor is None or not way.distance:
             return message
-        link = self.learnt.bytes_per_second(message.edge, way.transport.name)
+        link = self._links.bytes_per_second(message.edge, way.transport.name)
         return pack(message, self._compressor, link)
 
+    def _reports(self, way: Way) -> bool:
+        """Return whether receivers report the speed of a link: senders need it to decide about compression."""
+        return self._compressor is not None and way.distance > 0
+
     def _got(self, edge: Edge, name: str, nbytes: int, seconds: float) -> None:
-        report = self.learnt.got(edge, name, nbytes, seconds)
-        if report is None:
+        if not self._reports(self._ways[name]) or (report := self._links.got(edge, name, nbytes, seconds)) is None:
             return
         with contextlib.suppress(ConnectorError):  # the next one will do
             self._ways[name].transport.put(report_message(edge, name, report))
@@ -257,4 +292,4 @@ class RoutedTransport(Transport):
         with contextlib.suppress(ConnectorError):
             found = self._ways[name].transport.get(Edge(edge.target, edge.source), KEY + name)
             if found is not None:
-                self.learnt.told(edge, name, read_report(found))
+                self._links.observe(edge, name, read_report(found))

@@ -95,7 +95,7 @@ class Sender:
         self.now = [100.0]
         self.far = ScriptedTransport("far", self.now)
         self.presence = Presence(arena.directory, lambda: self.now[0])
-        made = RoutingOptions(trial_every=10**6, **options)
+        made = RoutingOptions(**options)
         self.path = RoutedTransport([Way(arena, 0), Way(self.far, 1)], made, None, lambda: self.now[0], self.presence)
 
     def used(self, target: str = "1") -> str:
