@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from result_tables import NOTHING, table
+from result_tables import NOTHING, short, table
 
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.costs.choice import engine_costs
@@ -40,7 +40,7 @@ def source(body: Mapping[str, Any]) -> str:
     """Tell in one paragraph where the numbers come from."""
     p, seeds = body["provenance"], sorted({one["seed"] for one in body["results"]})
     several = f"seeds {seeds[0]} to {seeds[-1]}, mean ± half of the 95 % interval" if len(seeds) > 1 else "one seed"
-    return f"\n*Simulated: `{p['command']}`, {p['date'][:10]}, revision {p['revision']}, {several}.*\n"
+    return f"\n*Simulated: `{short(p['command'])}`, {p['date'][:10]}, revision {p['revision']}, {several}.*\n"
 
 
 def searched(body: Mapping[str, Any], less: bool = False) -> str:
@@ -64,20 +64,6 @@ def searched(body: Mapping[str, Any], less: bool = False) -> str:
     return table(("", *systems, *(f"ours to {other}" for other in others)), rows) + source(body)
 
 
-def chosen(body: Mapping[str, Any]) -> str:
-    """Show which flags the search chose, with how many trials of how many combinations."""
-    rows = []
-    for case, found in _cases(body).items():
-        for system, records in found.items():
-            tuned = records[0].get("tuned")
-            if tuned is not None:
-                trials = f"{tuned['trials']} of {tuned['possible']:,}"
-                rows.append([f"{case}: {system}", trials, _flags(tuned["chosen"])])
-    head = ("", "trials", "chosen")
-    lines = table(head, rows).replace("| --- | ---: | ---: |", "| --- | ---: | --- |")
-    return lines + source(body)
-
-
 def bounds(body: Mapping[str, Any]) -> str:
     """Show what the operations of a request allow a node to serve, beside what systems do: no scheduler can do more.
 
@@ -97,22 +83,10 @@ def bounds(body: Mapping[str, Any]) -> str:
                 _percent(statistics.fmean(best) / most),
                 _percent(statistics.fmean(ours) / most),
                 f"{most / statistics.fmean(best):.2f}x",
-                _ratio(ours, best, less=False),
             ]
         )
-    head = ("", "bound, requests/s", "stock at its best", "ours", "most over stock at its best", "ours over it")
+    head = ("", "bound, requests/s", "stock at its best", "ours", "most over stock at its best")
     return table(head, rows) + source(body)
-
-
-def utilisation(body: Mapping[str, Any]) -> str:
-    """Show how busy each stage was, of each system in a column: mean over seeds of the part of the time.
-
-    And what was computed of what all GPUs could have, where that was counted.
-    """
-    rows = []
-    for case, found in _cases(body).items():
-        rows.append([case, *(_busy(found[system]) if system in found else "" for system in _systems(body))])
-    return table(("", *_systems(body)), rows) + source(body)
 
 
 # ---- the paper's summary, point by point
@@ -244,9 +218,7 @@ def ablation(body: Mapping[str, Any]) -> str:
 
 _MEASURES: Mapping[str, Callable[[Record], float | None]] = {
     "within the SLO, requests/s": lambda one: one["goodput_per_second"],
-    "part within the SLO": lambda one: one["within_slo"],
     "ITL P99, ms": lambda one: _ms(one["itl_seconds"]["p99"]),
-    "TTFT P50, s": lambda one: one["ttft_seconds"]["p50"],
     "TTFT P99, s": lambda one: one["ttft_seconds"]["p99"],
 }
 
@@ -279,16 +251,6 @@ def lending(body: Mapping[str, Any]) -> str:
     return table(("", *_LENDING, f"goodput to {_ALL_DAY}"), rows) + source(body)
 
 
-def lending_chosen(body: Mapping[str, Any]) -> str:
-    """Show what was chosen for each load and variant."""
-    rows = [
-        [f"{one['values']['workload.rate']:g} requests/s, {one['variant']}", _flags(one["tuned"]["chosen"])]
-        for one in body["results"]
-        if one["seed"] == min(other["seed"] for other in body["results"]) and one.get("tuned")
-    ]
-    return table(("", "chosen"), rows).replace("| --- | ---: |", "| --- | --- |") + source(body)
-
-
 def _by_load(body: Mapping[str, Any]) -> dict[float, dict[str, list[Record]]]:
     by: dict[float, dict[str, list[Record]]] = {}
     for one in sorted(body["results"], key=lambda one: one["seed"]):
@@ -303,9 +265,6 @@ _LENDING: Mapping[str, Callable[[Record], float | None]] = {
     "goodput, requests/s": lambda one: one["goodput_per_second"],
     "within the SLO": lambda one: one["within_slo"],
     "TTFT P99, s": lambda one: one["ttft_seconds"]["p99"],
-    "ITL P99, ms": lambda one: _ms(one["itl_seconds"]["p99"]),
-    "preempted": lambda one: one["counters"].get("preempted", 0),
-    "loans": lambda one: one["counters"].get("kv_loans_lent"),
 }
 
 
@@ -440,36 +399,6 @@ def _unsure(records: Sequence[Record]) -> str:
     return "" if all((one.get("found") or {}).get("saturated", True) for one in records) else "≥ "
 
 
-def _busy(records: Sequence[Record]) -> str:
-    stages = records[0]["summary"]["utilisation"]
-    means = {
-        stage: statistics.fmean(one["summary"]["utilisation"].get(stage, {"all": 0.0})["all"] for one in records)
-        for stage in stages
-    }
-    said = ", ".join(f"{stage} {_percent(part)}" for stage, part in means.items())
-    computed = [one["summary"].get("operations") for one in records]
-    return said if None in computed else f"{said}, operations {_percent(statistics.fmean(computed))}"
-
-
-def _flags(options: Mapping[str, Any]) -> str:
-    said: dict[str, Any] = {}
-    for name, value in options.items():
-        if isinstance(value, Mapping) and "stages" in value:
-            for stage in value["stages"]:
-                if stage["kind"] != "video":
-                    said[f"{stage['name']} replicas"] = f"{stage['replicas']} x {stage.get('devices', 1)}"
-                if "batch_items" in stage:
-                    said[f"stages.{stage['name']}.batch_items"] = stage["batch_items"]
-            said |= {key: one for key, one in value.items() if key != "stages"}
-        else:
-            said |= dict(value) if isinstance(value, Mapping) else {name: value}
-    return ", ".join(f"{'.'.join(key.split('.')[1:]) or key} {_told(value)}" for key, value in said.items())
-
-
-def _told(value: Any) -> str:
-    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
-
-
 def _of(name: str, draw: Callable[[Mapping[str, Any]], str], picture: str = "") -> Callable[[], str]:
     """Return the maker of a page's part; with the words for a picture, the study's picture is below."""
 
@@ -486,7 +415,6 @@ def _of(name: str, draw: Callable[[Mapping[str, Any]], str], picture: str = "") 
 
 PARTS = {
     "paper-rate": _of("paper", searched, "Requests within the SLO of each system, by model and clips"),
-    "paper-chosen": _of("paper", chosen),
     "paper-bounds": _of("paper", bounds),
     "paper-slo": _of(
         "paper-slo",
@@ -494,10 +422,7 @@ PARTS = {
         "Smallest factor on the SLO's times that is met, of each system, by model and clips",
     ),
     "paper-throughput": _of("paper-throughput", searched, "Tokens per second of each system, by model and clips"),
-    "paper-utilisation": _of("paper-throughput", utilisation),
     "paper-decoding": _of("paper-decoding", searched, "Tokens per second of each system, by what decoding costs"),
-    "paper-decoding-utilisation": _of("paper-decoding", utilisation),
-    "paper-decoding-chosen": _of("paper-decoding", chosen),
     "paper-assumptions": _of("paper-assumptions", searched, "Requests within the SLO of each system, by assumption"),
     "paper-points": _of("paper-points", lambda body: points(body, study("paper-concurrency"))),
     "paper-headline": _of("paper", lambda body: headline(body, study("paper-slo"), study("paper-decoding"))),
@@ -505,6 +430,5 @@ PARTS = {
     "ablation-mixed": _of("ablation-mixed", ablation),
     "ablation-failures": _of("ablation-failures", ablation),
     "study-lending": _of("lending", lending),
-    "study-lending-chosen": _of("lending", lending_chosen),
 }
 """By the names that pages use."""

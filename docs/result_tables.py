@@ -56,6 +56,11 @@ def plain_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
+def short(command: str) -> str:
+    """Return a command without the options that no number depends on."""
+    return re.sub(r" --(?:jobs \d+|plots|quiet|out \S+)", "", command)
+
+
 def source(result: Result) -> str:
     """Tell in one paragraph where the numbers come from."""
     p = result["provenance"]
@@ -63,7 +68,7 @@ def source(result: Result) -> str:
     versions = [f"{name} {named[key].split('+')[0]}" for key, name in _NAMED.items() if key in named]
     about = ["simulated"] if p.get("simulated") else [*versions, hardware(result), _loads(p)]
     revision = p["revision"] + (f" ({p['revision_note']})" if "revision_note" in p else "")
-    return f"\n*`{p['command']}`, {p['date'][:10]}, revision {revision}; {', '.join(about)}; medians.*\n"
+    return f"\n*`{short(p['command'])}`, {p['date'][:10]}, revision {revision}; {', '.join(about)}; medians.*\n"
 
 
 _NAMED = {"vllm": "vLLM", "vllm-omni": "vLLM-Omni"}

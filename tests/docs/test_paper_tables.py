@@ -72,16 +72,6 @@ def test_what_was_not_found_has_no_ratio() -> None:
     assert lines(text)[1] == "| 7B | 0 |  |  |"
 
 
-def test_flags_are_told_with_the_trials_they_took() -> None:
-    tuned = {
-        "chosen": {"stages.llm.max_num_seqs": 2, "lane": {"policy.encode_ahead": True}},
-        "trials": 5,
-        "possible": 8,
-    }
-    text = paper_tables.chosen(body(*searched("7B: ours at its best", 1.0, tuned=tuned)))
-    assert lines(text)[1] == "| 7B: ours at its best | 5 of 8 | llm.max_num_seqs 2, encode_ahead on |"
-
-
 def test_the_bound_is_that_of_operations() -> None:
     """Compute by hand: 2 operations for each parameter and token, attention by pairs, and the tower, at published
     parts of 312 TFLOP/s for each of 8 GPUs."""
@@ -177,30 +167,6 @@ def test_the_headline_compares_with_the_better_layout_of_vllm_and_says_whether_t
     assert "tight" not in paper_tables.headline(found, None, None)
 
 
-def test_how_busy_stages_were() -> None:
-    summary = {
-        "utilisation": {"video": {"all": 0.014, "decode": 0.014}, "llm": {"all": 0.9, "llm": 0.7, "encode": 0.2}}
-    }
-    text = paper_tables.utilisation(body({"variant": "7B: ours", "values": {}, "seed": 1, "summary": summary}))
-    assert "| video 1 %, llm 90 % |" in text
-    summary["operations"] = 0.42
-    text = paper_tables.utilisation(body({"variant": "7B: ours", "values": {}, "seed": 1, "summary": summary}))
-    assert "| video 1 %, llm 90 %, operations 42 % |" in text
-
-
-def test_flags_of_a_split_layout_are_told_with_what_else_it_sets() -> None:
-    stages = [
-        {"name": "video", "kind": "video", "replicas": 6, "per_replica": 8},
-        {"name": "encoder", "kind": "encoder", "replicas": 2, "batch_items": 4},
-        {"name": "llm", "kind": "engine", "replicas": 3, "devices": 2},
-    ]
-    chosen = {"layout": {"stages": stages, "policy.encode_ahead": False}, "stages.llm.max_num_seqs": 8}
-    tuned = {"chosen": chosen, "trials": 5, "possible": 8}
-    text = paper_tables.chosen(body(*searched("7B: ours at its best", 1.0, tuned=tuned)))
-    flags = "encoder replicas 2 x 1, encoder.batch_items 4, llm replicas 3 x 2, encode_ahead off, llm.max_num_seqs 8"
-    assert lines(text)[1] == f"| 7B: ours at its best | 5 of 8 | {flags} |"
-
-
 def test_an_ablation_has_a_row_for_each_mechanism() -> None:
     def one(variant, goodput):
         times = {"itl_seconds": {"p99": 0.0123}, "ttft_seconds": {"p50": 1.0, "p99": 2.5}}
@@ -214,34 +180,20 @@ def test_an_ablation_has_a_row_for_each_mechanism() -> None:
     named = ["none", "all", "only lane", "all but lane"]
     text = paper_tables.ablation(body(*(one(name, 1.0 + at) for at, name in enumerate(named))))
     none, lane = lines(text)[1:]
-    assert none == "| none → all | 1 → 2 | 0.5 → 0.5 | 12.3 → 12.3 | 1 → 1 | 2.5 → 2.5 |"
+    assert none == "| none → all | 1 → 2 | 12.3 → 12.3 | 2.5 → 2.5 |"
     assert lane.startswith("| lane | 3 → 4 |")
 
 
 def test_lending_has_a_row_for_each_load_and_way() -> None:
-    def one(variant, seed, goodput, rate=2.0, **counters):
-        summary = {
-            "goodput_per_second": goodput,
-            "within_slo": 0.5,
-            "itl_seconds": {"p99": 0.0123},
-            "ttft_seconds": {"p99": 2.5},
-            "counters": {"preempted": 3, **counters},
-        }
-        tuned = {"chosen": {"stages.llm.max_num_seqs": 128}}
-        return {
-            "variant": variant,
-            "values": {"workload.rate": rate},
-            "seed": seed,
-            "summary": summary,
-            "tuned": tuned,
-        }
+    def one(variant, seed, goodput, rate=2.0):
+        summary = {"goodput_per_second": goodput, "within_slo": 0.5, "ttft_seconds": {"p99": 2.5}}
+        return {"variant": variant, "values": {"workload.rate": rate}, "seed": seed, "summary": summary}
 
-    found = body(one("all day", 7, 1.0), one("lent", 7, 2.0, kv_loans_lent=9), one("all day", 7, 3.0, rate=1.5))
+    found = body(one("all day", 7, 1.0), one("lent", 7, 2.0), one("all day", 7, 3.0, rate=1.5))
     less, day, lent = lines(paper_tables.lending(found))[1:]
     assert less.startswith("| 1.5 requests/s, all day | 3 |")
-    assert day == "| 2 requests/s, all day | 1 | 0.5 | 2.5 | 12.3 | 3 |  |  |"
-    assert lent == "| 2 requests/s, lent | 2 | 0.5 | 2.5 | 12.3 | 3 | 9 | 2.00x |"
-    assert lines(paper_tables.lending_chosen(found))[1] == "| 2 requests/s, all day | llm.max_num_seqs 128 |"
+    assert day == "| 2 requests/s, all day | 1 | 0.5 | 2.5 |  |"
+    assert lent == "| 2 requests/s, lent | 2 | 0.5 | 2.5 | 2.00x |"
 
 
 def test_a_file_that_is_not_there_leaves_a_word(tmp_path) -> None:
