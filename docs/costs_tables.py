@@ -1,11 +1,11 @@
-"""Tables of the costs that the simulator knows, with their sources."""
+"""Tables of the costs that the simulator knows."""
 
 from dataclasses import fields
 
 from result_tables import plain_table
 
 from vllm_omni_sched.sim.costs.base import Source
-from vllm_omni_sched.sim.costs.choice import CORE_PIXEL_SECONDS, NVDEC_FRAMES, NVDEC_SOURCE, CoreDecoder
+from vllm_omni_sched.sim.costs.choice import CORE_PIXEL_SECONDS, NVDEC_FRAMES
 from vllm_omni_sched.sim.costs.hardware import DEVICES, LINKS
 from vllm_omni_sched.sim.costs.models import MODELS
 from vllm_omni_sched.sim.costs.roofline import EFFICIENCY_SOURCES, Efficiency
@@ -23,7 +23,6 @@ def devices() -> str:
         "NVDEC",
         "NVLink GB/s",
         "PCIe GB/s",
-        "source",
     )
     return plain_table(
         head,
@@ -31,7 +30,7 @@ def devices() -> str:
             (one.name, _number(one.memory_bytes / 1e9), _number(one.bandwidth_bytes_per_second / 1e9),
              _number(one.flops / 1e12), _number(one.fp8_flops / 1e12), str(one.sms),
              f"{one.nvdec_engines} at {one.video_hertz / 1e6:.0f} MHz" if one.nvdec_engines else "–",
-             _number(one.nvlink_bytes_per_second / 1e9), _number(one.pcie_bytes_per_second / 1e9), _of(one.source))
+             _number(one.nvlink_bytes_per_second / 1e9), _number(one.pcie_bytes_per_second / 1e9))
             for one in DEVICES.values()
         ),
     )  # fmt: skip
@@ -40,22 +39,18 @@ def devices() -> str:
 def links() -> str:
     """Show each link."""
     return plain_table(
-        ("link", "GB/s", "source", "latency µs", "source"),
-        (
-            (one.name, _number(one.bytes_per_second / 1e9), _of(one.source), _number(one.latency_seconds * 1e6),
-             _of(one.latency_source))
-            for one in LINKS.values()
-        ),
-    )  # fmt: skip
+        ("link", "GB/s", "latency µs"),
+        ((one.name, _number(one.bytes_per_second / 1e9), _number(one.latency_seconds * 1e6)) for one in LINKS.values()),
+    )
 
 
 def models() -> str:
     """Show each model: what follows from its shape, and what its card says."""
     return plain_table(
-        ("model", "parameters, 10⁹", "published", "KV bytes a token", "encodes", "source"),
+        ("model", "parameters, 10⁹", "published", "KV bytes a token", "encodes"),
         (
             (one.name, f"{one.parameters / 1e9:.3f}", f"{one.published_parameters / 1e9:.3f}",
-             f"{one.llm.kv_bytes_per_token():,}", ", ".join(one.encodings), _of(one.source))
+             f"{one.llm.kv_bytes_per_token():,}", ", ".join(one.encodings))
             for one in MODELS.values()
         ),
     )  # fmt: skip
@@ -74,14 +69,14 @@ def decoders() -> str:
     codecs = ("h264", "hevc", "vp9", "av1")
     pixels = 1920 * 1080
     core = [str(round(1 / (CORE_PIXEL_SECONDS[c] * pixels))) if c in CORE_PIXEL_SECONDS else "–" for c in codecs]
-    rows = [("a core", *core, _of(CoreDecoder.source))]
+    rows = [("a core", *core)]
     for kind in DEVICES.values():
         if not kind.nvdec_engines:
             continue
         frames, hertz = NVDEC_FRAMES[kind.nvdec]
         rates = [str(round(frames[c] * kind.video_hertz / hertz)) if c in frames else "–" for c in codecs]
-        rows.append((f"an NVDEC engine of {kind.name}", *rates, f"published: {NVDEC_SOURCE}"))
-    return plain_table(("decoder", *codecs, "source"), rows)
+        rows.append((f"an NVDEC engine of {kind.name}", *rates))
+    return plain_table(("decoder", *codecs), rows)
 
 
 PARTS = {
@@ -95,10 +90,6 @@ PARTS = {
 
 def _of(source: Source) -> str:
     return f"{source.kind.value}: {source.text}"
-
-
-def _signs(text: str) -> str:
-    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def _number(value: float) -> str:

@@ -12,13 +12,12 @@ _MEASURES = (
     "ITL P99",
     "end to end P50",
     "end to end P99",
-    "tokens / s",
     "within SLO",
 )
 
 
 def backtest(results: Sequence[Result]) -> str:
-    """Show each trace and figure of the newest result: measured, predicted, error and spread; misses in bold.
+    """Show each trace and figure of the newest result: measured, predicted and error; misses in bold.
 
     Of the others, what they met.
     """
@@ -33,7 +32,7 @@ def backtest(results: Sequence[Result]) -> str:
         for trace in traces
         for measure in _MEASURES
     ]
-    names = ("measured", "predicted", "off", "spread")
+    names = ("measured", "predicted", "off")
     header = (
         "trace",
         "ms unless said",
@@ -73,14 +72,12 @@ def _starts(result: Result) -> str:
 
 
 def _cells(record: Mapping[str, Any]) -> tuple[str, ...]:
-    share, speed = record["figure"] == "within SLO", record["figure"] == "tokens / s"
+    share = record["figure"] == "within SLO"
     numbers = [
-        f"{100 * record[key]:.0f} %" if share else f"{record[key]:.0f}" if speed else _milliseconds(1e3 * record[key])
-        for key in ("measured", "predicted")
+        f"{100 * record[key]:.0f} %" if share else _milliseconds(1e3 * record[key]) for key in ("measured", "predicted")
     ]
     off = f"{100 * record['off']:+.0f} %"
-    spread = f"{100 * record['spread']:.0f} %" if len(record["rounds"]) > 1 else "–"
-    return (*numbers, f"**{off}**" if record["within"] is False else off, spread)
+    return (*numbers, f"**{off}**" if record["within"] is False else off)
 
 
 def _milliseconds(value: float) -> str:

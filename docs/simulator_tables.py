@@ -1,7 +1,7 @@
 """Tables of what a scenario of the simulator may say, from the models that read it."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -25,11 +25,29 @@ def keys() -> str:
         plain = {name: field for name, field in model.model_fields.items() if not _models(field.annotation)}
         parts.append(f"\n### {'A run' if model is Scenario else 'A study'}\n\n" + _table(plain))
         for name, field in model.model_fields.items():
-            for inner in _models(field.annotation):
-                parts.append(f"\n#### {_heading(name, field.annotation, inner)}\n\n{field.description}\n")
+            tables = {inner: _flat(inner) for inner in _models(field.annotation)}
+            shared = _shared(tables)
+            if shared:
+                parts.append(f"\n#### `[[{name}]]`\n\n{field.description}\n\n" + _table(shared))
+            for inner, keys in tables.items():
+                own = {key: field for key, field in keys.items() if key not in shared}
+                said = "" if shared else f"{field.description}\n"
+                parts.append(f"\n#### {_heading(name, field.annotation, inner)}\n\n{said}")
                 if inner not in _ELSEWHERE:
-                    parts.append("\n" + _table(_flat(inner)))
+                    parts.append("\n" * bool(said) + _table(own))
     return "".join(parts)
+
+
+def _shared(tables: Mapping[type[BaseModel], Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the keys that several tables have with the same meaning, naming the kinds where not all have them."""
+    shared: dict[str, Any] = {}
+    for key, field in ((key, field) for keys in tables.values() for key, field in keys.items()):
+        own = [inner for inner, keys in tables.items() if key in keys and keys[key].description == field.description]
+        if len(own) > 1 and key not in shared:
+            of = [f"`{get_args(inner.model_fields['kind'].annotation)[0]}`" for inner in own]
+            said = field.description + (f" Of {', '.join(of)}." if len(own) < len(tables) else "")
+            shared[key] = FieldInfo(annotation=field.annotation, default=field.default, description=said)
+    return shared
 
 
 def _heading(name: str, annotation: Any, model: type[BaseModel]) -> str:
