@@ -223,17 +223,6 @@ def versions() -> str:
     return ", ".join(v if v.count(".") > 1 else f"{v}.x" for v in compat.SUPPORTED_VERSIONS) + "\n"
 
 
-def inventory() -> str:
-    """List every override of a vLLM name; the texts are too long for the cells of a table."""
-    return "".join(
-        f"- `{entry.symbol}`: {entry.delta}\n"
-        f"    - guard: {entry.guard}\n"
-        f"    - test: `{entry.test}`\n"
-        f"    - remove when: {entry.remove_when}\n"
-        for entry in compat.INVENTORY
-    )
-
-
 def patches() -> str:
     """Show the patches of each version in the order they apply, in the words of their headers."""
     parts = []
@@ -306,7 +295,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "connector-metrics": connector_metrics,
     "device-metrics": device_metrics,
     "versions": versions,
-    "inventory": inventory,
     "patches": patches,
     "step-cost": lambda: result_tables.step_cost(result_tables.load(RESULTS, "step_cost")),
     "realtime": lambda: result_tables.realtime(result_tables.load(RESULTS, "realtime")),
@@ -337,7 +325,6 @@ PARTS: dict[str, Callable[[], str]] = {
     ),
     "forecast-recorded": lambda: fidelity_tables.forecasts(result_tables.load(RESULTS, "forecast")),
     "study-day-night": lambda: change_tables.day_night(paper_tables.study("day-night")),
-    "study-day-night-models": lambda: change_tables.spoken(paper_tables.study("day-night")),
     "study-failures": lambda: change_tables.failures(paper_tables.study("failures")),
     **costs_tables.PARTS,
     "anomaly": lambda: stage_tables.anomaly(result_tables.load(RESULTS, "anomaly")),
