@@ -17,6 +17,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from tests.engine.harness import bench as harness
 from tests.engine.harness.bench import EMBEDS, Bench
+from tests.support.drafting import Drafting
 from vllm_omni_sched import OmniScheduler, OmniSyncScheduler, compat
 from vllm_omni_sched.config.errors import ConfigError, NoLaneError
 from vllm_omni_sched.config.load import load_config
@@ -35,18 +36,6 @@ from vllm_omni_sched.testing.requests import make_data
 pytestmark = pytest.mark.skipif(
     not compat.ec_connectors_hold_back(), reason="connectors of this vLLM cannot hold requests back"
 )
-
-
-class Drafting:
-    """A scheduler whose drafter reads one token behind each chunk, as vLLM sets it for EAGLE."""
-
-    @property
-    def num_prefill_lookahead(self) -> int:
-        return 1
-
-    @num_prefill_lookahead.setter
-    def num_prefill_lookahead(self, _: int) -> None:
-        """Ignore what vLLM sets for an engine without a drafter."""
 
 
 class DraftingScheduler(Drafting, OmniScheduler):

@@ -182,6 +182,13 @@ def delivers_output_after_stop() -> bool:
     return "drop_stale_output" in preempt.__code__.co_names and "drop_stale_output" not in stopped.__code__.co_names
 
 
+@cache
+def keeps_encodings_for_drafts() -> bool:
+    """Return whether encodings are kept until a drafter is past their items, too (0.30 to 0.32)."""
+    freed = modules.find(modules.SCHEDULER, "Scheduler._free_encoder_inputs")
+    return freed is not None and "spec_lookahead" in freed.__code__.co_varnames
+
+
 def diffusion_schedulers() -> tuple[Any, Any]:
     """Return vLLM's synchronous and asynchronous schedulers for diffusion LLMs; None each before 0.32."""
     names = ("DiffusionScheduler", "DiffusionAsyncScheduler")

@@ -16,6 +16,7 @@ from vllm_omni_sched.engine.core_hooks import watch_core
 from vllm_omni_sched.engine.encoder.cache import OmniEncoderCacheManager
 from vllm_omni_sched.engine.encoder.inputs import EncoderInputs
 from vllm_omni_sched.engine.encoder.pending import PendingInputs
+from vllm_omni_sched.engine.encoder.stuck import UnstuckInputs
 from vllm_omni_sched.engine.encoder.worth import manager_for
 from vllm_omni_sched.engine.extension import SchedulerExtension
 from vllm_omni_sched.engine.metrics.bridge import MetricsPublisher
@@ -58,7 +59,8 @@ def build_extension(scheduler: Any, config: OmniSchedConfig, features: Mapping[s
         return strip_one(feature, uses_mrope)
 
     metrics, refusals = SchedulerMetrics(), Refusals()
-    inputs = EncoderInputs(
+    inputs = _inputs(
+        scheduler,
         narrows="windows" in active and not scheduler.is_encoder_decoder,
         native_windows=native_windows,
         running=RequestStatus.RUNNING,
@@ -94,6 +96,17 @@ def build_extension(scheduler: Any, config: OmniSchedConfig, features: Mapping[s
         publisher=publisher,
         keepers=keepers,
     )
+
+
+def _inputs(scheduler: Any, **how: Any) -> EncoderInputs:
+    """Return what decides encoder inputs; with the rules for requests that wait for ever where there can be any."""
+    settings = scheduler.scheduler_config
+    threshold = settings.long_prefill_token_threshold if settings.disable_chunked_mm_input else 0
+    drafts_wait = compat.read_ahead_of(scheduler) > 0 and compat.keeps_encodings_for_drafts()
+    if not threshold and not drafts_wait:
+        return EncoderInputs(**how)
+    whole_from_start = compat.has_pending_inputs()  # as new as that
+    return UnstuckInputs(threshold=threshold, whole_from_start=whole_from_start, drafts_wait=drafts_wait, **how)
 
 
 def _sessions(

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.engine.encoder.inputs import DecidesInputs, EncoderInputs
 from vllm_omni_sched.engine.encoder.pending import PendingInputs
+from vllm_omni_sched.engine.encoder.stuck import UnstuckInputs
 from vllm_omni_sched.engine.protocols import Request, Scheduler
 from vllm_omni_sched.engine.refusals import Refusals
 from vllm_omni_sched.engine.sessions.registry import Sessions, StrandedSessions
@@ -63,6 +66,8 @@ class SchedulerExtension:
         "_gives_back",
         "_index_all",
         "_sort_update",
+        "_unstuck",
+        "_warned_idle",
         "_warned_unsorted",
         "deciding",
         "inputs",
@@ -104,6 +109,8 @@ class SchedulerExtension:
         self._sort_update = sort_update
         self._index_all = index_all
         self._gives_back = gives_back
+        self._unstuck = inputs if isinstance(inputs, UnstuckInputs) else None
+        self._warned_idle = False
         self._warned_unsorted = False
 
     # -- a step ------------------------------------------------------------
@@ -112,6 +119,8 @@ class SchedulerExtension:
         """Return the output of vLLM's own ``schedule``, with messages about sessions that hold only what is new."""
         if self.refusals.refused:
             self.refusals.drop(scheduler)
+        if self._unstuck is not None:
+            schedule = partial(self._unstuck.schedule, scheduler, schedule)
         metrics = self.metrics
         metrics.steps += 1
         started = 0.0 if metrics.steps % STEPS_PER_SAMPLE else monotonic_seconds()
@@ -121,9 +130,27 @@ class SchedulerExtension:
             output = self.policies.schedule(schedule, *args, **kwargs)
         if self.sessions.ids:
             self.sessions.scheduled(output, scheduler.requests)
+            if not output.total_num_scheduled_tokens:
+                self._warn_of_idle_sessions(scheduler)
         if started:
             metrics.schedule_seconds.observe(monotonic_seconds() - started)
         return output
+
+    def _warn_of_idle_sessions(self, scheduler: Any) -> None:
+        """Say once for each time that sessions take all places, and other requests wait for one, which ones these are.
+
+        Model runner V2 has a place for each session between its turns, so that vLLM starts no request in it.
+        """
+        idle, places = scheduler.num_waiting_for_streaming_input, getattr(scheduler, compat.admission_limit(scheduler))
+        waiting = compat.waiting_requests(scheduler) if idle >= places else ()
+        names = [one.request_id for one in waiting if one.status.name != "WAITING_FOR_STREAMING_REQ"]
+        if names and not self._warned_idle:
+            logger.warning(
+                "Request %s and %d more wait until one of %d streaming sessions ends: sessions that wait for input "
+                "take all places (max_num_seqs). Close sessions that are not used any more, or raise --max-num-seqs.",
+                *(names[0], len(names) - 1, idle),
+            )
+        self._warned_idle = bool(names)
 
     def cached_requests(self, scheduler: Scheduler, data: Any, running_reqs: list[Any], resumed_reqs: list[Any]) -> Any:
         """Return vLLM's data about requests that workers know, with the items that runner V1 must be sent again."""
