@@ -337,6 +337,13 @@ INVENTORY: tuple[Override, ...] = (
         "oldest supported vLLM is 0.23 and vLLM's window is right for nested items",
     ),
     Override(
+        "GPUModelRunner.sample_tokens (V1)",
+        "around super(): the generators of requests whose prompt goes on are not in the batch",
+        f"{_OURS}, on CPUs",
+        "tests/engine/test_same_tokens.py",
+        "vLLM can rewind generators of CPUs",
+    ),
+    Override(
         "GPUModelRunner.load_model, add_requests, finish_requests (V2)",
         "mixes into the encoder runner; before super(): session deltas become full entries",
         _OURS,

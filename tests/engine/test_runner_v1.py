@@ -5,11 +5,14 @@ from __future__ import annotations
 from random import Random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from tests.engine.harness.gather import gathered, items_of, outputs_of, windows
 from tests.support.arrangements import ARRANGEMENTS
+from vllm_omni_sched import compat
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.runners.extension import mix_in
 from vllm_omni_sched.engine.runners.v1 import RunnerV1Mixin
@@ -67,6 +70,18 @@ def test_stock_does_not(arrangement):
             except AssertionError:  # its own: an item of its window is not in the step
                 wrong += 1
     assert wrong > 0
+
+
+def test_stock_cannot_rewind_the_generators_of_cpus():
+    """Our `sample_tokens` can go once stock can; without it, a seed ends the engine if its prompt takes two steps."""
+    runner = object.__new__(GPUModelRunner)
+    runner.device = torch.device("cpu")
+    runner.use_async_scheduling = False
+    runner.input_batch = SimpleNamespace(num_reqs=2, generators={1: torch.Generator("cpu")})
+    runner.discard_request_mask = SimpleNamespace(np=np.array([True, True, True]))
+    assert compat.rewinds_by_offset()
+    with pytest.raises(RuntimeError, match="CPU Generator does not use offset"):
+        runner._bookkeeping_sync(None, None, None, None, 0)
 
 
 def test_the_runner_keeps_its_lists():

@@ -281,6 +281,13 @@ def is_runner_v1(runner: Any) -> bool:
     return cls is not None and isinstance(runner, cls)
 
 
+@cache
+def rewinds_by_offset() -> bool:
+    """Return whether runner V1 takes back random numbers by an offset, which generators of CPUs do not have."""
+    bookkeeping = modules.find(modules.RUNNER_V1, "GPUModelRunner._bookkeeping_sync")
+    return bookkeeping is not None and "set_offset" in bookkeeping.__code__.co_names
+
+
 def is_runner_v2(runner: Any) -> bool:
     """Check by the module's name: not every machine can import it (it needs Triton), but one with such a runner has."""
     return any(base.__module__ == modules.RUNNER_V2 for base in type(runner).__mro__)

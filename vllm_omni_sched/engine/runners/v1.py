@@ -1,4 +1,6 @@
-"""Mixin for workers with model runner V1: windows for any item list, session messages, and continued positions."""
+"""Mixin for workers with model runner V1: windows for any item list, session messages, continued positions, and seeds
+on CPUs.
+"""
 
 from contextlib import nullcontext
 from copy import copy
@@ -7,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from vllm_omni_sched import compat
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead.runner_hooks import (
     forget_encodings,
@@ -49,6 +52,21 @@ class RunnerV1Mixin(_Base):
         output = copy(output)  # it may be the empty output that all steps share
         output.ec_connector_output = report
         return output
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """Sample, by vLLM's method, without the generators of requests whose prompt goes on.
+
+        What is sampled for these is discarded, so that vLLM rewinds their generators, which those of CPUs do not allow.
+        """
+        generators = self.input_batch.generators
+        if not generators or self.device.type != "cpu" or not compat.rewinds_by_offset():
+            return super().sample_tokens(*args, **kwargs)
+        discarded = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()
+        aside = {row: generators.pop(row) for row in discarded if row in generators}
+        try:
+            return super().sample_tokens(*args, **kwargs)
+        finally:
+            generators.update(aside)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
         omni = self.omni
