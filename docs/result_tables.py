@@ -256,9 +256,7 @@ def runs(mixed: Iterable[Result], gpu: Iterable[Result] = ()) -> list[Run]:
 MIXED = (
     "image TTFT P50",
     "image TTFT P99",
-    "ITL beside images P50",
     "ITL beside images P99",
-    "text ITL P50",
     "text ITL P99",
     "text TTFT P99",
     "within SLO %",
@@ -374,8 +372,6 @@ def by_measure(results: Sequence[Result], unit: str, factor: float = 1.0, left_o
 STREAMING = {
     "in bursts %": "tokens at the client within 0.1 ms of the one before, %",
     "step ms": "time between tokens in the engine core, ms",
-    "TTFT P50 ms": "TTFT P50, ms",
-    "tokens / s": "tokens a second",
     "CPU ms / token, engine core": "processor time of the engine core, ms a token",
 }
 """Maps measures of `benchmarks.streaming` to their rows."""

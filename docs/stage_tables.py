@@ -11,11 +11,11 @@ from result_tables import NOTHING, Result, source, table
 def stages(results: Sequence[Result]) -> str:
     """Show each task: measures down; stock, ours (median ± half of the quartiles' distance), ratio and bar across.
 
-    What a task has simulated beside is left out.
+    Left out are what a task has simulated beside, and measures without a bar that are no times.
     """
     parts = []
     for result in results:
-        measured = [record for record in result["results"] if not record.get("simulated")]
+        measured = [record for record in result["results"] if not record.get("simulated") and _shown(record)]
         for task in dict.fromkeys(record["task"] for record in measured):
             rows = [
                 (
@@ -33,6 +33,10 @@ def stages(results: Sequence[Result]) -> str:
             parts.append("\n" + table((title, "stock", "ours", "of stock", "bar", ""), rows))
         parts.append(source(result))
     return "".join(parts) or NOTHING
+
+
+def _shown(record: Mapping[str, Any]) -> bool:
+    return "bar" in record or ("of_stock" in record and record["unit"] in ("seconds", "times"))
 
 
 def _median(summary: Mapping[str, float] | None) -> str:

@@ -291,11 +291,13 @@ def test_stages_tell_ratio_and_bar():
     stock = {"median": 4.0, "iqr": 0.2}
     full = {"task": "merging", "measure": "latency", "unit": "seconds", "stock": stock, "ours": summary}
     ratio = {"of_stock": 0.5, "of_stock_low": 0.45, "of_stock_high": 0.55}
-    records = full | ratio | {"bar": 0.6, "met": True}, {**full, "unit": "requests", "stock": summary}
+    count = {**full, "unit": "requests", "stock": summary}
+    records = full | ratio | {"bar": 0.6, "met": True}, count | {"bar": 2}, count | {"measure": "of them"}
     text = stage_tables.stages([result(*records)])
     assert "| merging, seconds, 5 rounds | stock | ours | of stock | bar |  |" in text
     assert "| latency | 4 ± 0.1 | 2 ± 0.25 | 0.50 [0.45, 0.55] | 0.6 | met |" in text
-    assert "| latency, requests | 2 ± 0.25 | 2 ± 0.25 |  |  |  |" in text
+    assert "| latency, requests | 2 ± 0.25 | 2 ± 0.25 |  | 2 |  |" in text
+    assert "of them" not in text, "a count without a bar"
 
 
 def test_anomalies_tell_false_alarms_and_how_late_a_fault_is_found():
