@@ -340,7 +340,7 @@ INVENTORY: tuple[Override, ...] = (
         "GPUModelRunner.sample_tokens (V1)",
         "around super(): the generators of requests whose prompt goes on are not in the batch",
         f"{_OURS}, on CPUs",
-        "tests/engine/test_same_tokens.py",
+        "tests/engine/test_runner_v1.py",
         "vLLM can rewind generators of CPUs",
     ),
     Override(

@@ -84,6 +84,30 @@ def test_stock_cannot_rewind_the_generators_of_cpus():
         runner._bookkeeping_sync(None, None, None, None, 0)
 
 
+def test_generators_of_prompts_that_go_on_are_not_used(monkeypatch):
+    seen = []
+
+    def sample_tokens(self, grammar_output):
+        seen.append(dict(self.input_batch.generators))
+        if grammar_output is not None:
+            raise ValueError(grammar_output)
+        return "output"
+
+    monkeypatch.setattr(GPUModelRunner, "sample_tokens", sample_tokens)
+    runner = make_runner({})
+    generators = {row: torch.Generator("cpu") for row in range(3)}
+    runner.input_batch = SimpleNamespace(num_reqs=3, generators=dict(generators))
+    runner.discard_request_mask = SimpleNamespace(np=np.array([True, False, True, True]))
+    runner.device = torch.device("cpu")
+    assert runner.sample_tokens(None) == "output"
+    with pytest.raises(ValueError, match="fails"):
+        runner.sample_tokens("fails")
+    runner.device = torch.device("cuda")  # its generators can be rewound
+    runner.sample_tokens(None)
+    assert seen == [{1: generators[1]}, {1: generators[1]}, generators]
+    assert runner.input_batch.generators == generators
+
+
 def test_the_runner_keeps_its_lists():
     """They are narrowed for the time of a gather only, also when it fails."""
     items = items_of("nested", Random(0))
