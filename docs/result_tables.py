@@ -440,25 +440,21 @@ def _of_theirs(record: Mapping[str, Any]) -> str:
     return spread_of(record, 1e6) + over
 
 
-HANDED_OVER = {
-    "put to got": "from before `put` to after `get`",
-    "hand-over": "of that, from when the receiver waits for it",
-}
 _MODES = {"full_payload": "whole payloads", "async_chunk": "async-chunk"}
 
 
 def handover(results: Sequence[Result]) -> str:
-    """Show messages between the stages of a pipeline that runs: a row for each mode, part and quantile."""
+    """Show messages between the stages of a pipeline that runs: a row for each mode and quantile."""
     parts = []
     for result in results:
-        records = [r for r in result["results"] if r.get("part") in HANDED_OVER]
+        records = [r for r in result["results"] if r.get("part") == "put to got"]
         rows = [
             (
-                f"{_MODES[mode]}, {messages} message; {HANDED_OVER[part]}, {at}",
+                f"{_MODES[mode]}, {messages} message, {at}",
                 *(spread_of(record, 1e3) for record in line.values()),
             )
-            for (mode, messages, part, at), line in sorted(
-                lines_of(records, "mode", "messages", "part", "quantile").items(),
+            for (mode, messages, at), line in sorted(
+                lines_of(records, "mode", "messages", "quantile").items(),
                 key=lambda item: item[0],
                 reverse=True,
             )

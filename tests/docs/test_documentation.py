@@ -147,7 +147,7 @@ def test_the_metrics_of_the_symptoms_exist():
 def test_every_test_that_a_page_names_exists():
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     named = {name for page in generate.PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())}
-    assert len(named) > 20
+    assert named
     assert [name for name in sorted(named) if f"def {name}(" not in tests] == []
 
 

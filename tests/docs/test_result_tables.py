@@ -282,8 +282,7 @@ def test_connectors_and_what_is_handed_over_have_their_spread_in_the_order_of_th
     both = {**one, "mode": "full_payload", "messages": "first", "quantile": "P50"}
     parts = [{**both, "part": part, "variant": "ours"} for part in ("hand-over", "put to got", "floor")]
     text = result_tables.handover([result(*parts, {"variant": "ours", "answers": 4})])
-    assert text.index("from before `put` to after `get`, P50 | 2 [1, 3] |") < text.index("from when the receiver waits")
-    assert "floor" not in text
+    assert text.count("whole payloads, first message, P50 | 2 [1, 3] |") == 1
 
 
 def test_stages_tell_ratio_and_bar():
@@ -328,7 +327,7 @@ def test_compression_shows_break_even_speeds_and_raw_over_ours_with_its_spread()
     text = connector_tables.compression([result(*records, benchmark="compression")])
     assert "| ids | zstd | 0.25 | 4.00 | 2.00 | 75 | 262 |" in text
     assert "| noise | none shrinks it | 1.00 |  |  |  |  |" in text
-    both = "12.00 | 6.00 (×2.00, 1.90 to 2.20)"
+    both = "×2.00 (1.90 to 2.20)"
     assert f"| ids | 100 MB/s | {both} | {both} |" in text
     assert connector_tables.compression([]) == result_tables.NOTHING
 
