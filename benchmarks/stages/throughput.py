@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from benchmarks.harness.stats import quantile
 from benchmarks.stages import OURS, STOCK, VARIANTS
 from benchmarks.stages.load import sized
-from benchmarks.stages.pair import Turn
+from benchmarks.stages.pair import Turn, Wave
 from benchmarks.stages.record import Bar, answered, different, entry
 from benchmarks.stages.settings import Settings
 from dev.omni_cpu.spec import TEXT_TO_SOUND, Mode
@@ -46,7 +46,7 @@ def run(settings: Settings) -> list[dict[str, Any]]:
         with settings.pair(SEQS, OPTIONS, kv_cache_bytes=256 << 20, **spec) as pair:
             for number in range(-1, settings.rounds):
                 for cell in CELLS:
-                    if cell.tokens < LONG or number % 2 == 0:
+                    if number < 0 or cell.tokens < LONG or number % 2 == 0:
                         requests = sized(cell.requests, cell.tokens, rng, stream=cell.stream)
                         turn = pair.turn(requests, rng)
                         if number >= 0:  # the first round warms up
@@ -66,9 +66,17 @@ def record(mode: str, turns: dict[Cell, list[Turn]]) -> list[dict[str, Any]]:
     missing = {name: [cell.requests - answered(turn[name]) for cell, turn in every] for name in VARIANTS}
     none = Bar(0, "worst")
     found.append(entry(TASK, f"{mode}: not answered", missing[OURS], missing[STOCK], unit="requests", bar=none))
+    shorter = [sum(a != b for a, b in zip(*map(lengths, turn.values()), strict=True)) for _, turn in every]
+    found.append(entry(TASK, f"{mode}: answers of another length than stock's", shorter, unit="answers", bar=none))
     others = [different(turn[OURS], turn[STOCK]) for _, turn in every]
-    found.append(entry(TASK, f"{mode}: answers other than stock's", others, unit="answers", bar=none))
+    found.append(entry(TASK, f"{mode}: answers with other tokens than stock's", others, unit="answers"))
     return found
+
+
+def lengths(wave: Wave) -> list[dict[str, int] | None]:
+    """Return how many tokens of each stage each answer has: which tokens, the batch decides, in stock too."""
+    answers = [one["answer"] for one in wave["told"]]
+    return [one and {stage: len(tokens) for stage, tokens in one["text"].items()} for one in answers]
 
 
 def measure(label: str, turns: Sequence[Turn], of: Any, bar: Bar | None = None) -> dict[str, Any]:

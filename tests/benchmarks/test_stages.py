@@ -252,6 +252,7 @@ def test_throughput_compares_bursts_of_requests_with_the_options_that_users_get(
     assert found["chunks, 2 of 20 tokens: all answered"]["of_stock"] == 1.1
     assert not found["chunks, 2 of 20 tokens: all answered"]["met"]
     assert found["chunks: not answered"]["met"]
+    assert found["chunks: answers of another length than stock's"]["met"]
     assert throughput.record("chunks", {cell: [{OURS: wave([1.02]), STOCK: wave([1.0])}]})[0]["met"]
 
 
