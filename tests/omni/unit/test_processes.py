@@ -33,6 +33,21 @@ def test_processes_are_measured_and_ended() -> None:
     assert processes.host_bytes([found]) == 0
 
 
+def test_memory_is_measured_without_a_look_at_every_process_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop of the front end waits for it."""
+    shell = ["bash", "-c", "sleep 600 & sleep 600 & echo started; wait"]
+    with subprocess.Popen(shell, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "started\n"
+        every = processes.with_children([parent.pid])
+        with monkeypatch.context() as patched:
+            patched.setattr(processes, "with_children", lambda pids: pytest.fail("it looks at every process"))
+            found = processes.running_under([parent.pid, 2**22 + 12345])
+        assert len(found) == 3
+        assert set(found) == set(every)
+        processes.kill(every)
+
+
 def test_a_diffusion_client_has_one_process() -> None:
     client = SimpleNamespace(_proc_manager=SimpleNamespace(proc=SimpleNamespace(pid=7)))
     assert processes.pids_of(client) == [7]

@@ -42,6 +42,7 @@ async def test_without_a_target_a_stage_runs_as_many_as_its_engine(batching: dic
     async with Rig(FINAL, FINAL, batching=batching) as rig:
         load = await slow_batches(rig)
         assert (load.control is not None) == controlled
+        assert (rig.driver.memory is not None) == bool(batching)  # of the host, which nothing else asks for
         for i in range(20):
             await rig.ask(f"last {i}", (1000 + i,))
         assert (len(rig.at(0)) < FINAL.max_num_seqs) == controlled

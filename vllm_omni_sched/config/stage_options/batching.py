@@ -121,7 +121,7 @@ class BatchingOptions(BatchLimits):
     @model_validator(mode="after")
     def _controlled(self) -> "BatchingOptions":
         """Refuse options of a controller that runs in no stage: they would have no effect."""
-        if self.target_latency_ms is not None or any(one.target_latency_ms is not None for one in self.stages.values()):
+        if self.has_target:
             return self
         options = {name: (getattr(self, name), type(self).model_fields[name].default) for name in OF_CONTROLLER}
         given = [name for name, (value, default) in options.items() if value != default]
@@ -138,6 +138,11 @@ class BatchingOptions(BatchLimits):
                 "requests a stage runs at once without a target is its own 'max_num_seqs' in the deploy YAML"
             )
         return self
+
+    @property
+    def has_target(self) -> bool:
+        """Return whether a latency target is given, for all stages or for one."""
+        return any(one.target_latency_ms is not None for one in (self, *self.stages.values()))
 
     def of_stage(self, stage_id: int, name: str = "") -> BatchLimits:
         """Return the limits of one stage, including the options that differ in it."""

@@ -66,7 +66,7 @@ class PipelineDriver:
         wall: Clock = wall_seconds,
     ) -> None:
         self.config, self.graph = config, graph
-        self.memory = HostMemory()
+        self.memory = HostMemory() if config.batching.has_target else None
         self.classes = Classes(config.graph.priority)
         self.context = PipelineContext(config, graph, rng, together=async_chunk and not graph.branches)
         self.core = PipelineCore(self.context)
@@ -134,7 +134,9 @@ class PipelineDriver:
                     queue.do(action, now)
 
     def measure_memory(self, now: float) -> None:
-        """Tell the core how much of the host's memory is in use, if that has changed."""
+        """Tell the core how much of the host's memory is in use, if that has changed and limits anything."""
+        if self.memory is None:
+            return
         used = self.memory.used(now)
         if used != self.context.memory_used:
             self.handle(e.MemoryMeasured(used), now)

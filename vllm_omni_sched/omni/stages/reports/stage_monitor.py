@@ -12,7 +12,7 @@ from vllm_omni_sched.monitor.anomaly import Anomaly, MemoryLeak, SickEdge
 from vllm_omni_sched.monitor.anomaly.news import News
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.stage_board import Side, StageBoard
-from vllm_omni_sched.omni.stages.reports.processes import host_bytes, pids_of, with_children
+from vllm_omni_sched.omni.stages.reports.processes import host_bytes, pids_of, running_under
 from vllm_omni_sched.omni.stages.reports.report_reader import Moved, ReportReader
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class StageMonitor:
             for replica_id in pool.live_replica_ids():
                 key = pool.stage_id, replica_id
                 started = pids_of(pool.clients[replica_id])
-                processes = with_children(started)
+                processes = running_under(started)
                 if not processes:
                     continue  # they are on another host
                 held = host_bytes(processes)
