@@ -224,16 +224,18 @@ def versions() -> str:
 
 
 def patches() -> str:
-    """Show the patches of each version in the order they apply, in the words of their headers."""
-    parts = []
+    """Show each patch with the versions that it is for, in the words of its header for the newest one."""
+    versions: dict[str, list[str]] = {}
+    newest = {}
     for series in map(Series.read, Series.versions()):
-        rows = [
-            (f"`{p.name}`", p.subject, p.fields["Upstream"], p.fields["Without-it"], p.fields["Remove-when"])
-            for p in series.patches
-        ]
-        header = ("patch", "what it does", "upstream", "without it", "remove when")
-        parts.append(f"\n### {title_of(series.version)}\n\n" + plain_table(header, rows))
-    return "".join(parts)
+        for patch in series.patches:
+            versions.setdefault(patch.name, []).append(title_of(series.version))
+            newest[patch.name] = patch
+    rows = [
+        (f"`{name}`", ", ".join(of), newest[name].subject, newest[name].fields["Without-it"])
+        for name, of in versions.items()
+    ]
+    return plain_table(("patch", "for", "what it does", "without it"), rows)
 
 
 def pictures(benchmark: str, folder: str) -> str:
