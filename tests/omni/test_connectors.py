@@ -111,12 +111,12 @@ def test_what_does_not_get_through_is_said_so_vllm_omni_can_fail_the_request(nam
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        ({"ring_byte": 1}, "did you mean 'ring_bytes'"),
-        ({"image": {"max_bytes": 1}}, "'image.max_bytes'"),
-        ({"growth_factor": "big"}, "'growth_factor'"),
-        ({"stall_second": 1}, "did you mean 'stall_seconds'"),
-        ({"leak_seconds": 0}, "'leak_seconds'"),
-        ({"arena": "a/b"}, "'arena'"),
+        ({"ring_byte": 1}, "did you mean 'extra.ring_bytes'"),
+        ({"image": {"max_bytes": 1}}, "'extra.image.max_bytes'"),
+        ({"growth_factor": "big"}, "'extra.growth_factor'"),
+        ({"stall_second": 1}, "did you mean 'extra.stall_seconds'"),
+        ({"leak_seconds": 0}, "'extra.leak_seconds'"),
+        ({"arena": "a/b"}, "'extra.arena'"),
         ({"directory": "/nonexistent"}, "/nonexistent"),
     ],
 )
@@ -136,13 +136,13 @@ def test_a_path_between_hosts_without_a_master_is_refused_within_its_time() -> N
 
 
 def test_a_bad_option_of_mooncake_is_named() -> None:
-    with pytest.raises(ValueError, match="'segment'"):
+    with pytest.raises(ValueError, match="'extra.segment'"):
         OmniConnectorFactory.create_connector(ConnectorSpec("MooncakePoolConnector", {"segment": "much"}))
 
 
 def test_a_bad_option_of_device_memory_is_named() -> None:
     for extra, said in (
-        ({"min_byte": 1}, "did you mean 'min_bytes'"),
+        ({"min_byte": 1}, "did you mean 'extra.min_bytes'"),
         ({"max_held_bytes": -1}, "'max_held_bytes'"),
         ({"arena": {"ring_bytes": 1}}, "'arena.ring_bytes'"),
     ):

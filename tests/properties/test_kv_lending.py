@@ -430,7 +430,7 @@ def test_a_simulated_engine_preempts_nobody_who_would_not_be_without_the_loan(
 
     def without_the_loan(engine: EngineServer) -> int:
         prompts, decodes = engine.prompts, engine.decodes
-        needed = prompts.kv_tokens + decodes.number * decodes.each
+        needed = prompts.kv_tokens + decodes.number
         assert needed > prompts.kv_room + lending.lent_blocks, "a loan has preempted a request"
         return make_room(engine)
 

@@ -106,7 +106,7 @@ def _sent(request: Any) -> None:
 
 
 def mark_sent(hashes: Iterable[str]) -> None:
-    """Note that the engine core gets the data of these items with a request that is on its way."""
+    """Record that a request on its way to the engine core has the data of these items."""
     for mm_hash in hashes:
         for unsent in list(_unsent.values()):
             unsent.pop(mm_hash, None)

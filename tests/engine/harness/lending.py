@@ -82,6 +82,7 @@ def round_of(here: InProcessEngine, name: str) -> dict[str, Any]:
     preempted: list[str] = []
     preempt, schedule = scheduler._preempt_request, scheduler.schedule
     drafted = paused = 0
+    running: list[str] = []
 
     def count(request: Any, *args: Any, **kwargs: Any) -> None:
         preempted.append(request.request_id)
@@ -123,6 +124,7 @@ def round_of(here: InProcessEngine, name: str) -> dict[str, Any]:
         if lending.in_use and name in ("reset", "paused") and not paused:
             paused = lending.lent
             if name == "reset":
+                running = [request.request_id for request in scheduler.running]
                 assert here.core.reset_prefix_cache(reset_running_requests=True)
             else:
                 here.core.pause_scheduler(mode="keep", clear_cache=False)
@@ -139,6 +141,7 @@ def round_of(here: InProcessEngine, name: str) -> dict[str, Any]:
         "tokens": tokens,
         "reasons": reasons,
         "preempted": preempted,
+        "running": running,
         "drafted": drafted,
         "paused": paused,
         "hits": sum(hits.values()),
