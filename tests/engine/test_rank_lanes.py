@@ -15,10 +15,11 @@ from tests.support.descriptors import nothing_left_open
 from tests.support.lanes import LONG
 from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
-from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.errors import ConfigError, NoLaneError
+from vllm_omni_sched.config.load import load_config
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead import rank as rank_module
-from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, RankOrders
+from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport, LaneLoss, RankOrders
 from vllm_omni_sched.engine.ahead.rank import RankWorker
 from vllm_omni_sched.engine.ahead.tensor_parallel import Ranks
 from vllm_omni_sched.testing import make_data
@@ -206,6 +207,25 @@ def test_an_encoder_that_uses_what_lanes_do_not_have_gets_none(monkeypatch: pyte
     assert all(told.loss and told.loss.final and "send_tensor_dict" in told.loss.reason for told in pair.told)
     for worker in workers:
         worker.close()
+
+
+def test_weights_that_change_before_the_scheduler_hears_that_there_is_no_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The orders of the new weights begin another generation of lanes, which there cannot be either."""
+
+    def none(*args: Any) -> None:
+        raise NoLaneError("this encoder has no lane")
+
+    monkeypatch.setattr(rank_module, "build_member_lane", none)
+    monkeypatch.setattr(rank_module, "ranks_here", lambda: Ranks("none", 0, RANKS, frozenset()))
+    become(0, monkeypatch)
+    worker = RankWorker(load_config({"omni_sched": "chat"}))
+    worker.start(SplitEncoder(0), CPU)
+    worker.carry_out(AheadOrders(epoch=1, ranks=RankOrders(generation=1)), {})
+    report = worker.report()
+    assert report is not None
+    assert report.loss == LaneLoss(1, "this encoder has no lane", final=True)
+    worker.carry_out(AheadOrders(epoch=1, ranks=RankOrders(generation=2, stopped=True)), {})
+    worker.close()
 
 
 def test_an_encoder_that_keeps_the_group_of_the_worker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

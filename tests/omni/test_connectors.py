@@ -136,7 +136,7 @@ def test_a_path_between_hosts_without_a_master_is_refused_within_its_time() -> N
 
 
 def test_a_bad_option_of_mooncake_is_named() -> None:
-    with pytest.raises(ValueError, match="'extra.segment'"):
+    with pytest.raises(ValueError, match=r"'extra\.segment'"):
         OmniConnectorFactory.create_connector(ConnectorSpec("MooncakePoolConnector", {"segment": "much"}))
 
 

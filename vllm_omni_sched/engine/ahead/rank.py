@@ -72,11 +72,16 @@ class RankWorker(AheadWorker):
         if orders.generation == self._generation:
             return
         self._generation = orders.generation
-        self._loss, self._loss_told = None, False
+        if self._loss is not None and not self._loss.final:
+            self._loss = None
         for state in (self._backlog, self._at_lane, self._tickets, self._ready, self._failed, self._unknown):
             state.clear()
         if orders.stopped:
+            self._loss = None
             self._encode_in_steps()
+        elif self._loss is not None:
+            # the scheduler began this generation before it heard that there can be none
+            self._loss, self._loss_told = self._loss._replace(generation=orders.generation), False
         else:
             self._renew()
         again = [self._unsettled[mm_hash]._replace(ticket=ticket) for mm_hash, ticket in orders.again]
