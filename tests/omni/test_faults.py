@@ -20,7 +20,7 @@ from vllm_omni_sched.monitor.journal.fault import fault_of
 
 pytestmark = pytest.mark.slow
 
-BLOCKS_OF_A_PIPELINE = 8  # that it outlives one after the other
+BLOCKS_OF_A_PIPELINE = 4  # 12 deaths: by default, the 5 replicas of a pipeline that branches may have 15 in 5 minutes
 OFTEN = range(1)
 LONG = [range(first, min(first + BLOCKS_OF_A_PIPELINE, BLOCKS)) for first in range(1, BLOCKS, BLOCKS_OF_A_PIPELINE)]
 OPTIONS: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,8 @@ class Payloads:
     """
 
     def __init__(self, external: Callable[[str], str]) -> None:
-        self._connectors: dict[int, Any] = {}
+        self._connectors: dict[str, Any] = {}  # by name and options: stages with equal ones share a connector
+        self._connecting = threading.Lock()  # payloads are received and sent in threads
         self._left: deque[str] = deque(maxlen=REMEMBERED)  # requests that left early, the last one last
         self.external = external
 
@@ -127,18 +129,19 @@ class Payloads:
         self._connectors.clear()
 
     def _connector(self, pool: ScheduledPool) -> Any:
-        if pool.stage_id not in self._connectors:
-            from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
-            from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
+        config = connector_config(pool) or {}
+        extra = dict(config.get("extra") or {})
+        if "stage_id" in extra:  # else the front end would announce the stage on its own host
+            extra["stage_id"] = NO_STAGE
+        # each connector over an arena opens the files of all senders: one for each stage would multiply them
+        which = repr((config["name"], extra))
+        with self._connecting:
+            if which not in self._connectors:
+                from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
+                from vllm_omni.distributed.omni_connectors.utils.config import ConnectorSpec
 
-            config = connector_config(pool) or {}
-            extra = dict(config.get("extra") or {})
-            if "stage_id" in extra:  # else the front end would announce the stage on its own host
-                extra["stage_id"] = NO_STAGE
-            made = OmniConnectorFactory.create_connector(ConnectorSpec(config["name"], extra))
-            made.stage_id = pool.stage_id
-            self._connectors[pool.stage_id] = made
-        return self._connectors[pool.stage_id]
+                self._connectors[which] = OmniConnectorFactory.create_connector(ConnectorSpec(config["name"], extra))
+            return self._connectors[which]
 
 
 def drop(connector: Any, from_stage: str, to_stage: str, key: str) -> tuple[Any, int] | None:
