@@ -21,6 +21,7 @@ from vllm_omni_sched.monitor.journal.fault import fault_of
 pytestmark = pytest.mark.slow
 
 BLOCKS_OF_A_PIPELINE = 4  # 12 deaths: by default, the 5 replicas of a pipeline that branches may have 15 in 5 minutes
+OPENED_BY_A_REPLICA = 6  # by the context of its sockets alone; a connection may just be made or closed
 OFTEN = range(1)
 LONG = [range(first, min(first + BLOCKS_OF_A_PIPELINE, BLOCKS)) for first in range(1, BLOCKS, BLOCKS_OF_A_PIPELINE)]
 OPTIONS: dict[str, Any] = {
@@ -55,6 +56,10 @@ def play(ran: Ran, pipeline: str, mode: Mode, named: list[str], **how: Any) -> N
     rounds = [one for block in named for one in found[block]["rounds"]]
     assert len(rounds) == ROUNDS * len(named)
     all_are_answered_once(rounds, found["undisturbed"]["answers"])
+    more = Counter(rounds[-1]["open"]) - Counter(rounds[1]["open"])
+    assert more.total() < OPENED_BY_A_REPLICA, f"the front end keeps what it opens for a replica: {more}"
+    requests = sum(len(one["answers"]) for one in rounds)
+    print(f"{pipeline}, {mode}: {len(rounds)} rounds, {requests} requests, each answered once as if undisturbed")
     assert (outcome["children_left"], outcome["shm_left"]) == ([], [])
 
 

@@ -29,8 +29,13 @@ def nothing_left_open() -> Iterator[None]:
 
 
 def opened() -> Counter[str]:
+    """Return the number of open descriptors by kind, after what other tests have left is collected."""
+    gc.collect()
+    return open_now()
+
+
+def open_now() -> Counter[str]:
     """Return the number of open descriptors by kind, without network sockets, which only other libraries open here."""
-    gc.collect()  # what other tests have left
     local = {f"socket:[{line.split()[6]}]" for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
     names = [name for name in _names() if not name.startswith("socket:") or name in local]
     return Counter(name.partition(":[")[0] for name in names)  # "socket:[4711]", but "/dev/null"

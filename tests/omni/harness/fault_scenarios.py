@@ -15,6 +15,7 @@ from typing import Any
 from dev.omni_cpu.asking import Ask
 from dev.omni_cpu.spec import PipelineSpec
 from tests.omni.harness import stage_scenarios as stages
+from tests.support.descriptors import open_now
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.monitor.recovery.events import Replica
 
@@ -32,9 +33,11 @@ async def faults(
 ) -> stages.Result:
     """Rounds of requests, of which several are equal; in each round, one replica gets one of the signals.
 
-    A replica that has used up its restarts is left alone: without it, requests fail as they should.
+    A replica that has used up its restarts is left alone: without it, requests fail as they should. A round has
+    `open`, too: what the front end has open when the replica is back.
     """
-    rng, rounds = Random(f"{seed} {spec.mode}"), []
+    rng = Random(f"{seed} {spec.mode}")
+    rounds: list[dict[str, Any]] = []
     for number in range(ROUNDS):
         replicas = [
             (pool, replica_id)
@@ -63,6 +66,7 @@ async def faults(
                 os.kill(process.pid, signal.SIGKILL)
         gone = {process.pid for process in processes}
         await stages.until(partial(all_complete, omni, gone))
+        rounds[-1]["open"] = open_now()
     return {"rounds": rounds}
 
 
