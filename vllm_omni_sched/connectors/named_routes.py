@@ -30,7 +30,7 @@ ARENA = "ArenaConnector"
 MOONCAKE = ("MooncakeConnector", "MooncakePoolConnector")
 """The design article's name, and ours. vLLM-Omni's `MooncakeStoreConnector` stays its own as a route."""
 HAVE_POOLS = (ARENA, AUTO, "CudaIpcConnector")
-POOL_GROWTH = 4  # a pool of a given first size grows up to so many times as much, like the defaults
+POOL_GROWTH = 4  # a pool of a given first size grows up to so many times as much
 INLINE_MESSAGES = 16  # messages of the largest inline size for which the ring has room
 SIZES = {
     "text_pool_size": Modality.TEXT,

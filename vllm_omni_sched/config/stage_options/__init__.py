@@ -254,13 +254,13 @@ class PoolOptions(Options):
         ge=LEAST_POOL,
         le=MOST_POOL,
         description="First size of the pool of ids in the shared memory of `runtime.connectors`; it grows to four "
-        "times as much. Default: 256 MB.",
+        "times as much. Default: 4 MiB, and it grows to 1 GiB.",
     )
     image_pool_size: Bytes | None = Field(
-        None, ge=LEAST_POOL, le=MOST_POOL, description="The same for features and pixels. Default: 2 GB."
+        None, ge=LEAST_POOL, le=MOST_POOL, description="The same for features and pixels. Default: 4 MiB, to 8 GiB."
     )
     audio_pool_size: Bytes | None = Field(
-        None, ge=LEAST_POOL, le=MOST_POOL, description="The same for samples. Default: 512 MB."
+        None, ge=LEAST_POOL, le=MOST_POOL, description="The same for samples. Default: 4 MiB, to 2 GiB."
     )
     pool_growth_factor: float | None = Field(
         None, gt=1, le=4, description="Factor by which these pools grow. Default: 1.5."

@@ -31,7 +31,9 @@ class PoolOptions(BaseModel):
 
     block_bytes: MemoryBytes = Field(ge=64, description="Room is allocated in multiples of it.")
     initial_bytes: MemoryBytes = Field(
-        ge=64 * KIB, description="Memory allocated in the background once the pool is used."
+        4 * MIB,
+        ge=64 * KIB,
+        description="Memory allocated when the pool is first used; of more than 32 MiB, the rest in the background.",
     )
     max_bytes: MemoryBytes = Field(ge=64 * KIB, description="Largest size of the pool.")
     inline_bytes: MemoryBytes = Field(64 * KIB, ge=0, description="Payloads up to this size go through the ring.")
@@ -49,7 +51,6 @@ class TextPool(PoolOptions):
     """Pool for ids and other integers: many small messages."""
 
     block_bytes: MemoryBytes = Field(4 * KIB, ge=64)
-    initial_bytes: MemoryBytes = Field(256 * MIB, ge=64 * KIB)
     max_bytes: MemoryBytes = Field(1 * GIB, ge=64 * KIB)
 
 
@@ -57,7 +58,6 @@ class ImagePool(PoolOptions):
     """Pool for features and pixels: large blocks."""
 
     block_bytes: MemoryBytes = Field(8 * KIB, ge=64)
-    initial_bytes: MemoryBytes = Field(2 * GIB, ge=64 * KIB)
     max_bytes: MemoryBytes = Field(8 * GIB, ge=64 * KIB)
 
 
@@ -65,7 +65,6 @@ class AudioPool(PoolOptions):
     """Pool for samples: contiguous, of any length."""
 
     block_bytes: MemoryBytes = Field(4 * KIB, ge=64)
-    initial_bytes: MemoryBytes = Field(512 * MIB, ge=64 * KIB)
     max_bytes: MemoryBytes = Field(2 * GIB, ge=64 * KIB)
 
 
@@ -112,8 +111,8 @@ class ArenaOptions(BaseModel):
     copy_out: bool = Field(False, description="Receivers get copies, not views of shared memory.")
     checksum: bool = Field(
         False,
-        description="Add a CRC-32 of the tensors to messages, so that an altered message is an error; without it, only "
-        "the data in front of the tensors is checked.",
+        description="Messages carry a CRC-32 of tensors above 2 KB, too, and one that was altered is an error. "
+        "Everything else in a message always has one.",
     )
 
     @field_validator("arena")

@@ -21,7 +21,7 @@ from vllm_omni_sched.logs import get_logger
 logger = get_logger(__name__)
 
 
-PIECE = 32 * MIB  # allocated at a time
+PIECE = 32 * MIB  # allocated at a time, unless a message needs more
 WARMING_REST = 0.05  # seconds between two pieces, because zeroing memory competes with messages
 
 
@@ -33,8 +33,9 @@ def _most_bytes(options: PoolOptions) -> int:
 class Pool:
     """Pool of memory for the messages of one modality.
 
-    The first message allocates what it needs; a thread continues up to ``initial_bytes``, so that no message waits for
-    gigabytes to be zeroed. After that, a full pool grows by ``growth_factor``, up to ``max_bytes``.
+    The first message allocates ``initial_bytes``, and a full pool grows by ``growth_factor``, up to ``max_bytes``. Of
+    more than `PIECE`, a message waits for that or what it needs; a thread continues, because gigabytes take seconds to
+    be zeroed.
 
     Attributes:
         refused: the file system's error when the pool last failed to grow, "" if it succeeded.
@@ -55,6 +56,7 @@ class Pool:
             undo.pop_all()
         self.extents = Extents(options.block_bytes)
         self.refused = ""
+        self._goal = options.initial_bytes  # size up to which memory is being allocated
         self._lock = threading.Lock()
         self._growing = threading.Lock()
         self._closed = threading.Event()
@@ -66,14 +68,12 @@ class Pool:
         if offset is None:
             with self._growing:
                 offset = self._allocate(nbytes)  # it may have grown while we waited
-                while offset is None and self._grow(nbytes):
+                if offset is None and self._grow(self.extents.rounded(nbytes) - self.extents.free_at_end):
                     offset = self._allocate(nbytes)
-        if offset is None:
-            return None
-        if self._warming is None and self.extents.capacity < self._options.initial_bytes:
-            self._warming = threading.Thread(target=self._warm, name="arena-pool", daemon=True)
-            self._warming.start()
-        return offset, self.extents.rounded(nbytes)
+                if self._warming is None and self.extents.capacity < self._goal:
+                    self._warming = threading.Thread(target=self._warm, name="arena-pool", daemon=True)
+                    self._warming.start()
+        return None if offset is None else (offset, self.extents.rounded(nbytes))
 
     def free(self, offset: int) -> int:
         """Free room; return the number of freed bytes."""
@@ -83,27 +83,25 @@ class Pool:
     def close(self) -> None:
         """Unmap the pool, once its thread has ended; the file stays."""
         self._closed.set()
-        if self._warming is not None:
-            self._warming.join()
+        if (warming := self._warming) is not None:
+            warming.join()
         self.memory.close()
 
     def _allocate(self, nbytes: int) -> int | None:
         with self._lock:
             return self.extents.allocate(nbytes)
 
-    def _grow(self, nbytes: int) -> bool:
-        """Allocate more memory, with `_growing` held; return False if there is none."""
-        capacity, needed = self.extents.capacity, self.extents.rounded(nbytes)
-        if capacity + needed - self.extents.free_at_end > self.limit:
-            return False  # not even the maximum would suffice, because used extents are in between
-        step = max(needed, self.extents.rounded(PIECE))
-        if capacity >= self._options.initial_bytes:
-            step = max(step, self.extents.rounded(int(capacity * (self._factor - 1))))
+    def _grow(self, needed: int) -> bool:
+        """Allocate ``needed`` bytes or more, with `_growing` held; return False, with nothing changed, if it cannot."""
+        capacity = self.extents.capacity
+        if capacity + needed > self.limit:
+            return False
+        if capacity >= self._goal:
+            self._goal = min(max(int(capacity * self._factor), capacity + needed), self.limit)
+        step = max(needed, self.extents.rounded(min(self._goal - capacity, PIECE)))
         # a nearly full file system may have room for this message
         for more in dict.fromkeys((step, needed)):
             upto = min(capacity + more, self.limit)
-            if upto <= capacity:
-                return False
             try:
                 self.memory.commit(upto)
             except OSError as error:
@@ -116,9 +114,14 @@ class Pool:
         return False
 
     def _warm(self) -> None:
-        while not self._closed.wait(WARMING_REST) and self.extents.capacity < self._options.initial_bytes:
+        """Allocate up to the goal in pieces. After a refusal, only messages allocate, what they need."""
+        while not self._closed.wait(WARMING_REST):
             with self._growing:
-                if not self._grow(min(PIECE, self._options.initial_bytes - self.extents.capacity)):
+                missing = self._goal - self.extents.capacity
+                if missing <= 0:
+                    self._warming = None
+                    return
+                if not self._grow(self.extents.rounded(min(missing, PIECE))):
                     if self.refused:
                         logger.warning(
                             "an arena pool cannot grow beyond %d bytes: %s", self.extents.capacity, self.refused

@@ -139,18 +139,28 @@ def pool_file() -> Iterator[FilePath]:
 
 
 def test_a_pool_is_made_ready_in_the_background_and_grows_by_its_factor(pool_file: FilePath) -> None:
-    options = PoolOptions(block_bytes=64 * KIB, initial_bytes=2 * PIECE, max_bytes=4 * PIECE, inline_bytes=0)
+    options = PoolOptions(block_bytes=64 * KIB, initial_bytes=2 * PIECE, max_bytes=8 * PIECE, inline_bytes=0)
     pool = Pool(pool_file, options, growth_factor=1.75)
+
+    def rest() -> int:
+        """Return the size of the pool once its thread has ended."""
+        if (warming := pool._warming) is not None:
+            warming.join()
+        return pool.extents.capacity
+
     assert pool_file.stat().st_blocks == 0
     assert pool.allocate(10) == (0, 64 * KIB)
-    assert pool._warming is not None
-    pool._warming.join()
+    assert rest() == 2 * PIECE
+    assert pool.allocate(2 * PIECE - 64 * KIB) is not None
     assert pool.extents.capacity == 2 * PIECE
-    assert pool.allocate(2 * PIECE) == (64 * KIB, 2 * PIECE)
-    assert pool.extents.capacity == 4 * PIECE  # 1.75 is not enough for that message
-    assert pool.allocate(2 * PIECE) is None
-    assert pool.allocate(PIECE) is not None
-    assert pool_file.stat().st_blocks * 512 == pool.memory.committed == 4 * PIECE
+    assert pool.allocate(10) is not None  # waits for no more than a piece, of one and a half
+    assert rest() == 3.5 * PIECE
+    assert pool.allocate(5 * PIECE) is not None  # 1.75 is not enough for that message
+    assert rest() == 7 * PIECE + 64 * KIB
+    assert pool.allocate(PIECE) is None
+    assert pool.allocate(PIECE - 64 * KIB) is not None
+    assert rest() == 8 * PIECE
+    assert pool_file.stat().st_blocks * 512 == pool.memory.committed == 8 * PIECE
     pool.close()
 
 
