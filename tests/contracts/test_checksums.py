@@ -18,10 +18,11 @@ from tests.support.tiers import small_tiers
 from tests.support.transport_kinds import CHECKING, POOL, Kind, Open
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import CorruptMessageError
-from vllm_omni_sched.connectors.arena import ArenaTransport
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.disk import DiskTransport
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, make_message
+from vllm_omni_sched.connectors.framing.layout import EMBEDDED
 from vllm_omni_sched.connectors.transport import Status, Transport
 
 AB = Edge("a", "b")
@@ -81,7 +82,27 @@ def test_a_message_without_buffers_has_nothing_to_alter(checking_end: Open) -> N
     assert got(receiver, "k").open()["n"] == 1
 
 
-def test_off_means_that_nobody_looks() -> None:
+@pytest.mark.parametrize("value", [VALUES[:EMBEDDED], torch.from_numpy(VALUES[:EMBEDDED].copy())])
+def test_small_values_are_checked_without_the_option(value: Any) -> None:
+    """Flip a random bit of a message in shared memory: none that has only such values is ever delivered altered."""
+    rng = random.Random(2)
+    with place() as root:
+        sender, receiver = (ArenaTransport(ArenaOptions(directory=root, arena="a")) for _ in range(2))
+        for turn in range(100):
+            sender.put(make_message(AB, "k", {"x": value, "y": value, "n": turn}))
+            assert sender._outbox is not None
+            (sent,) = sender._outbox.sent.values()
+            memory, _ = sender._outbox.storage.at(sent.pool, sent.offset, sent.nbytes)
+            assert sent.nbytes > 2 * EMBEDDED
+            memory[rng.randrange(sent.nbytes)] ^= 1 << rng.randrange(8)
+            with pytest.raises(CorruptMessageError):
+                got(receiver, "k")
+            sender.reap()
+        sender.close()
+        receiver.close()
+
+
+def test_off_means_that_nobody_looks_at_larger_values() -> None:
     """As it is within a host unless somebody asks for it."""
     with place() as root:
         sender, receiver = (ArenaTransport(small(root, image=POOL)) for _ in range(2))
