@@ -294,6 +294,19 @@ async def test_an_aborted_request_leaves_no_chunk() -> None:
         nothing_left(rig)
 
 
+async def test_chunks_that_a_stage_has_not_received_at_its_end_do_not_stay() -> None:
+    """It ends by a limit of its own, after the stage that it reads has ended and before it has received all."""
+    async with Rig(*two_readers(), async_chunk=True) as rig:
+        await rig.ask("a", outputs=[1, 2])
+        await rig.finish(0, "a")
+        for number in (1, 2):
+            rig.edges.lying[f"a@2_0_{number}"] = rig.edges.lying["a@2_0_0"]
+        await finish(rig, 2)
+        await finish(rig, 1)
+        assert outputs(rig) == {1: made(0, 1), 2: made(0, 2)}
+        nothing_left(rig)
+
+
 # ---- many
 
 

@@ -26,7 +26,8 @@ class BranchChunkRecovery(AsyncChunkRecovery):
     """Withdraws a request after a death from the stages that exchange chunks with the dead one, and restarts it there.
 
     The rules are those of `AsyncChunkRecovery`. Stages that exchange no chunks with the dead one are not disturbed. An
-    autoregressive stage may end before those that it reads; the chunks that it leaves are removed, too.
+    autoregressive stage may end by a limit of its own, before those that it reads or before it has received all that
+    they sent; the chunks that it leaves are removed, too.
     """
 
     _orchestrator: BranchingOrchestrator
@@ -86,10 +87,13 @@ class BranchChunkRecovery(AsyncChunkRecovery):
             names = orchestrator.stage_pools[stage_id].names
             runs = [] if names is None or not stage.reads_chunks else names.all_names(request_id)
             ended = flow is not None and flow.phase(stage_id) is StagePhase.DONE
-            if not runs or (ended and len(runs) == 1 and stage_id not in left_early):
+            ran_once = ended and len(runs) == 1
+            if not runs or (ran_once and stage.kind is not StageKind.AR):
                 continue  # it has run for no request, or has received all chunks
+            # what it reads had ended before it: all chunks are there, and mostly it has received them
+            seconds = 0.0 if ran_once and stage_id not in left_early else recovery_driver.HELD_SECONDS
             for source in stage.sources:
                 if source in works:
                     most = pieces_of(works[source])
                     discard = partial(self._edges.discard_chunks, (source, stage_id), runs, most)
-                    orchestrator.spawn(orchestrator.sharing.when_there(discard, recovery_driver.HELD_SECONDS))
+                    orchestrator.spawn(orchestrator.sharing.when_there(discard, seconds))
