@@ -143,8 +143,8 @@ def test_a_bad_option_of_mooncake_is_named() -> None:
 def test_a_bad_option_of_device_memory_is_named() -> None:
     for extra, said in (
         ({"min_byte": 1}, "did you mean 'extra.min_bytes'"),
-        ({"max_held_bytes": -1}, "'max_held_bytes'"),
-        ({"arena": {"ring_bytes": 1}}, "'arena.ring_bytes'"),
+        ({"max_held_bytes": -1}, "'extra.max_held_bytes'"),
+        ({"arena": {"ring_bytes": 1}}, "'extra.arena.ring_bytes'"),
     ):
         with pytest.raises(ValueError, match=said):
             OmniConnectorFactory.create_connector(ConnectorSpec("CudaIpcConnector", extra))
