@@ -15,7 +15,7 @@ from typing import Any
 
 from examples.serving import ENVIRONMENT, data_url, plain_picture, tiny
 
-OPTIONS = {"scheduler_cls": "vllm_omni_sched.OmniScheduler", "additional_config": {"omni_sched": "batch"}}
+OPTIONS = {"scheduler_cls": "vllm_omni_sched.OmniScheduler", "additional_config": {"omni_sched": "exact"}}
 TINY_OPTIONS = {"enforce_eager": True, "dtype": "float32", "max_model_len": 1024}
 
 

@@ -280,13 +280,6 @@ INVENTORY: tuple[Override, ...] = (
         "oldest supported vLLM is 0.33",
     ),
     Override(
-        "EncoderCacheManager.freeable",
-        "a dict whose first entry, the one vLLM evicts, is chosen by worth",
-        "encoder_cache_order worth, or encoder_cache_host_bytes (then in vLLM's order, and evictions are noted)",
-        "tests/properties/test_encoder_worth.py",
-        "vLLM lets an encoder cache manager choose what it evicts",
-    ),
-    Override(
         "sched.output.strip_covered_mm_data",
         "rebound: a FeatureList moves its frontier, any other list goes to vLLM's function",
         "strip_frontier, vLLM 0.29+, from the first OmniScheduler of a process on",

@@ -14,15 +14,13 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     "exact": {},
     "realtime": {"profile": "realtime"},
     "video": {"profile": "video"},
-    "batch": {"profile": "batch"},
-    # what a batch could have beside it
+    # what an offline batch could have
     "batch ahead": {
-        "profile": "batch",
         "encode_ahead": True,
         "encoder_cache_host_bytes": 1 << 28,
         "expert": {"decode_pace": 0.0},
     },
-    "batch rounds": {"profile": "batch", "encode_rounds": True},
+    "batch rounds": {"encode_rounds": True},
     # each mechanism off in turn, or another one on
     "no lane": {**OURS, "encode_ahead": False},
     "no pace": {**OURS, "decode_pace": 0.0},

@@ -16,7 +16,6 @@ def test_every_benchmark_is_listed_and_explained():
         "backtest",
         "compression",
         "connectors",
-        "encoder_cache",
         "failover",
         "forecast",
         "gpu",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from vllm.v1.request import RequestStatus
@@ -11,7 +12,7 @@ from tests.engine.harness.bench import EMBEDS, ITEM_BYTES, Bench
 from vllm_omni_sched.engine.ahead.host_messages import HostReport
 from vllm_omni_sched.engine.ahead.host_planner import HostPlanner
 from vllm_omni_sched.engine.contents import Contents
-from vllm_omni_sched.engine.encoder.worth import WorthEncoderCacheManager
+from vllm_omni_sched.engine.encoder.cache import OmniEncoderCacheManager
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.testing import make_item, make_request
 
@@ -78,11 +79,10 @@ def test_the_same_item_twice_in_a_request_is_restored_once():
 
 def test_the_bound_holds_and_what_is_dropped_is_encoded_again():
     bench = bench_with(1)
-    ask(bench, "a", "a", "b", "c", "d")  # a was used twice: b is worth less and does not displace it
-    assert bench.host == {"a"}
-    assert counts(bench).host_offers["not_worth_the_room"] == 1
-    ask(bench, "b")
-    assert (bench.restored, bench.in_step) == ([], ["a", "b", "c", "d", "b"])
+    ask(bench, "a", "b", "c", "d")
+    assert bench.host == {"b"}
+    ask(bench, "a")
+    assert (bench.restored, bench.in_step) == ([], ["a", "b", "c", "d", "a"])
 
 
 def test_a_worker_that_could_not_keep_it_costs_an_encode_and_no_more():
@@ -158,9 +158,10 @@ def test_an_aborted_request_leaves_the_tier_as_it_is():
 
 def test_what_is_restored_and_evicted_in_one_step_is_not_put_back():
     """Its request was preempted in between: the worker would hold a tensor that nobody ever frees."""
-    manager = WorthEncoderCacheManager(1)
+    manager = OmniEncoderCacheManager(1)
     planner = HostPlanner(100, Contents())
-    planner.bind(manager)
+    model = SimpleNamespace(get_inputs_embeds_size=lambda: 2, dtype=SimpleNamespace(itemsize=2))
+    planner.bind(manager, model)
 
     def take(name: str) -> None:
         request = make_request(name, 1, [make_item(0, 1, name)])
@@ -183,17 +184,16 @@ def test_what_is_restored_and_evicted_in_one_step_is_not_put_back():
 
 
 def test_off_means_that_workers_are_told_nothing():
-    bench = Bench(encoder_cache_size=2 * EMBEDS, order="worth")
+    bench = Bench(encoder_cache_size=2 * EMBEDS)
     ask(bench, "a", "b", "c", "a")
     assert (bench.host, bench.restored) == (set(), [])
     found = counts(bench)
     assert found.host_tier_bytes == found.host_offers["too_large"] == 0
-    assert bench.scheduler.encoder_cache_manager.take_evicted().keys() <= {"a", "b", "c"}
 
 
-def test_hits_are_counted_by_tier_and_evictions_by_reason():
-    bench = bench_with(4, order="worth")
-    ask(bench, "a", "a", "a", "b", "c", "b")
+def test_hits_are_counted_by_tier_and_evictions():
+    bench = bench_with(4)
+    ask(bench, "a", "a", "a", "b", "c", "a")
     bench.decode()
     bench.add("lane", 20, [(4, "d")], max_tokens=1)
     for _ in range(4):
@@ -202,14 +202,7 @@ def test_hits_are_counted_by_tier_and_evictions_by_reason():
     tiers = [getattr(found, f"encoder_tier_{tier}") for tier in ("device", "host", "lane", "miss")]
     assert tiers == [2, 1, 1, 3]
     assert bench.in_step == ["a", "b", "c"]
-    assert (found.encoder_evicted_oldest, found.encoder_evicted_least_worth) == (0, 3)
-
-
-def test_by_worth_what_is_used_often_stays_where_by_age_it_would_go():
-    for order, cached in (("age", {"b", "c"}), ("worth", {"a", "c"})):
-        bench = bench_with(0, order=order)
-        ask(bench, "a", "a", "a", "b", "c")
-        assert bench.cache == cached
+    assert found.encoder_evictions == 3
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
@@ -223,7 +216,6 @@ def test_whatever_comes_nothing_is_restored_from_nothing(seed: int, async_schedu
     chance = random.Random(seed)
     bench = Bench(
         async_scheduling=async_scheduling,
-        order=chance.choice(["age", "worth"]),
         host_bytes=chance.choice([1, 3, 8, 100]) * ITEM_BYTES,
         encoder_cache_size=chance.choice([EMBEDS, 24, 40]),
         num_blocks=chance.choice([12, 40, 400]),

@@ -10,7 +10,7 @@ from tests.engine.harness.engines import VARIANTS, cases, stock_engines
 from tests.engine.harness.scenarios import ITEMS_OF_LONG_SESSION, SCENARIOS
 from tests.engine.harness.workload import Session
 
-OTHER_DECISIONS = ("encode-ahead", "encode-rounds", "steered", "worth")
+OTHER_DECISIONS = ("encode-ahead", "encode-rounds", "steered")
 SCENARIOS_OF_STOCK = {spec.name: spec.scenarios for spec in stock_engines("llava", "voxtral")}
 CASES = cases(
     (variant, scenario)
@@ -45,7 +45,6 @@ def test_every_request_leaves_exactly_once(in_process: Results, variant, scenari
     "variant",
     [
         pytest.param("encode-ahead-host", marks=pytest.mark.long),
-        pytest.param("encode-ahead-host-worth", marks=pytest.mark.newest),
     ],
 )
 def test_what_left_the_encoder_cache_came_back_from_host_memory(in_process: Results, variant):

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager, EncoderDecoderCacheManager
 
 from vllm_omni_sched import OmniEncoderCacheManager
-from vllm_omni_sched.config.options import EvictionOrder
-from vllm_omni_sched.engine.encoder.worth import WorthEncoderCacheManager
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.options import OmniSchedConfig
+from vllm_omni_sched.engine.encoder.cache import manager_for
 from vllm_omni_sched.testing import make_item, make_request
 
 NUM_REQUESTS = 4
@@ -39,14 +40,12 @@ class Cache(RuleBasedStateMachine):
     """Operations in the order in which the scheduler issues them for one item: look up, make room, allocate; later
     release."""
 
-    make_ours = OmniEncoderCacheManager
-
     @initialize(
         cache_size=st.sampled_from([5, 8, 20]), kinds=st.lists(contents, min_size=NUM_REQUESTS, max_size=NUM_REQUESTS)
     )
     def start(self, cache_size: int, kinds: list[list[int]]) -> None:
         self.stock = EncoderCacheManager(cache_size)
-        self.ours = self.make_ours(cache_size)
+        self.ours = OmniEncoderCacheManager(cache_size)
         self.requests = [request_of(number, of_one) for number, of_one in enumerate(kinds)]
 
     def both(self, name: str, *args: Any) -> Any:
@@ -93,18 +92,6 @@ class Cache(RuleBasedStateMachine):
 
 TestCache = Cache.TestCase
 TestCache.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
-
-
-class CacheThatKnowsWorth(Cache):
-    """With the order of age, the manager that knows worth decides as stock does, whatever things are worth."""
-
-    def make_ours(self, cache_size: int) -> Any:
-        now = iter(range(1 << 30))
-        return WorthEncoderCacheManager(cache_size, EvictionOrder.AGE, clock=lambda: float(next(now)))
-
-
-TestCacheThatKnowsWorth = CacheThatKnowsWorth.TestCase
-TestCacheThatKnowsWorth.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 
 
 @dataclass
@@ -182,3 +169,41 @@ def test_entries_made_are_told_from_those_here_and_those_gone() -> None:
     assert manager.allocated == manager.misses == 5
     manager.reset()
     assert manager.allocated == 5
+
+
+class ModelConfig:
+    is_encoder_decoder = False
+
+
+class EncoderDecoderConfig(ModelConfig):
+    is_encoder_decoder = True
+
+
+class OfTheOperator(EncoderCacheManager):
+    pass
+
+
+WITH_HOST = OmniSchedConfig(encode_ahead=True, encoder_cache_host_bytes=1)
+
+
+@pytest.mark.parametrize("config", [OmniSchedConfig(), WITH_HOST], ids=["default", "host"])
+def test_ours_takes_the_place_of_vllms_own_manager(config: OmniSchedConfig) -> None:
+    ours = manager_for(EncoderCacheManager(7), config, ModelConfig)
+    assert (type(ours), ours.cache_size) == (OmniEncoderCacheManager, 7)
+
+
+def test_an_encoder_decoder_model_has_no_host_tier() -> None:
+    """Whatever the operator has named: that model is the reason."""
+    for manager in (EncoderDecoderCacheManager(7), EncoderCacheManager(7), OfTheOperator(7)):
+        with pytest.raises(ConfigError, match="because this is an encoder-decoder model") as refused:
+            manager_for(manager, WITH_HOST, EncoderDecoderConfig)
+        assert "--ec-manager-config" not in str(refused.value)
+    untouched = EncoderDecoderCacheManager(7)
+    assert manager_for(untouched, OmniSchedConfig(), EncoderDecoderConfig) is untouched
+
+
+def test_an_operators_own_manager_is_not_replaced() -> None:
+    operators = OfTheOperator(7)
+    assert manager_for(operators, OmniSchedConfig(), ModelConfig) is operators
+    with pytest.raises(ConfigError, match="not OfTheOperator: leave 'encoder_cache_host_bytes' out"):
+        manager_for(operators, WITH_HOST, ModelConfig)

@@ -155,8 +155,7 @@ class SchedulerTraffic:
             metrics.placements[rng.choice(("no_decode", "would_not_be_noticed"))] += 1
         if not found and rng.random() < 0.5:
             kept = rng.random() < 0.7
-            metrics.encoder_evicted_least_worth += kept
-            metrics.encoder_evicted_oldest += not kept
+            metrics.encoder_evictions += 1
             metrics.host_offers["restore_is_quicker" if kept else "encode_is_quicker"] += 1
             metrics.host_tier_bytes = min(2 << 30, metrics.host_tier_bytes + (kept << 22))
         self._shared_item(found)

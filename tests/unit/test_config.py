@@ -52,16 +52,14 @@ def test_an_empty_file_is_refused_by_its_name(tmp_path, text):
         ({"spill_max_bytes": -1}, "nearest valid value is 0"),
         ({"metrics_interval_seconds": 100}, "nearest valid value is 60"),
         ({"metrics": "yes"}, "'metrics': input should be a valid boolean"),
-        ({"encoder_cache_order": "old"}, r"'encoder_cache_order' must be one of \['age', 'worth'\], got 'old'"),
         ({"encoder_cache_host_bytes": 1}, "'encoder_cache_host_bytes' is 1, but .* set 'encode_ahead' to true, or"),
         (
             {"encoder_cache_host_bytes": 1, "encode_ahead": True, "encoder_cache": "off"},
             "'encoder_cache_host_bytes' needs our encoder cache manager: set 'expert.encoder_cache' to 'auto'",
         ),
-        ({"encoder_cache_order": "worth", "encoder_cache": "off"}, "'encoder_cache_order' needs our encoder cache"),
         ("no/such/file.yaml", "names the file 'no/such/file.yaml', which cannot be read: No such file"),
         ("chatt", "names 'chatt', which is neither a profile nor a file; did you mean 'chat'"),
-        ("x", "neither a profile nor a file; profiles are exact, chat, realtime, video, batch"),
+        ("x", "neither a profile nor a file; profiles are exact, chat, realtime, video"),
         ({"profile": "chatt"}, "'profile' must be one of .*, got 'chatt'; did you mean 'chat'"),
         ({"expert": 3}, "'expert' must be a mapping of options, got 3"),
         ({"expert": {"encode_ahead": True}}, "'encode_ahead' does not belong to the group 'expert': move it out of it"),
@@ -108,9 +106,7 @@ def test_what_a_profile_sets_is_valid(profile):
 
 @pytest.mark.parametrize(
     ("given", "left_out"),
-    [({"profile": "chat", "encode_rounds": True}, "encode_ahead"),
-     ({"profile": "batch", "expert": {"encoder_cache": "off"}}, "encoder_cache_order"),
-     ({"profile": "batch", "encoder_cache": False}, "encoder_cache_order")],
+    [({"profile": "chat", "encode_rounds": True}, "encode_ahead")],
 )  # fmt: skip
 def test_an_option_that_excludes_one_of_the_profile_wins(given, left_out):
     config = load_config({"omni_sched": given})

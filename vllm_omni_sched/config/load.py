@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.nearest import did_you_mean
-from vllm_omni_sched.config.options import EXPERT_GROUP, EvictionOrder, OmniSchedConfig, Toggle
+from vllm_omni_sched.config.options import EXPERT_GROUP, OmniSchedConfig, Toggle
 from vllm_omni_sched.config.profiles import Profile
 
 KEY = "omni_sched"
@@ -108,11 +108,10 @@ def _contradictions(config: OmniSchedConfig) -> Iterator[str]:
             f"option 'encoder_cache_host_bytes' is {host}, but encodings are restored through encode-ahead's "
             "connector: set 'encode_ahead' to true, or 'encoder_cache_host_bytes' to 0"
         )
-    if (host or config.encoder_cache_order is EvictionOrder.WORTH) and config.encoder_cache is Toggle.OFF:
-        name = "encoder_cache_host_bytes" if host else "encoder_cache_order"
+    if host and config.encoder_cache is Toggle.OFF:
         yield (
-            f"option {name!r} needs our encoder cache manager: set 'expert.encoder_cache' to 'auto', or leave {name!r} "
-            "out"
+            "option 'encoder_cache_host_bytes' needs our encoder cache manager: set 'expert.encoder_cache' to 'auto', "
+            "or leave 'encoder_cache_host_bytes' out"
         )
 
 

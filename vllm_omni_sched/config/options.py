@@ -38,13 +38,6 @@ class ReleaseMode(str, Enum):
     KEEP = "keep"
 
 
-class EvictionOrder(str, Enum):
-    """Order in which freeable encodings leave the encoder cache."""
-
-    AGE = "age"  # the one that has been freeable for longest, as in vLLM
-    WORTH = "worth"  # the one worth least
-
-
 class OrderMode(str, Enum):
     """Order in which waiting requests run."""
 
@@ -101,11 +94,6 @@ class OmniSchedConfig(BaseModel):
     encoder_cache: Toggle = Expert(
         Toggle.AUTO,
         description="Use OmniEncoderCacheManager: an index and reference counts, so that freeing an item is O(1).",
-    )
-    encoder_cache_order: EvictionOrder = Field(
-        EvictionOrder.AGE,
-        description="Encoding that is evicted when the encoder cache is full: the one unused longest ('age'), as in "
-        "vLLM, or the one of least worth ('worth'): seconds to encode it again × recent uses / bytes.",
     )
     encoder_cache_host_bytes: Bytes = Field(
         0,
@@ -417,11 +405,6 @@ class OmniSchedConfig(BaseModel):
     @classmethod
     def _release(cls, value: Any) -> Any:
         return ReleaseMode(value) if isinstance(value, str) and value in {m.value for m in ReleaseMode} else value
-
-    @field_validator("encoder_cache_order", mode="before")
-    @classmethod
-    def _cache_order(cls, value: Any) -> Any:
-        return EvictionOrder(value) if isinstance(value, str) and value in {o.value for o in EvictionOrder} else value
 
     @field_validator("waiting_order", mode="before")
     @classmethod

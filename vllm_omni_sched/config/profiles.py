@@ -18,7 +18,6 @@ class Profile(str, Enum):
     CHAT = "chat"
     REALTIME = "realtime"
     VIDEO = "video"
-    BATCH = "batch"
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,6 @@ PROFILES: Mapping[Profile, ProfileSettings] = MappingProxyType(
             {**_BESIDE, "control_target_ms": 80.0, "interactive_ttft_ms": 5000.0, "interactive_itl_ms": 100.0},
             video_loader=True,
         ),
-        Profile.BATCH: ProfileSettings(
-            "offline batches, where only throughput counts", {"encoder_cache_order": "worth"}
-        ),
     }
 )
 
@@ -65,7 +61,6 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "waiting_order": "waiting requests run by class and deadline",
         "prefill_control": "prompt tokens are computed in pieces that keep a step at its target",
         "slo_metrics": "latencies are measured by class",
-        "encoder_cache_order": "the encodings of least worth are evicted first",
     }
 )
 """Words for the options of profiles, as the log names them; options that are not here are targets."""
@@ -73,7 +68,6 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
 GIVES_WAY: Mapping[str, tuple[str, tuple[Any, ...]]] = MappingProxyType(
     {
         "encode_ahead": ("encode_rounds", (True,)),
-        "encoder_cache_order": ("encoder_cache", ("off", False)),
     }
 )
 """Options of profiles that are left out if the operator sets an option that excludes them to one of the values."""

@@ -13,11 +13,10 @@ from vllm_omni_sched.compat import Status
 from vllm_omni_sched.config.options import OmniSchedConfig, ReleaseMode
 from vllm_omni_sched.engine import rebind
 from vllm_omni_sched.engine.core_hooks import watch_core
-from vllm_omni_sched.engine.encoder.cache import OmniEncoderCacheManager
+from vllm_omni_sched.engine.encoder.cache import OmniEncoderCacheManager, manager_for
 from vllm_omni_sched.engine.encoder.inputs import EncoderInputs
 from vllm_omni_sched.engine.encoder.pending import PendingInputs
 from vllm_omni_sched.engine.encoder.stuck import UnstuckInputs
-from vllm_omni_sched.engine.encoder.worth import manager_for
 from vllm_omni_sched.engine.extension import SchedulerExtension
 from vllm_omni_sched.engine.metrics.bridge import MetricsPublisher
 from vllm_omni_sched.engine.order import index_items, sort_update

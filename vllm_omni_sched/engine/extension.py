@@ -45,8 +45,7 @@ class SchedulerExtension:
     3. Items that a worker has consumed are stripped by a frontier, and their raw data leaves memory; preemption and
        rewinds restore it.
     4. Workers are sent what is new in a session, not the whole session (`Sessions`).
-    5. Which requests run, with how many tokens, and what is evicted is unchanged; only ``policies`` and
-       ``encoder_cache_order`` "worth" change it.
+    5. Which requests run, with how many tokens, and what is evicted is unchanged; only ``policies`` change it.
 
     Args:
         metrics: counts what the parts do.

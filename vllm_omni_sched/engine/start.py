@@ -62,7 +62,7 @@ def check_and_attach(vllm_config: Any) -> None:
 
         refuse_if_on(config, why_not(config, vllm_config))
     if config.encoder_cache is not Toggle.OFF:
-        from vllm_omni_sched.engine.encoder.worth import refuse_encoder_decoder
+        from vllm_omni_sched.engine.encoder.cache import refuse_encoder_decoder
 
         refuse_encoder_decoder(config, vllm_config.model_config)
     if config.encode_rounds:

@@ -78,8 +78,7 @@ class SchedulerMetrics:
     encoder_tier_host: int = 0
     encoder_tier_lane: int = 0
     encoder_tier_miss: int = 0
-    encoder_evicted_oldest: int = 0
-    encoder_evicted_least_worth: int = 0
+    encoder_evictions: int = 0
     host_tier_bytes: int = 0
     shared_host: int = 0
     shared_made: int = 0

@@ -90,9 +90,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "encoder_cache_evictions_total",
         "counter",
-        "Encoder outputs evicted to make room for others, by reason.",
-        {"oldest": "encoder_evicted_oldest", "least_worth": "encoder_evicted_least_worth"},
-        label="reason",
+        "Encoder outputs evicted to make room for others.",
+        {"": "encoder_evictions"},
     ),
     Metric(
         "encoder_cache_tier_total",

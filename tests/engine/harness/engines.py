@@ -40,7 +40,6 @@ WITHOUT_PREFIX_CACHING = {"enable_prefix_caching": False}
 
 AHEAD = {"encode_ahead": True}
 HOST = {**AHEAD, "encoder_cache_host_bytes": 1 << 20}
-WORTH = {"encoder_cache_order": "worth"}
 STEERED = {
     **AHEAD,
     "waiting_order": "sla",
@@ -145,9 +144,6 @@ VARIANTS = (
     Variant("tight-encode-ahead", "tight", omni_sched=AHEAD, long=True),
     Variant("scarce-encode-ahead", "scarce-async", omni_sched=AHEAD),
     Variant("encode-ahead-host", "chunked", omni_sched=HOST, long=True),
-    Variant("encode-ahead-host-worth", "chunked", RETURNING, omni_sched={**HOST, **WORTH}, newest=True),
-    Variant("worth", "chunked", RETURNING, omni_sched=WORTH, newest=True),
-    Variant("scarce-host", "scarce-async", omni_sched={**HOST, **WORTH}, newest=True),
     Variant("steered-encode-ahead", "sync", (*SHORT, "crowd"), omni_sched=STEERED, long=True),
     Variant(
         "steered-encode-ahead-async", "async", ("images", "shared_images", "crowd"), omni_sched=STEERED, newest=True

@@ -103,9 +103,9 @@ REFUSED = {
         scheduler=OURS_SYNC,
         circumstance="async scheduling",
     ),
-    "order-of-a-cache-that-is-not": Case(
-        _options(encoder_cache_order="worth"),
-        ["'encoder_cache_order'", "encoder-decoder model", "Leave 'encoder_cache_order' out"],
+    "host-tier-of-a-cache-that-is-not": Case(
+        _options(encode_ahead=True, encoder_cache_host_bytes=1),
+        ["'encoder_cache_host_bytes'", "encoder-decoder model", "Leave 'encoder_cache_host_bytes' out"],
         circumstance="an encoder-decoder model",
     ),
     "no-lane-beside-this-model": Case(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vllm_omni_sched.config.load import load_config
-from vllm_omni_sched.config.options import EvictionOrder, OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.profiles import MEANINGS, PROFILES
 from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
 from vllm_omni_sched.resource.engine.profile import (
@@ -28,7 +28,7 @@ def options(**given: object) -> OmniSchedConfig:
     return load_config({"omni_sched": given})
 
 
-@pytest.mark.parametrize("profile", ["exact", "chat", "realtime", "video", "batch"])
+@pytest.mark.parametrize("profile", ["exact", "chat", "realtime", "video"])
 def test_an_engine_that_can_have_all_of_a_profile_has_it(profile: str) -> None:
     config = options(profile=profile)
     fitted = fit_profile(config, ROOMY)
@@ -80,14 +80,6 @@ def test_what_the_operator_set_is_kept_for_the_engine_to_refuse() -> None:
     assert fitted.config.encode_ahead
     assert not fitted.withheld
     assert refusal(CONTEXT) == f"option 'encode_ahead' cannot be on here, because {WHY_CONTEXT}: set it to false"
-
-
-def test_an_encoder_decoder_model_has_no_eviction_by_worth() -> None:
-    batch = fit_profile(options(profile="batch"), LaneFacts(encoder_decoder=True))
-    assert batch.config.encoder_cache_order is EvictionOrder.AGE
-    assert [str(one) for one in batch.withheld] == [
-        "encoder_cache_order stays off, because this is an encoder-decoder model"
-    ]
 
 
 @pytest.mark.parametrize(

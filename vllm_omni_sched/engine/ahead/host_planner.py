@@ -7,20 +7,21 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from vllm_omni_sched.engine.ahead.host_messages import HostOrders, HostReport
 from vllm_omni_sched.engine.contents import Contents
-from vllm_omni_sched.engine.encoder.worth import WorthEncoderCacheManager
+from vllm_omni_sched.engine.encoder.cache import OmniEncoderCacheManager
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
-from vllm_omni_sched.resource.engine.host_tier import HostReason, HostTier
+from vllm_omni_sched.resource.engine.host_tier import Encoding, HostReason, HostTier
 from vllm_omni_sched.resource.engine.reuse import NotReused
-from vllm_omni_sched.resource.rate import Rate
+from vllm_omni_sched.resource.rate import EncodeCost, Rate
 
 _START_SECONDS_PER_BYTE = 1e-9  # 1 GB/s, slower than any bus: until a restore was timed, few encodings are kept in vain
 
 
 class _Item(NamedTuple):
-    """The item of an encoding: the digest of its data, and its number of embeddings."""
+    """The item of an encoding: the digest of its data, its number of embeddings, and its modality."""
 
     digest: str
     num_embeds: int
+    modality: str
 
 
 class HostPlanner:
@@ -45,7 +46,8 @@ class HostPlanner:
         self.decisions = dict.fromkeys(HostReason, 0)
         self.not_reused = dict.fromkeys(NotReused, 0)
         self._contents = contents
-        self._manager: WorthEncoderCacheManager | None = None
+        self._manager: OmniEncoderCacheManager | None = None
+        self._cost, self._embed_bytes = EncodeCost(), 1
         self._cached: dict[str, _Item | None] = {}  # mm_hash -> the item whose encoding the encoder cache has
         self._kept: dict[str, _Item] = {}  # the same for the tier
         self._drop: list[str] = []  # encodings that workers must still be told to drop
@@ -55,11 +57,11 @@ class HostPlanner:
         self._there: set[str] = set()
         self._restore: list[str] = []
 
-    def bind(self, manager: EncoderCacheManager) -> None:
+    def bind(self, manager: EncoderCacheManager, model_config: Any) -> None:
         """Give this planner access to the encodings that the encoder cache evicts."""
-        self._manager = manager if isinstance(manager, WorthEncoderCacheManager) else None
-        if self._manager is not None and self.tier.max_bytes:
-            self._manager.tells_evicted = True
+        if self.tier.max_bytes and isinstance(manager, OmniEncoderCacheManager):
+            self._manager = manager
+            self._embed_bytes = max(1, model_config.get_inputs_embeds_size() * model_config.dtype.itemsize)
 
     def has(self, mm_hash: str) -> bool:
         """Return whether the workers hold this encoding in host memory."""
@@ -72,7 +74,7 @@ class HostPlanner:
         if kept is None or mm_hash in self._restore:
             return
         digest = self._contents.of(feature)
-        if digest is not None and kept == (digest, num_embeds):
+        if digest is not None and kept == (digest, num_embeds, feature.modality):
             return
         self.not_reused[NotReused.UNKNOWN_CONTENT if digest is None else NotReused.OTHER_CONTENT] += 1
         self._give_up(mm_hash)
@@ -80,14 +82,14 @@ class HostPlanner:
 
     def allocated(self, feature: Any, num_embeds: int) -> None:
         """Record that the encoder cache has made room for the encoding of an item."""
-        if not self.tier.max_bytes or self._manager is None:
+        if self._manager is None:
             return
         mm_hash, digest = feature.identifier, self._contents.of(feature)
         if digest is None:
             self.not_reused[NotReused.UNKNOWN_CONTENT] += 1
         # of one that was evicted in this step, the worker still has the tensor: it is not known which one that is
-        unclear = digest is None or self._manager.was_evicted(mm_hash)
-        self._cached[mm_hash] = None if unclear else _Item(digest or "", num_embeds)
+        unclear = digest is None or mm_hash in self._manager.freed
+        self._cached[mm_hash] = None if unclear else _Item(digest or "", num_embeds, feature.modality)
 
     def restore(self, mm_hash: str) -> bool:
         """Order the restore of an encoding for which the encoder cache has made room; False if it is not in host
@@ -105,17 +107,17 @@ class HostPlanner:
         if self._manager is None:
             return HostOrders()
         drop, self._drop = self._drop, []
-        evicted = self._manager.take_evicted()
         keep: dict[str, int] = {}
-        for encoding in (evicted[mm_hash] for mm_hash in freed if mm_hash in evicted):
-            mm_hash = encoding.mm_hash
+        for mm_hash in freed:
             item = self._cached.pop(mm_hash, None)
             if item is None:
                 continue
+            num_bytes = max(1, item.num_embeds * self._embed_bytes)
+            encoding = Encoding(mm_hash, num_bytes, self._cost.seconds(item.modality, item.num_embeds))
             if self._kept.get(mm_hash, item) != item:
                 self._give_up(mm_hash)
                 drop.append(mm_hash)
-            decision = self.tier.offer(encoding, self._rate.seconds(encoding.num_bytes))
+            decision = self.tier.offer(encoding, self._rate.seconds(num_bytes))
             self.decisions[decision.reason] += 1
             for gone in decision.dropped:
                 self._forget(gone)
@@ -154,17 +156,16 @@ class HostPlanner:
         for ticket, mm_hash in report.lost.items():
             if self._tickets.get(mm_hash) == ticket:
                 self._give_up(mm_hash)
-        if report.embeds and self._manager is not None:
+        if report.embeds:
             # the scheduler can only guess how wide embeddings are: some encoders put several layers side by side
             num_bytes = sum(num_bytes for _, num_bytes in report.kept.values())
-            self._manager.embed_bytes = max(1, num_bytes // report.embeds)
+            self._embed_bytes = max(1, num_bytes // report.embeds)
         self._rate.observe(report.restored_bytes, report.restored_seconds)
 
     def take_encode_times(self, times: dict[str, tuple[int, float]]) -> None:
         """Learn the cost of encodes from timed ones: modality -> embeddings, seconds."""
-        if self._manager is not None:
-            for modality, (num_embeds, seconds) in times.items():
-                self._manager.cost.observe(modality, num_embeds, seconds)
+        for modality, (num_embeds, seconds) in times.items():
+            self._cost.observe(modality, num_embeds, seconds)
 
     def count_into(self, metrics: SchedulerMetrics) -> None:
         """Copy this planner's counts into ``metrics``."""

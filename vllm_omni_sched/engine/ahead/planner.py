@@ -77,7 +77,7 @@ class AheadPlanner:
         self._scheduler, self._view = scheduler, view
         self._decisions, self._metrics = core.ahead, core.metrics
         self._lane_is(NO_LANE)  # until the workers report that they have one
-        self.host.bind(scheduler.encoder_cache_manager)
+        self.host.bind(scheduler.encoder_cache_manager, scheduler.vllm_config.model_config)
         if scheduler.vllm_config.device_config.device_type == "cpu":
             sleep_beside(self)
             rest_between_looks()

@@ -6,7 +6,8 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.request import Request
 
 from vllm_omni_sched.compat import native_hash_refs, native_request_ids
-from vllm_omni_sched.config.options import EvictionOrder
+from vllm_omni_sched.config.errors import ConfigError
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 
 _NATIVE_REFS = native_hash_refs()
@@ -55,8 +56,6 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
     Args:
         cache_size: capacity in encoder embeddings.
     """
-
-    order = EvictionOrder.AGE
 
     def __init__(self, cache_size: int) -> None:
         super().__init__(cache_size)
@@ -152,11 +151,9 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
 
     def count_into(self, metrics: SchedulerMetrics) -> None:
         """Copy counts into ``metrics``; without encode-ahead, every item that is not cached is encoded in the step."""
-        by_worth = self.order is EvictionOrder.WORTH
         metrics.encoder_cache_hits = self.hits
         metrics.encoder_cache_misses = self.misses
-        metrics.encoder_evicted_oldest = 0 if by_worth else self.evictions
-        metrics.encoder_evicted_least_worth = self.evictions if by_worth else 0
+        metrics.encoder_evictions = self.evictions
         metrics.encoder_tier_device = self.taken
         metrics.encoder_tier_miss = self.allocated
 
@@ -189,3 +186,36 @@ class OmniEncoderCacheManager(EncoderCacheManager if native_request_ids() else _
         for request_id, held in self.request_cached_ids.items():
             uses = sum(self.references(request_id).values())
             assert uses == len(held), f"request {request_id}: {len(held)} cached items, {uses} uses"
+
+
+def refuse_encoder_decoder(config: OmniSchedConfig, model_config: Any) -> None:
+    """Refuse a host tier for models whose encodings vLLM does not keep in its encoder cache.
+
+    Raises:
+        ConfigError: there is to be one, and this is an encoder-decoder model.
+    """
+    if model_config.is_encoder_decoder and config.encoder_cache_host_bytes:
+        raise ConfigError(
+            "option 'encoder_cache_host_bytes' cannot be on here, because this is an encoder-decoder model: its "
+            "encoder's output goes into the KV cache of its decoder, and is evicted with the request. Leave "
+            "'encoder_cache_host_bytes' out"
+        )
+
+
+def manager_for(manager: EncoderCacheManager, config: OmniSchedConfig, model_config: Any) -> EncoderCacheManager:
+    """Return our encoder cache manager in place of the unused ``manager``, or ``manager`` if the operator named it.
+
+    Raises:
+        ConfigError: a host tier needs our manager, but the operator has named another one, or the model is an
+            encoder-decoder model.
+    """
+    refuse_encoder_decoder(config, model_config)
+    if type(manager) is EncoderCacheManager:
+        return OmniEncoderCacheManager.adopt(manager)
+    if config.encoder_cache_host_bytes and not isinstance(manager, OmniEncoderCacheManager):
+        raise ConfigError(
+            "option 'encoder_cache_host_bytes' needs the encoder cache manager of vllm-omni-sched, not "
+            f"{type(manager).__name__}: leave 'encoder_cache_host_bytes' out, or take encoder_cache_manager_cls out of "
+            "--ec-manager-config"
+        )
+    return manager

@@ -1,12 +1,30 @@
 """Decide which evicted encodings to keep in host memory."""
 
 import math
-from dataclasses import dataclass, replace
+from collections import OrderedDict
+from dataclasses import dataclass
 from enum import Enum
-from heapq import heapify, heappop, heappush
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.resource.engine.worth import Encoding
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """An encoder output; ``encode_seconds`` is the time to encode it again.
+
+    Raises:
+        ValueError: the size is not above 0, or the time is negative or not finite.
+    """
+
+    mm_hash: str
+    num_bytes: int
+    encode_seconds: float
+
+    def __post_init__(self) -> None:
+        if self.num_bytes < 1:
+            raise ValueError(f"{self.mm_hash}: num_bytes must be 1 or more, got {self.num_bytes}")
+        if not 0 <= self.encode_seconds < math.inf:
+            raise ValueError(f"{self.mm_hash}: encode_seconds must be finite and >= 0, got {self.encode_seconds}")
 
 
 class HostReason(str, Enum):
@@ -16,8 +34,7 @@ class HostReason(str, Enum):
     ALREADY_KEPT = "already_kept"  # kept already
     ENCODE_IS_QUICKER = "encode_is_quicker"  # not kept
     TOO_LARGE = "too_large"  # not kept: larger than the tier
-    NOT_WORTH_THE_ROOM = "not_worth_the_room"  # not kept: an encoding worth more would have to be dropped
-    IN_USE = "in_use"  # not kept: the one that would have to be dropped is being restored
+    IN_USE = "in_use"  # not kept: those that would have to be dropped are being restored
 
 
 @dataclass(frozen=True)
@@ -30,14 +47,12 @@ class HostDecision:
 
 
 class HostTier:
-    """Accounting of a bounded tier in host memory; O(log n) per encoding that is added or removed.
+    """Accounting of a bounded tier in host memory, which drops the least recently used encodings.
 
-    1. An encoding is worth keeping only if restoring it is quicker than encoding it again. Its worth is
-       the seconds saved x decayed uses / bytes.
-    2. It makes room by dropping the encodings of least worth, but none that is worth at least as much as the new one,
-       and none that is held (being restored). If that is not enough, nothing is dropped.
-    3. An encoding that is kept already and was used again gets its current worth.
-    4. The bytes kept never exceed ``max_bytes``; 0 turns the tier off.
+    1. An encoding is kept only if restoring it is quicker than encoding it again.
+    2. It makes room by dropping the encodings that were offered or restored longest ago, but none that is held (being
+       restored). If that is not enough, nothing is dropped.
+    3. The bytes kept never exceed ``max_bytes``; 0 turns the tier off.
 
     Raises:
         ConfigError: ``max_bytes`` is negative.
@@ -48,9 +63,8 @@ class HostTier:
             raise ConfigError(f"max_bytes must be 0 or more, got {max_bytes}")
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self._kept: dict[str, tuple[Encoding, float]] = {}  # with its worth
+        self._kept: OrderedDict[str, Encoding] = OrderedDict()  # the least recently used one comes first
         self._held: dict[str, int] = {}
-        self._heap: list[tuple[float, str]] = []  # at least one entry for each encoding that is kept
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -66,34 +80,21 @@ class HostTier:
         """
         if not 0 <= restore_seconds < math.inf:
             raise ValueError(f"restore_seconds must be finite and >= 0, got {restore_seconds}")
-        saved = encoding.encode_seconds - restore_seconds
         if encoding.mm_hash in self._kept:
-            if saved > 0:
-                self._value_anew(encoding, saved)
+            self._kept.move_to_end(encoding.mm_hash)
             return HostDecision(True, HostReason.ALREADY_KEPT)
-        if saved <= 0:
+        if encoding.encode_seconds <= restore_seconds:
             return HostDecision(False, HostReason.ENCODE_IS_QUICKER)
         if encoding.num_bytes > self.max_bytes:
             return HostDecision(False, HostReason.TOO_LARGE)
-        worth = _log_worth(encoding, saved)
-        victims, refusal = self._room_for(encoding.num_bytes, worth)
-        if refusal is not None:
-            return HostDecision(False, refusal)
+        victims = self._room_for(encoding.num_bytes)
+        if victims is None:
+            return HostDecision(False, HostReason.IN_USE)
         for mm_hash in victims:
             self._forget(mm_hash)
-        self._kept[encoding.mm_hash] = encoding, worth
+        self._kept[encoding.mm_hash] = encoding
         self.num_bytes += encoding.num_bytes
-        heappush(self._heap, (worth, encoding.mm_hash))
-        self._sweep()
         return HostDecision(True, HostReason.RESTORE_IS_QUICKER, tuple(victims))
-
-    def _value_anew(self, encoding: Encoding, saved: float) -> None:
-        kept, _ = self._kept[encoding.mm_hash]
-        now = replace(encoding, num_bytes=kept.num_bytes)  # its size here does not change
-        worth = _log_worth(now, saved)
-        self._kept[now.mm_hash] = now, worth
-        heappush(self._heap, (worth, now.mm_hash))
-        self._sweep()
 
     def hold(self, mm_hash: str) -> Encoding:
         """Hold an encoding while it is being restored, so that it is not dropped before `release`.
@@ -101,7 +102,8 @@ class HostTier:
         Raises:
             KeyError: the encoding is not kept.
         """
-        encoding, _ = self._kept[mm_hash]
+        encoding = self._kept[mm_hash]
+        self._kept.move_to_end(mm_hash)
         self._held[mm_hash] = self._held.get(mm_hash, 0) + 1
         return encoding
 
@@ -129,42 +131,17 @@ class HostTier:
         if mm_hash in self._held:
             raise ValueError(f"{mm_hash} is being restored; drop it after release()")
         self._forget(mm_hash)
-        self._sweep()
 
     def _forget(self, mm_hash: str) -> None:
-        encoding, _ = self._kept.pop(mm_hash)
-        self.num_bytes -= encoding.num_bytes
+        self.num_bytes -= self._kept.pop(mm_hash).num_bytes
 
-    def _room_for(self, num_bytes: int, worth: float) -> tuple[list[str], HostReason | None]:
-        needed = self.num_bytes + num_bytes - self.max_bytes
-        victims: dict[str, None] = {}
-        looked_at: list[tuple[float, str]] = []
-        refusal = None
-        blocked = False
-        while needed > 0:
-            if not self._heap or self._heap[0][0] >= worth:
-                refusal = HostReason.IN_USE if blocked else HostReason.NOT_WORTH_THE_ROOM
+    def _room_for(self, num_bytes: int) -> list[str] | None:
+        """Return the encodings to drop for so many bytes; None if there is no room even without all that may go."""
+        needed, victims = self.num_bytes + num_bytes - self.max_bytes, list[str]()
+        for mm_hash, encoding in self._kept.items():
+            if needed <= 0:
                 break
-            entry = heappop(self._heap)
-            mm_hash = entry[1]
-            if mm_hash not in self._kept or self._kept[mm_hash][1] != entry[0] or mm_hash in victims:
-                continue  # stale entry
-            looked_at.append(entry)
-            if mm_hash in self._held:
-                blocked = True
-                continue
-            victims[mm_hash] = None
-            needed -= self._kept[mm_hash][0].num_bytes
-        for entry in looked_at:
-            if refusal is not None or entry[1] in self._held:
-                heappush(self._heap, entry)
-        return ([], refusal) if refusal is not None else (list(victims), None)
-
-    def _sweep(self) -> None:
-        if len(self._heap) > 2 * len(self._kept) + 64:
-            self._heap = [(worth, mm_hash) for mm_hash, (_, worth) in self._kept.items()]
-            heapify(self._heap)
-
-
-def _log_worth(encoding: Encoding, saved: float) -> float:
-    return math.log2(saved) + encoding.log_uses - math.log2(encoding.num_bytes)
+            if mm_hash not in self._held:
+                victims.append(mm_hash)
+                needed -= encoding.num_bytes
+        return victims if needed <= 0 else None

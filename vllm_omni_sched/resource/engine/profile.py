@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_omni_sched.config.options import EvictionOrder, OmniSchedConfig
+from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.profiles import PROFILES
 from vllm_omni_sched.resource.engine.lane import LaneFacts, obstacle
 
@@ -54,9 +54,8 @@ def fit_profile(config: OmniSchedConfig, lane: LaneFacts, front_end: FrontEndFac
 
     1. What the operator set is kept: an engine that cannot have it refuses to start.
     2. ``encode_ahead`` of a profile is off where the engine cannot have a lane, or the lane would have nothing to do.
-    3. ``encoder_cache_order`` of a profile is vLLM's for an encoder-decoder model, whose cache is not an LRU cache.
-    4. Under vLLM's front end in Rust, there are no metrics of ours, so that none are collected.
-    5. The video loader of a profile is left out where `loader_obstacle` has a reason.
+    3. Under vLLM's front end in Rust, there are no metrics of ours, so that none are collected.
+    4. The video loader of a profile is left out where `loader_obstacle` has a reason.
     """
     front_end = front_end or FrontEndFacts()
     chosen, withheld, changes = config.from_profile(), [], dict[str, Any]()
@@ -67,8 +66,6 @@ def fit_profile(config: OmniSchedConfig, lane: LaneFacts, front_end: FrontEndFac
 
     if chosen.get("encode_ahead") and (why := _no_use_of_a_lane(lane)) is not None:
         leave_out("encode_ahead", False, why)
-    if "encoder_cache_order" in chosen and lane.encoder_decoder:
-        leave_out("encoder_cache_order", EvictionOrder.AGE, "this is an encoder-decoder model")
     if front_end.rust:
         for option in ("metrics", "slo_metrics"):
             if getattr(config, option) and option not in config.given:

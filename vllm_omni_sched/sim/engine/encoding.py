@@ -2,7 +2,6 @@
 
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import PromptItem
-from vllm_omni_sched.resource.engine.worth import WorthIndex
 from vllm_omni_sched.sim.engine.limits import EngineLimits
 from vllm_omni_sched.sim.engine.sequence import Sequence
 
@@ -12,7 +11,8 @@ class Encoding:
 
     1. A content is encoded once while it is in the cache, for all requests.
     2. A step encodes at most its budget, and each item whole.
-    3. Items that a running request needs stay; the others are evicted in the order of `WorthIndex` when room is needed.
+    3. Items that a running request needs stay; of the others, the one that has been unused
+       for longest is evicted when room is needed.
     4. Items that the lane has ready are moved into the cache, and not encoded.
 
     ``step``: by modality, items and embeddings that this step encodes. ``left``: embeddings that it may still encode.
@@ -22,8 +22,8 @@ class Encoding:
     def __init__(self, limits: EngineLimits, core: EngineCore) -> None:
         self._limits, self._core = limits, core
         self._ahead = core.ahead
-        self._index = WorthIndex(core.config.encoder_cache_order, half_life_seconds=30.0)
         self._embeds: dict[str, int] = {}
+        self._freeable: dict[str, None] = {}  # contents that nobody holds, in the order of becoming so
         self.has = self._embeds.__contains__
         self._used = 0
         self._holders: dict[str, int] = {}  # content -> sequences that hold its encoding
@@ -49,7 +49,7 @@ class Encoding:
         if not self._limits.encodes or content in sequence.held:
             return True
         if content in self._embeds:
-            self._index.use(content, now)
+            self._freeable.pop(content, None)
             self.hits += 1
         elif not self._make(item, now):
             return False
@@ -67,8 +67,6 @@ class Encoding:
             return False
         if not self._room(embeds):
             return False
-        seconds = self._core.costs.encode_seconds(modality, embeds)
-        self._index.add(content, max(embeds, 1), seconds, now)
         self._embeds[content] = embeds
         self._used += embeds
         if ready:
@@ -84,10 +82,11 @@ class Encoding:
 
     def _room(self, embeds: int) -> bool:
         while self._used + embeds > self._limits.encoder_cache_embeds:
-            victim = self._index.evict()
+            victim = next(iter(self._freeable), None)
             if victim is None:
                 return False
-            self._used -= self._embeds.pop(victim.encoding.mm_hash)
+            del self._freeable[victim]
+            self._used -= self._embeds.pop(victim)
         return True
 
     def release(self, sequence: Sequence, upto: int | None = None) -> None:
@@ -99,16 +98,16 @@ class Encoding:
         }
         for content in [one for one in sequence.held if one in gone]:
             sequence.held.remove(content)
-            self._index.release(content)
             holders = self._holders.pop(content) - 1
             if holders:
                 self._holders[content] = holders
             else:
                 self._held -= self._embeds[content]
+                self._freeable[content] = None
 
     def clear(self) -> None:
         """Empty the cache of an engine that died."""
-        self._index = WorthIndex(self._core.config.encoder_cache_order, half_life_seconds=30.0)
         self._embeds.clear()
+        self._freeable.clear()
         self._holders.clear()
         self._used = self._held = 0

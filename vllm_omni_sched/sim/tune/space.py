@@ -97,7 +97,6 @@ def space(itl_seconds: float, encodes: bool = True, max_num_seqs: int = 256) -> 
             Parameter("encode_lane_min_share", low=0.05, high=0.6, when=ahead),
             Parameter("encode_rounds", (False, True), when={"encode_ahead": (False,)}),
             Parameter("itl_target_ms", low=low, high=high, when=ahead),
-            Parameter("encoder_cache_order", ("age", "worth")),
         ]
     return found
 
