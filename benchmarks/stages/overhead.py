@@ -23,7 +23,6 @@ EVERYTHING: dict[str, Any] = {
     },
     "batching": {"target_latency_ms": 50, "progressive": {"enabled": True}},
     "graph": {"partition": {"enabled": True, "devices": {"0": {"memory_bytes": 1 << 44}}}},  # where all stages are
-    "pools": {"total_bytes": 1 << 30},
     "monitoring": {
         "anomaly": {"enabled": True},
         "forecast": {"enabled": True, "bin_seconds": 5.0, "season_bins": 12, "horizon_seconds": 5.0},

@@ -264,7 +264,6 @@ def test_everything_is_on_in_the_overhead_benchmark() -> None:
         "monitoring.forecast.move_replicas",
         "runtime.recovery.dry_run",
     }
-    assert config.pools.total_bytes is not None
     assert config.runtime.recovery.hang_seconds is not None
     assert [each.name for each in config.runtime.connectors.values()] == [PipelineSpec("", "").connector]
 

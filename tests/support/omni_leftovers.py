@@ -15,7 +15,6 @@ def left_over(omni: Any, driver: Any) -> dict[str, Any]:
         "shares": omni.sharing._shares,
         "sendings": omni.sharing._sendings,
         "known": driver.context.known,
-        "grants": driver.context.grants,
         "waived": driver.context.waived,
         "departed": driver.core._departed,
         "parked": [one for each in omni.recovery.parking.parked.values() for one in each],

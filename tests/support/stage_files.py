@@ -58,7 +58,7 @@ REFUSED: Mapping[str, StageFile] = {
     "unknown option": StageFile("{runtime: {stall_second: 3}}", ("runtime.stall_second", "'runtime.stall_seconds'?")),
     "wrong type": StageFile("{runtime: {credits: {capacity: many}}}", ("runtime.credits.capacity", "'many'")),
     "out of range": StageFile("{runtime: {drain_seconds: -1}}", ("runtime.drain_seconds", "greater than 0")),
-    "no size": StageFile("{pools: {total_bytes: 2 GBytes}}", ("pools.total_bytes", "'2 GBytes' is not a size")),
+    "no size": StageFile("{pools: {text_pool_size: 2 GBytes}}", ("pools.text_pool_size", "'2 GBytes' is not a size")),
     "no class": StageFile("{graph: {priority: {default_class: vip}}}", ("default_class", "'vip'")),
     "a key twice": StageFile(
         "ours.yaml",

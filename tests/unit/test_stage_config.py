@@ -35,7 +35,6 @@ def test_the_complete_example_says_the_defaults():
     assert given["runtime"].pop("connectors") == {"local": {"name": "OmniAutoConnector", "extra": {}}}
     assert given["runtime"].pop("edges") == {"thinker->talker": "local", "talker->code2wav": "local"}
     assert set(given["batching"].pop("stages")) == {"talker", "2"}
-    assert given["pools"].pop("total_bytes") == 8 << 30
     assert config.pools.of_connectors == article().pools.of_connectors
     for name in config.pools.of_connectors:
         del given["pools"][name]
@@ -47,7 +46,6 @@ def test_the_complete_example_says_the_defaults():
         usual["runtime"]["connectors"],
         usual["runtime"]["edges"],
         usual["batching"]["stages"],
-        usual["pools"]["total_bytes"],
     )
     for name in config.pools.of_connectors:
         del usual["pools"][name]
@@ -112,7 +110,7 @@ def test_hangs_that_nobody_asked_for_need_no_monitoring(monitoring):
 
 
 def test_an_empty_section_has_its_defaults(tmp_path):
-    text = "batching:\nruntime: {recovery: , edges: }\ngraph: {priority: {classes: }}\npools: {shares: }\n"
+    text = "batching:\nruntime: {recovery: , edges: }\ngraph: {priority: {classes: }}\npools:\n"
     (tmp_path / "ours.yaml").write_text(text)
     assert load_stage_config(None, {VARIABLE: str(tmp_path / "ours.yaml")}) == StageSchedConfig()
     own = read_stage_options({"batching": {"stages": {"talker": None}}}, "here").batching
@@ -175,5 +173,5 @@ def test_durations_have_units(written, milliseconds):
 
 @pytest.mark.parametrize(("written", "nbytes"), [(1 << 20, 1 << 20), ("1MB", 1 << 20), ("64 KiB", 64 << 10)])
 def test_sizes_have_units(written, nbytes):
-    pools = read_stage_options({"pools": {"total_bytes": written, "audio_pool_size": written}}, "here").pools
-    assert (pools.total_bytes, pools.audio_pool_size) == (nbytes, nbytes)
+    pools = read_stage_options({"pools": {"audio_pool_size": written}}, "here").pools
+    assert pools.audio_pool_size == nbytes

@@ -173,7 +173,6 @@ class _Run:
         orchestration = self._cluster.pipeline.orchestration
         if orchestration is not None:
             counts.update(f"anomalies_{one.kind.value}" for _, one in orchestration.anomalies)
-            counts["moves_of_memory_shares"] = orchestration.moves_of_shares
         scaler = self._cluster.scaler
         if isinstance(scaler, ForecastScaler):
             counts.update({f"forecast_{said}": bins for said, bins in scaler.forecast_counts.items()})

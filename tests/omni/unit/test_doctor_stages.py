@@ -66,7 +66,6 @@ def test_each_option_of_a_file_is_shown_with_the_value_that_it_has(tmp_path):
     assert shown["graph.priority.classes.realtime.rank"] == (0, False)
     assert shown["batching.stages.talker.hold_ms"] == (0, True)
     assert "batching.stages.talker.max_batch_size" not in shown  # that of all stages
-    assert shown["pools.total_bytes"] == (None, False)
 
 
 def test_without_the_deploy_yaml_it_is_said_what_is_not_checked(tmp_path):

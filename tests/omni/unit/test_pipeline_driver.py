@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import FINAL, GENERATION, Rig, StageSpec, of
-from vllm_omni_sched.core.pipeline.context import SHARES_SECONDS
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
@@ -125,44 +124,6 @@ async def test_an_autoregressive_stage_does_not_wait() -> None:
         for i in range(2):
             await rig.ask(f"{i}", (i,))
         assert list(rig.at(0)) == ["0", "1"]
-
-
-async def test_a_request_waits_for_memory_of_its_modality() -> None:
-    async with Rig(FINAL, pools={"total_bytes": 100}) as rig:
-        await rig.ask("a", tuple(range(10)))
-        await rig.ask("b", tuple(range(1, 11)))
-        assert list(rig.at(0)) == ["a"]
-        await rig.finish(0, "a")
-        assert list(rig.at(0)) == ["b"]
-        await rig.finish(0, "b")
-        assert not rig.left_over()
-
-
-async def test_one_that_never_fits_is_not_held_back_for_ever() -> None:
-    async with Rig(FINAL, pools={"total_bytes": 100}) as rig:
-        await rig.ask("a", tuple(range(50)))
-        assert list(rig.at(0)) == ["a"]
-
-
-async def test_parts_of_the_memory_go_where_the_demand_is_and_add_up_to_the_same() -> None:
-    given = {"text": 0.2, "image": 0.3, "audio": 0.2, "video": 0.3}
-    async with Rig(FINAL, pools={"total_bytes": 1000, "shares": given}) as rig:
-        pools = rig.driver.context.pools
-        assert pools is not None
-        seen = []
-        for i in range(20):
-            await rig.ask(f"{i}", tuple(range(i, i + 100)))
-            assert (pools.used_bytes("text"), pools.free_bytes) == (800, 200)
-            await rig.finish(0, f"{i}")
-            assert pools.free_bytes == 1000
-            rig.now += SHARES_SECONDS
-            await watched(rig)
-            seen.append(pools.shares["text"])
-            assert sum(pools.shares.values()) == pytest.approx(1.0)
-    assert seen[:2] == [0.2, 0.2], "it may only waver"
-    assert seen == sorted(seen)
-    assert seen[-1] > 0.6
-    assert min(pools.shares.values()) >= 0.05
 
 
 async def watched(rig: Rig) -> None:

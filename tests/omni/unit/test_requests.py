@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
@@ -19,7 +18,6 @@ from vllm_omni_sched.omni.stages.requests import (
     LOGGED,
     UNKNOWN_TOKENS,
     Classes,
-    bytes_of,
     features_of,
     keys_of,
     modality_of,
@@ -116,14 +114,6 @@ def test_keys_are_its_user_and_its_items() -> None:
 )
 def test_its_modality_is_the_heaviest_of_its_items(modalities: tuple[str, ...], found: str) -> None:
     assert modality_of(request(*modalities)) == found
-
-
-def test_its_bytes_are_its_prompt_and_its_items() -> None:
-    assert bytes_of(request()) == 24
-    assert bytes_of(request("image")) == 24  # in the engine's cache: no data comes along
-    field = SimpleNamespace(data=torch.zeros(10, dtype=torch.float32))
-    assert bytes_of(request("image", data={"pixels": field})) == 24 + 40
-    assert bytes_of("a diffusion prompt") == 0
 
 
 def test_features_of_a_request_for_tokens() -> None:

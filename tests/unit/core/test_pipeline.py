@@ -136,17 +136,6 @@ def test_one_that_ends_in_an_earlier_stage_needs_no_credit_of_later_ones() -> No
     assert line.come("short", stages=1) == ["short@0"]
 
 
-def test_a_request_waits_for_memory_of_its_modality() -> None:
-    line = Line(
-        AR, at_once=8, pools={"total_bytes": 100, "shares": {"text": 0.1, "image": 0.1, "audio": 0.1, "video": 0.7}}
-    )
-    assert line.come("a", modality="video", nbytes=80) == ["a@0"]
-    assert line.come("b", modality="video", nbytes=80) == []
-    line.finish("a")
-    line.tell(e.Left("a"))
-    assert line.tick() == ["b@0"]
-
-
 def test_what_a_dead_replica_had_is_lost_and_what_it_never_got_waits_again() -> None:
     line = Line(AR, replicas=2, at_once=2, **BY_QUEUE)
     line.come("a")

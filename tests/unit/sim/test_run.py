@@ -152,11 +152,3 @@ def test_a_model_that_does_not_fit_is_named_with_its_stage(tmp_path: Path) -> No
     scenario = written(tmp_path, PICTURES, **{"stages.llm.model": "qwen2.5-vl-72b"})
     with pytest.raises(ConfigError, match=r"stage 'llm': .*does not fit on 1 x 'a100-80gb'.*bytes are missing"):
         simulate(scenario)
-
-
-def test_a_monitored_run_counts_what_it_found(tmp_path: Path) -> None:
-    pools = {"total_bytes": 100_000_000, "shares": {"text": 0.4, "image": 0.1, "audio": 0.4, "video": 0.1}}
-    plain = simulate(written(tmp_path, PICTURES, orchestration={"pools": pools}))
-    monitored = simulate(written(tmp_path, PICTURES, orchestration={"pools": pools}, monitored=True))
-    assert "moves_of_memory_shares" not in plain.counters
-    assert monitored.counters["moves_of_memory_shares"] > 0

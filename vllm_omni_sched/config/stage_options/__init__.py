@@ -219,36 +219,12 @@ class BalancingOptions(Options):
     )
 
 
-class PoolShares(Options):
-    """Fractions of the total that are guaranteed; the rest is lent to modalities that need it."""
-
-    text: float = Field(0.2, ge=0, le=1, description="Fraction for text; with 0 it only borrows from others.")
-    image: float = Field(0.3, ge=0, le=1, description="Fraction for images; 0 as for text.")
-    audio: float = Field(0.2, ge=0, le=1, description="Fraction for audio; 0 as for text.")
-    video: float = Field(0.3, ge=0, le=1, description="Fraction for video; 0 as for text.")
-
-    @model_validator(mode="after")
-    def _sum(self) -> "PoolShares":
-        parts = self.model_dump()
-        total = sum(parts.values())
-        if total > 1 + 1e-9:
-            listed = " + ".join(f"{name} {part:g}" for name, part in parts.items())
-            raise ValueError(
-                f"option 'shares' must sum to at most 1: {listed} = {total:g}; lower one; defaults count too"
-            )
-        return self
-
-
 LEAST_POOL, MOST_POOL = 64 << 10, 1 << 40
 
 
 class PoolOptions(Options):
-    """Options of memory pools by modality: bounds on the inputs of requests, and the pools of connectors."""
+    """Options of the memory pools of connectors, by modality."""
 
-    total_bytes: Bytes | None = Field(
-        None, ge=1, description="Most bytes of the inputs of requests in the pipeline; null: they are not bounded."
-    )
-    shares: PoolShares = Field(PoolShares(), description="Guaranteed fractions of `total_bytes`.")
     text_pool_size: Bytes | None = Field(
         None,
         ge=LEAST_POOL,
@@ -388,7 +364,7 @@ class StageSchedConfig(Options):
     graph: GraphOptions = Field(GraphOptions(), description="Merging, order, affinity and placement of work.")
     batching: BatchingOptions = Field(BatchingOptions(), description="Limits on the work that runs at once.")
     balancing: BalancingOptions = Field(BalancingOptions(), description="Choice of a replica for each request.")
-    pools: PoolOptions = Field(PoolOptions(), description="Memory pools by modality, of requests and of connectors.")
+    pools: PoolOptions = Field(PoolOptions(), description="Memory pools of connectors, by modality.")
     monitoring: MonitoringOptions = Field(MonitoringOptions(), description="Monitoring of stages.")
 
     @model_validator(mode="before")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from random import Random  # noqa: TID251 (the type of an argument)
 
 from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
@@ -15,21 +13,16 @@ from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.resource.pipeline.balance import Balancer, CostBalancer, LeastQueue, RoundRobin
 from vllm_omni_sched.resource.pipeline.credits import Credits
 from vllm_omni_sched.resource.pipeline.links import HostLinks
-from vllm_omni_sched.resource.pipeline.modality_pools import Grant, Pools, RefusalReason, ShareReason
 from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
 
-SHARES_SECONDS = 5.0  # between two looks at the modalities' demand: three in a row must differ before shares move
 AS_THEY_CAME = WaitingOrder(max_wait_seconds=float("inf"))
 
 
 class PipelineContext:
-    """Costs, classes, order, caches, credits, memory pools, and hosts of a pipeline.
+    """Costs, classes, order, caches, credits, and hosts of a pipeline.
 
-    1. With credits, a stage starts only requests that the next stages have room for. Without those of a pipeline in
-       which a stage reads chunks, since it starts together with its sources.
-    2. With memory pools, a request starts in its first stage once the pool of its modality has room for its input;
-       one that is larger than all pools together starts anyway, since it would wait forever. Every `SHARES_SECONDS` the
-       shares of the pools may follow the demand (`Pools.adapt`).
+    With credits, a stage starts only requests that the next stages have room for. Without those of a pipeline in which
+    a stage reads chunks, since it starts together with its sources.
 
     Args:
         config: the options.
@@ -62,10 +55,6 @@ class PipelineContext:
         limits = config.runtime.credits
         at_once = together or graph.chunked
         self.credits = _credits(graph, limits.capacity) if limits.enabled and not at_once else None
-        pools = config.pools
-        self.pools = None if pools.total_bytes is None else Pools(pools.total_bytes, pools.shares.model_dump())
-        self._shares_due = -math.inf
-        self.grants: dict[str, Grant] = {}
         self.known: dict[str, PipelineRequest] = {}
         self.waived: set[str] = set()  # requests that need no credits any more
         self.memory_used = 0.0  # of the host, as a fraction
@@ -93,8 +82,6 @@ class PipelineContext:
     def left(self, request_id: str) -> None:
         """Forget a request, and free what it held."""
         self.known.pop(request_id, None)
-        if self.pools is not None and (grant := self.grants.pop(request_id, None)) is not None:
-            self.pools.release(grant)
         if self.credits is not None:
             self.credits.give_back(request_id)
             self.waived.discard(request_id)
@@ -125,29 +112,6 @@ class PipelineContext:
         for source in self.graph.stage(stage_id).sources:
             if credits.has_started(request_id, str(source)):
                 credits.hand_over(request_id, str(source), str(stage_id))
-
-    # ---- memory
-
-    def waits_for_memory(self, request: PipelineRequest) -> bool:
-        """Return whether `has_memory` has anything to reserve."""
-        return self.pools is not None and request.nbytes > 0 and request.request_id not in self.grants
-
-    def has_memory(self, request: PipelineRequest) -> bool:
-        """Reserve memory for the request in the pool of its modality, and return whether it may start."""
-        if self.pools is None or not self.waits_for_memory(request):
-            return True
-        answer = self.pools.reserve(request.modality, request.nbytes)
-        if isinstance(answer, Grant):
-            self.grants[request.request_id] = answer
-            return True
-        return answer.reason is RefusalReason.TOO_LARGE  # it would wait forever; the stage's own limits apply
-
-    def move_shares(self, now: float) -> Mapping[str, float] | None:
-        """Move the shares of the memory pools towards the demand, once per interval; return them if they moved."""
-        if self.pools is None or now < self._shares_due:
-            return None
-        self._shares_due = now + SHARES_SECONDS
-        return dict(self.pools.shares) if self.pools.adapt() is ShareReason.MOVED else None
 
 
 def _credits(graph: StageGraph, capacity: int) -> Credits:

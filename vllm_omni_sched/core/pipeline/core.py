@@ -47,7 +47,7 @@ class PipelineCore:
     3. `Waits`, `Tick` and `Woken` answer with what can start; after other events, what has got room starts with the
        next `Tick`.
     4. What follows the death of a replica is decided by `Recovery`, unless that is off, and done by `PipelineRecovery`.
-    5. `Check` answers with anomalies that begin (`PipelineWatch`) and with shares of memory pools that move.
+    5. `Check` answers with anomalies that begin (`PipelineWatch`).
     6. What follows from an anomaly of a replica that serves is decided by `Remedies`, if options ask for it. A request
        that is in a stage for too long concerns its replica; a queue that stands still, the replica of the stage that
        has had a request for longest.
@@ -216,9 +216,7 @@ class PipelineCore:
         return any(name not in one.waiting and name not in one.running for one, name in names)
 
     def _check(self, now: float) -> list[e.Action]:
-        found = [] if self._watch is None else self._watch.check(self.stages, now)
-        shares = self.context.move_shares(now)
-        return found if shares is None else [*found, e.SharesMoved(shares)]
+        return [] if self._watch is None else self._watch.check(self.stages, now)
 
     def _forgotten(self, now: float) -> list[e.Action]:
         """Forget requests that have left, as soon as no work that was begun for them goes on."""
@@ -417,7 +415,6 @@ class PipelineCore:
         context = self.context
         if self._remedies is not None:
             self._remedies.validate()
-        assert context.grants.keys() <= context.known.keys(), "memory of requests that have left"
         assert context.waived <= context.known.keys(), "waived credits of requests that have left"
         self._validate_flows()
         if self.recovery is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
@@ -343,7 +342,7 @@ class MemoryMeasured:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Time has passed: look for anomalies and adapt the memory pools, each once per interval of its own."""
+    """Time has passed: look for anomalies, once per interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,13 +537,6 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
-class SharesMoved:
-    """The guaranteed shares of the memory pools have followed the demand; by modality."""
-
-    shares: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
 class Forgotten:
     """A request has left and no work that was begun for it goes on: forget it.
 
@@ -631,7 +623,6 @@ Action = (
     | Report
     | AnomalyBegins
     | Remedy
-    | SharesMoved
     | Forgotten
     | Chosen
     | Wake

@@ -29,8 +29,7 @@ def item_key(identifier: object) -> str:
 class PipelineRequest:
     """A request from its arrival at the pipeline until it leaves.
 
-    ``keys``: of data that other requests may share, such as its user and its items (`item_key`). ``nbytes``: of its
-    input.
+    ``keys``: of data that other requests may share, such as its user and its items (`item_key`).
     ``path``: the stages that it visits, in order; None: all that can be reached from where it enters.
     ``features`` and ``costs``: by stage, where known. ``replicas``: the replicas whose output it got, by stage.
     ``flow``: its progress, if stages form more than a line; None: its driver goes along the line.
@@ -43,7 +42,6 @@ class PipelineRequest:
     priority: int = 0
     modality: str = "text"
     keys: frozenset[str] = frozenset()
-    nbytes: int = 0
     path: tuple[int, ...] | None = None
     features: dict[int, Features] = field(default_factory=dict)
     costs: dict[int, float] = field(default_factory=dict)

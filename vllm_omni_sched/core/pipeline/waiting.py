@@ -133,10 +133,7 @@ class WaitingRequests(GateTerms):
             self._waiting(work),
             low=known.low,
             units=self._view.units(work),
-            needs=(
-                context.credits_needed(self._stage_id, known),
-                known.modality if context.waits_for_memory(known) else None,
-            ),
+            needs=context.credits_needed(self._stage_id, known),
         )
 
     def _waiting(self, work: StageWork) -> WaitingRequest:
@@ -160,11 +157,10 @@ class WaitingRequests(GateTerms):
     def has_credits(self, needs: Hashable) -> bool:
         credits = self._context.credits
         assert isinstance(needs, tuple)  # as described
-        return credits is None or all(credits.free(stage) > 0 for stage in needs[0])
+        return credits is None or all(credits.free(stage) > 0 for stage in needs)
 
     def take(self, request_id: str) -> bool:
-        known, context = self._works[request_id].known, self._context
-        return context.has_memory(known) and context.take_credits(self._stage_id, known)
+        return self._context.take_credits(self._stage_id, self._works[request_id].known)
 
     def warm(self, request_id: str) -> Mapping[int, float]:
         return self._view.warm(self._works[request_id])

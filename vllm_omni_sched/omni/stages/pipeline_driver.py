@@ -35,7 +35,7 @@ from vllm_omni_sched.omni.stages.reports.fault_journal import FaultJournal
 from vllm_omni_sched.omni.stages.reports.memory import HostMemory
 from vllm_omni_sched.omni.stages.reports.report_reader import Moved
 from vllm_omni_sched.omni.stages.reports.stage_monitor import NullMonitor, StageMonitor
-from vllm_omni_sched.omni.stages.requests import Classes, bytes_of, features_of, keys_of, modality_of
+from vllm_omni_sched.omni.stages.requests import Classes, features_of, keys_of, modality_of
 from vllm_omni_sched.omni.stages.work import Work
 
 if TYPE_CHECKING:
@@ -118,9 +118,6 @@ class PipelineDriver:
                 self.anomaly(stage_id, anomaly, now)
             case e.Remedy(decision):
                 self._remedy(decision)
-            case e.SharesMoved(shares):
-                said = ", ".join(f"{modality} {share:.0%}" for modality, share in shares.items())
-                logger.info("memory pools: guaranteed shares are now %s", said)
             case e.Proceeds():
                 self.proceeds(action)
             case e.RunsAgain() | e.GivenUp() | e.Unserved() | e.Restart() | e.Forgotten():
@@ -159,7 +156,6 @@ class PipelineDriver:
             getattr(message.prompt, "priority", 0) or 0,
             modality,
             keys_of(message.prompt, params[0]),
-            bytes_of(message.prompt),
             tuple(stage.stage_id for stage in stages),
             flow=flow,
         )
@@ -205,7 +201,7 @@ class PipelineDriver:
         )
 
     def check(self, now: float) -> None:
-        """Let the core look for anomalies and adapt the memory pools, and carry out what follows."""
+        """Let the core look for anomalies, and carry out what follows."""
         for action in self.handle(e.Check(), now):
             self.do(action, now)
 

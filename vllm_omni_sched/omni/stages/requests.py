@@ -62,15 +62,6 @@ def modality_of(request: Any) -> str:
     return next((each for each in ("video", "audio", "image") if each in found), "text")
 
 
-def bytes_of(request: Any) -> int:
-    """Return the bytes of a request's multimodal items and prompt."""
-    held = 8 * len(getattr(request, "prompt_token_ids", None) or ())
-    for item in getattr(request, "mm_features", None) or ():
-        for name in item.data or ():
-            held += getattr(getattr(item.data[name], "data", None), "nbytes", 0)
-    return held
-
-
 def features_of(request: Any, params: Any) -> Features:
     """Return the features of a request in one stage: its input, and its most output."""
     items = getattr(request, "mm_features", None) or ()

@@ -16,7 +16,7 @@ from vllm_omni_sched.graph.stages import Stage, StageGraph
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.replicas import StageSpec
-from vllm_omni_sched.sim.pools.request_run import RequestRun, bytes_of, features_of, keys_of
+from vllm_omni_sched.sim.pools.request_run import RequestRun, features_of, keys_of
 
 if TYPE_CHECKING:
     from vllm_omni_sched.sim.pools.gated import GatedPool
@@ -55,7 +55,7 @@ class Orchestration:
         specs: the stages, by number.
         paths: all paths of requests through the stages, or their plans.
         rng: random source.
-        monitored: whether the core looks for anomalies and adapts the memory pools.
+        monitored: whether the core looks for anomalies.
     """
 
     def __init__(
@@ -72,7 +72,6 @@ class Orchestration:
         self.core = PipelineCore(self.context, keeps_outputs=True, checked=monitored)
         self.monitored = monitored
         self.anomalies: list[tuple[float, Anomaly]] = []  # with the time when each was found
-        self.moves_of_shares = 0
         self.pools: dict[int, GatedPool] = {}
         self.pipeline: Pipeline
 
@@ -105,16 +104,13 @@ class Orchestration:
                     self.pipeline.give_up(work.stage_id, request_ids)
                 case e.AnomalyBegins(_, anomaly):
                     self.anomalies.append((self._sim.now, anomaly))
-                case e.SharesMoved():
-                    self.moves_of_shares += 1
-                    self.tell(e.Tick())  # requests may have waited for that memory
                 case e.Restart(stage_id, index):
                     self.pipeline.restart_replica(stage_id, index)
                 case _:
                     pass
 
     def check_while(self, active: Callable[[], bool]) -> None:
-        """Let the core look for anomalies and adapt the memory pools now and then, while requests are present."""
+        """Let the core look for anomalies now and then, while requests are present."""
 
         def check(_: None) -> None:
             if active():
@@ -139,7 +135,6 @@ class Orchestration:
             request.priority,
             request.modality,
             keys_of(request),
-            bytes_of(request),
             run.path,
             run.features,
             run.costs,

@@ -235,9 +235,6 @@ class Pipeline:
         )
         if self._closed:
             self._come_next()
-        if self.orchestration is not None and self.orchestration.context.pools is not None:
-            for pool in self.pools:  # its memory may be what others wait for
-                self._release(pool)
 
     def fail_request(self, run: RequestRun) -> None:
         """Let a request leave without a result."""

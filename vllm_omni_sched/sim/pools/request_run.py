@@ -63,7 +63,6 @@ UNKNOWN_TOKENS = 128
 """Expected output tokens of a request, whose actual number is unknown in advance."""
 
 
-PIXELS_PER_EMBED = 28 * 28
 """Pixels of a picture that become one embedding, as in Qwen2-VL."""
 
 
@@ -89,15 +88,6 @@ def keys_of(request: Request) -> frozenset[str]:
     if request.client:
         keys.add(f"user {request.client}")
     return frozenset(keys)
-
-
-def bytes_of(request: Request) -> int:
-    """Return the bytes of a request's input, as an orchestrator gets it: its text, and its items as RGB pixels."""
-    held = 8 * request.text_tokens
-    for item in request.items:
-        clip = item.clip
-        held += 3 * (PIXELS_PER_EMBED * item.embeds if clip is None else clip.wanted * clip.width * clip.height)
-    return held
 
 
 def work_of(request: Request, kind: StageKind) -> tuple[int, ...] | None:

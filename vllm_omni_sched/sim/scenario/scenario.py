@@ -167,8 +167,7 @@ class Scenario(Options):
     )
     monitored: bool = Field(
         False,
-        description="Detect anomalies (`orchestration.monitoring.anomaly`) and let the shares of memory pools "
-        "(`orchestration.pools`) follow the demand, as in serving. Found anomalies are counted.",
+        description="Detect anomalies (`orchestration.monitoring.anomaly`), as in serving, and count them.",
     )
     stages: tuple[Stage, ...] = Field(strict=False, description="Stages of a request, in order.")
     failures: tuple[Failures, ...] = Field((), strict=False, description="Failures of replicas.")

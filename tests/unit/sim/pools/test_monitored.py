@@ -1,4 +1,4 @@
-"""A monitored simulation detects what is slow, and the memory pools follow the demand, as in serving."""
+"""A monitored simulation detects what is slow, as in serving."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from tests.support.pools import request
 from vllm_omni_sched.config.stage_options import StageSchedConfig
-from vllm_omni_sched.core.pipeline.context import SHARES_SECONDS
 from vllm_omni_sched.monitor.anomaly.finding import AnomalyKind
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.gated import GatedPool
@@ -70,18 +69,3 @@ def test_nothing_is_looked_for_unless_asked():
 def test_the_clock_of_the_checks_ends_with_the_requests():
     _, sim = run(steady(), monitored=True, **ALONE)
     assert sim.now < 240 * 0.7 + 5.0
-
-
-@pytest.mark.parametrize("monitored", [True, False])
-def test_shares_of_memory_follow_the_demand(monitored):
-    shares = {"text": 0.25, "image": 0.25, "audio": 0.25, "video": 0.25}
-    requests = [request(n, at=0.25 * n, modality="text") for n in range(400)]  # of 80 bytes each
-    shared, sim = run(requests, monitored, pools={"total_bytes": 400, "shares": shares}, **ALONE)
-    assert sim.now > 4 * SHARES_SECONDS
-    found = shared.context.pools.shares
-    assert sum(found.values()) == pytest.approx(1.0)
-    if monitored:
-        assert found["text"] > 0.4
-        assert shared.moves_of_shares >= 3
-    else:
-        assert found == shares

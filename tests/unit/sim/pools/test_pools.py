@@ -159,17 +159,6 @@ def test_many_replicas_that_leave_get_nothing():
     assert pipeline.pools[0].held == 34
 
 
-def test_a_request_waits_until_another_one_has_left_with_its_memory():
-    specs = [StageSpec("encoder", replicas=4), StageSpec("llm", StageKind.AR, replicas=4)]
-    options = {"pools": {"total_bytes": 300_000}, "runtime": {"credits": {"enabled": False}}}
-    come = [request(number, content=number) for number in range(3)]  # 235,200 bytes each
-    records, pipeline = run(come, specs, options=options)
-    assert [records[n].end for n in range(3)] == [2.0, 4.0, 6.0]
-    assert pipeline.orchestration.context.pools.free_bytes == 300_000
-    _, alone = run(come, specs, options={"runtime": {"credits": {"enabled": False}}})
-    assert alone.sim.now == 2.0
-
-
 def test_modalities_go_their_own_ways():
     specs = [StageSpec("encoder"), StageSpec("llm")]
     records, pipeline = run([request(0), request(1, content=5)], specs, {"": (1,), "image": (0, 1)})
