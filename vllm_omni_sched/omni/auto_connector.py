@@ -1,4 +1,4 @@
-"""`OmniAutoConnector` chooses the transport of each message by size, distance and measured cost."""
+"""`OmniAutoConnector` chooses the transport of each message by distance and health."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class HostOptions(Options):
         None,
         ge=1,
         description="Speed of the links of hosts; a replica on another host then costs the time of the payload. null: "
-        "the time that requests take longer there is learnt.",
+        "all hosts count as equally near.",
     )
     links: dict[str, Bytes] = Field(
         default_factory=dict, description="The same of the link of a single host, by its address."

@@ -315,10 +315,8 @@ class PipelineCore:
             case e.ReplicaDown(stage_id, replica_id):
                 stages[stage_id].replica_down(replica_id)
             case e.ReplicaDied(stage_id, replica_id):
-                self._source_forgotten(stage_id, replica_id)
                 return stages[stage_id].replica_died(replica_id, now)
             case e.ReplicaGone(stage_id, replica_id):
-                self._source_forgotten(stage_id, replica_id)
                 stages[stage_id].replica_gone(replica_id)
             case e.ReplicaDraining(stage_id, replica_id, on):
                 stages[stage_id].mark(replica_id, draining=on)
@@ -362,11 +360,6 @@ class PipelineCore:
     def _credits_changed(self, request_id: str, now: float) -> None:
         for stage in self.stages.values():
             stage.credits_changed(request_id, now)
-
-    def _source_forgotten(self, stage_id: int, replica_id: int) -> None:
-        for after in self.context.graph.successors(stage_id):
-            if after in self.stages:
-                self.stages[after].source_forgotten(replica_id)
 
     def _log(self, action: e.Action, now: float) -> None:
         match action:

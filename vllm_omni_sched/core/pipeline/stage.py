@@ -25,11 +25,11 @@ from vllm_omni_sched.graph.merging import Merger, Role
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.pipeline.balance import CHOICES, ReplicaIndex, drawn, draws
 from vllm_omni_sched.resource.pipeline.links import HERE
+from vllm_omni_sched.resource.pipeline.replica_speeds import ReplicaSpeeds
 from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_cost import Features
 from vllm_omni_sched.resource.pipeline.stage_gate import Release, ReleaseReason, StageGate
 from vllm_omni_sched.resource.pipeline.stage_limits import control_of, units_of, window_of
-from vllm_omni_sched.resource.pipeline.topology import Topology
 
 LEAD_SECONDS = 0.06  # for a request to get from the scheduler to an engine
 AHEAD = 4  # one request waits in an engine for each so many that it runs at once
@@ -68,13 +68,13 @@ class StageScheduler:
     5. A few more requests than run wait in an engine, as its places would otherwise be empty until the next request is
        there. If an autoregressive stage runs only a few, one does while a place is about to be free. A stage whose
        batches are held, or that draws, gets none.
-    6. Costs, speeds of replicas and their distances from those of the previous stage are learnt from each result.
+    6. Costs and speeds of replicas are learnt from each result.
     7. A replica that got items of a request before saves their share of the seconds that the stage takes for all of its
        items. While these are not learnt, the balancer assumes a fraction of the whole.
     8. A replica on a standby host gets requests only while no replica on another host serves. Requests that were
        interrupted may go there anyway, as recovery decides.
     9. The input of a request takes as long to a replica as the link to its host takes (`HostLinks`), if its speed is
-       known; otherwise as long as was learnt (rule 6).
+       known; otherwise all hosts count as equally near.
     10. Work goes on while any request needs it: when the request it was begun for leaves, its followers keep it.
 
     Every event takes O(log n) in the requests that wait and run.
@@ -119,7 +119,7 @@ class StageScheduler:
         self._queue = WaitingRequests(context, stage_id, self.gate, view)
         self.merger: Merger = Merger(config.graph.merging.max_followers)
         self.replicas: dict[int, StageReplica] = {}
-        self.topology = Topology()
+        self.speeds = ReplicaSpeeds()
         self._index = ReplicaIndex()  # of replicas that serve
         self.waiting: dict[str, StageWork] = {}
         self.running: dict[str, StageWork] = {}  # by the request it was begun for
@@ -266,8 +266,8 @@ class StageScheduler:
     def _learn(self, work: StageWork, share: float) -> None:
         stage_id, replica_id = self.stage_id, work.replica_id
         self._context.costs.observe(self._name, work.known.features[stage_id], share)
-        self.topology.observe(self._source_of(work), replica_id, work.cost_seconds, share)
-        self.replicas[replica_id].load.speed = self.topology.speed(replica_id)
+        self.speeds.observe(replica_id, work.cost_seconds, share)
+        self.replicas[replica_id].load.speed = self.speeds.speed(replica_id)
         before = share if self.request_seconds is None else self.request_seconds
         self.request_seconds = before + SMOOTHING * (share - before)
 
@@ -390,14 +390,10 @@ class StageScheduler:
 
     def _forget(self, replica_id: int) -> None:
         """Forget what was learnt of a replica whose place another one may take."""
-        self.topology.forget(replica_id)
+        self.speeds.forget(replica_id)
         book = self._context.affinity.get(self.stage_id)
         if book is not None:
             book.forget(replica_id)
-
-    def source_forgotten(self, replica_id: int) -> None:
-        """Forget how far a replica of the previous stage is away, whose place another one may take."""
-        self.topology.forget_source(replica_id)
 
     def mark(self, replica_id: int, *, draining: bool | None = None, suspected: bool | None = None) -> None:
         """Record that a replica is drained or suspected, or no longer; unknown ones are ignored."""
@@ -529,7 +525,7 @@ class StageScheduler:
     def _distances(self, work: StageWork) -> Mapping[int, float]:
         source, links = self._source_of(work), self._context.links
         if source is None or self._source is None or not links.knows_speeds():
-            return self.topology.distances(source)
+            return {}
         return links.distances((self._source, source), self.stage_id, self.replicas)
 
     def _units(self, work: StageWork) -> int:

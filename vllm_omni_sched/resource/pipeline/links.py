@@ -16,8 +16,7 @@ class HostLinks:
     1. Within a host a payload takes no time. Between two hosts it takes its bytes divided by the speed of the slower
        of their two links.
     2. The size of a payload is the mean of the recent messages of its edge; 0 until one was measured.
-    3. Links without a speed, by name or by ``default``, cost nothing here; what their requests take longer is learnt
-       (`Topology`).
+    3. Links without a speed, by name or by ``default``, cost nothing.
 
     Args:
         speeds: bytes per second of the link of a host, by its address.

@@ -27,11 +27,11 @@ from vllm_omni_sched.resource.pipeline.balance import (
     RoundRobin,
 )
 from vllm_omni_sched.resource.pipeline.credits import Credits
+from vllm_omni_sched.resource.pipeline.replica_speeds import ReplicaSpeeds
 from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
 from vllm_omni_sched.resource.pipeline.stage_gate import StageGate
 from vllm_omni_sched.resource.pipeline.stage_limits import ProgressiveWindow
-from vllm_omni_sched.resource.pipeline.topology import Topology
 from vllm_omni_sched.resource.pipeline.work_left import WorkLeft
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.autoscale import ForecastScaler
@@ -62,7 +62,7 @@ def test_the_policies_are_the_real_ones():
     assert pool.scheduler.gate.__class__ is StageGate
     assert pool.scheduler.gate.balancer.__class__ is CostBalancer
     assert pool.scheduler.merger.__class__ is Merger
-    assert pool.scheduler.topology.__class__ is Topology
+    assert pool.scheduler.speeds.__class__ is ReplicaSpeeds
     assert pool.scheduler.replicas[0].load.control.__class__ is PidBatch
     assert pool.scheduler.replicas[0].load.window.__class__ is ProgressiveWindow
     assert orchestration.context.costs.__class__ is StageCosts
