@@ -167,7 +167,7 @@ def test_unknown_stages_are_refused(stages, says):
             "'journal.path' needs 'enabled': turn that on, or remove",
         ),
         ("monitoring: {forecast: {horizon_seconds: 6}}", "'horizon_seconds' must not be below 'bin_seconds': 6 < 60"),
-        ("monitoring: {anomaly: {leak_significance: 1}}", "anomaly.leak_significance': .*less than 0.5, got 1"),
+        ("monitoring: {anomaly: {edge_error_rate: 1}}", "anomaly.edge_error_rate': .*less than 1, got 1"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, text, says):

@@ -258,14 +258,8 @@ class AnomalyOptions(Options):
     max_stage_seconds: float = Field(
         600.0, gt=0, description="A request in a stage for longer is an anomaly, whatever the stage's history."
     )
-    leak_significance: float = Field(
-        0.001,
-        gt=0,
-        lt=0.5,
-        description="Significance level of the trend test: the chance of reporting a leak without one.",
-    )
     leak_horizon_seconds: float = Field(
-        86400.0, gt=0, description="A trend is a leak if it would fill the memory within this time."
+        86400.0, gt=0, description="A steady rise is a leak if it would fill the memory within this time."
     )
     edge_error_rate: float = Field(0.02, gt=0, lt=1, description="An edge that fails less often than this is not sick.")
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
-from vllm_omni_sched.monitor.anomaly.statistics import Series, mann_kendall
+from vllm_omni_sched.monitor.anomaly.statistics import Series
 
 
 @dataclass(slots=True)
@@ -25,25 +25,23 @@ class MemoryLeak:
     2. The part explained by the load is removed: a regression on the requests in flight and on their maximum so far
        (an allocator keeps what it once took), fitted jointly with time. Where time explains the load (a ramp, R² above
        0.8), the two cannot be told apart, and nothing is reported.
-    3. The rest must rise by the Mann-Kendall test at ``alpha``, corrected for autocorrelation, over the window and
-       in its second half alone, there with at least half the slope: a warm-up that levels off is not a leak.
-    4. At Sen's slope, it must fill the rest of the memory within ``horizon_seconds``.
+    3. The rest must rise from each of ``parts`` equal parts of the window to the next, and at least a third of its
+       rise must be in the second half: a warm-up that levels off is not a leak.
+    4. At that rate, it must fill the rest of the memory within ``horizon_seconds``.
 
     Tested once per block.
 
     Raises:
-        ConfigError: ``alpha`` is not in (0, 0.5), or ``horizon_seconds`` not above 0.
+        ConfigError: ``horizon_seconds`` is not above 0.
     """
 
     window = 64
+    parts = 8
     block_samples = 8
 
-    def __init__(self, alpha: float = 1e-3, horizon_seconds: float = 86400.0) -> None:
-        if not 0 < alpha < 0.5:
-            raise ConfigError(f"alpha must be in (0, 0.5), got {alpha}")
+    def __init__(self, horizon_seconds: float = 86400.0) -> None:
         if not horizon_seconds > 0:
             raise ConfigError(f"horizon_seconds must be above 0, got {horizon_seconds}")
-        self.alpha = alpha
         self.horizon_seconds = horizon_seconds
         self._memory: dict[str, _Memory] = {}
 
@@ -75,19 +73,15 @@ class MemoryLeak:
         rest = without_load(times, used, load)
         if rest is None:
             return None
-        whole, half = mann_kendall(times, rest), mann_kendall(times[len(times) // 2 :], rest[len(times) // 2 :])
-        if not (whole.p < self.alpha and half.p < self.alpha**0.5 and half.slope >= whole.slope / 2 > 0):
+        levels, at = rest.reshape(self.parts, -1).mean(axis=1), times.reshape(self.parts, -1).mean(axis=1)
+        rise, late = float(levels[-1] - levels[0]), float(levels[-1] - levels[self.parts // 2])
+        if not (np.diff(levels) > 0).all() or late < rise / 3:
             return None
-        free = max(memory.capacity_bytes - float(used[-1]), 0.0)
-        full_in = free / whole.slope
+        slope = rise / float(at[-1] - at[0])
+        full_in = max(memory.capacity_bytes - float(used[-1]), 0.0) / slope
         if full_in > self.horizon_seconds:
             return None
-        evidence = {
-            "bytes_per_second": whole.slope,
-            "p": whole.p,
-            "full_in_seconds": full_in,
-            "variance_inflation": whole.inflation,
-        }
+        evidence = {"bytes_per_second": slope, "full_in_seconds": full_in}
         since = memory.found.since if memory.found else float(times[0])
         return Anomaly(AnomalyKind.MEMORY_LEAK, subject, since, evidence)
 

@@ -1,4 +1,4 @@
-"""Detect edges between stages whose transfers fail more often or take longer than before."""
+"""Detect edges between stages whose transfers fail or take longer than before."""
 
 import math
 from collections import OrderedDict, deque
@@ -7,21 +7,17 @@ from statistics import median
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
-from vllm_omni_sched.monitor.anomaly.statistics import centre_and_spread, wilson
 
 _REGIMES = 64  # of one edge; the least recently used is dropped
 _LEARN = 32  # transfers of a regime before it is judged
 _KEPT = 128  # transfers kept per regime
-_CLIP = 3.0  # most spreads that one transfer counts for
-_PEER_WEIGHT = 0.1
 
 
 @dataclass(slots=True)
 class _Regime:
-    logs: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     fresh: int = 0
-    centre: float = 0.0
-    spread: float = 1.0
+    usual: float = 0.0
 
 
 @dataclass(slots=True)
@@ -31,22 +27,21 @@ class _Edge:
     failed_before: float = 0.0
     total_before: float = 0.0
     regimes: OrderedDict[tuple[int, int], _Regime] = field(default_factory=OrderedDict)
-    sum: float = 0.0  # of the CUSUM
-    since: float = 0.0
-    shift: float = 0.0  # recent mean distance, in spreads
+    slower: deque[tuple[float, float]] = field(default_factory=deque)  # time, and how many times as long as usual
+    times_slower: float = 1.0  # the median of these
 
 
 class SickEdge:
     """Finds edges between stages that fail or slow down.
 
-    1. Errors: the lower Wilson bound of the failures in the last ``recent`` transfers is above ``least_error_rate`` and
-       above the upper bound of earlier transfers, which are forgotten at the rate of ``memory`` transfers.
-    2. Latency: a CUSUM (Page, "Continuous Inspection Schemes", 1954) of log latency, in robust spreads from the
-       median of that edge in the same regime, which is a class of message size and of transfers in flight. A new regime
-       is learned first: after a change of load the edge is compared with itself under that load.
-    3. The median distance of the other edges is subtracted: if they slow down too, the host is slow, not the edge.
-    4. The sum loses ``drift`` spreads per transfer and raises an alarm above ``limit``. While it is above a quarter of
-       that nothing is learned, so that a sick edge does not become the norm.
+    1. Errors: of the last ``recent`` transfers, at least ``least_failed`` failed, and a larger part than
+       ``least_error_rate`` and than twice that of earlier transfers, which are forgotten at the rate of ``memory``.
+    2. Latency: the median of the last ``looked_at`` transfers takes more than ``limit`` times as long as usual. That is
+       the median of that edge in the same regime, which is a class of message size and of transfers in flight. A new
+       regime is learned first: after a change of load the edge is compared with itself under that load.
+    3. If the other edges are slower than usual too, their median is divided out: the host is slow, not the edge.
+    4. A transfer that takes more than ``limit`` times as long as usual is not learned, so that a sick edge does not
+       become the norm.
 
     Raises:
         ConfigError: ``least_error_rate`` is not in (0, 1).
@@ -54,10 +49,9 @@ class SickEdge:
 
     recent = 64
     memory = 4096
-    z = 3.0
-    drift = 1.0
-    limit = 16.0
-    least_spread = 0.35
+    least_failed = 8
+    looked_at = 16
+    limit = 1.75
 
     def __init__(self, least_error_rate: float = 0.02) -> None:
         if not 0 < least_error_rate < 1:
@@ -94,7 +88,7 @@ class SickEdge:
             state.failed_before = state.failed_before * keep + old_failed
             state.total_before = state.total_before * keep + old
         if well:
-            self._latency(edge, state, now, math.log(max(seconds, 1e-9)), _regime_of(nbytes, in_flight))
+            self._latency(state, now, max(seconds, 1e-9), _regime_of(nbytes, in_flight))
 
     def forget(self, edge: str) -> None:
         """Forget an edge, one end of which was restarted."""
@@ -109,45 +103,44 @@ class SickEdge:
             if found is not None
         )
 
-    def _latency(self, edge: str, state: _Edge, now: float, log: float, key: tuple[int, int]) -> None:
+    def _latency(self, state: _Edge, now: float, seconds: float, key: tuple[int, int]) -> None:
         regime = state.regimes.setdefault(key, _Regime())
         state.regimes.move_to_end(key)
         if len(state.regimes) > _REGIMES:
             state.regimes.popitem(last=False)
-        if len(regime.logs) >= _LEARN:
-            distance = min(max((log - regime.centre) / regime.spread, -_CLIP), _CLIP)
-            state.shift += _PEER_WEIGHT * (distance - state.shift)
-            peers = [other.shift for name, other in self._edges.items() if name != edge]
-            common = max(median(peers), 0.0) if peers else 0.0
-            if state.sum == 0:
-                state.since = now
-            # A healed edge is recognised after about as many transfers as it took to find it sick.
-            state.sum = min(max(0.0, state.sum + distance - common - self.drift), 2 * self.limit)
-        if len(regime.logs) < _LEARN or state.sum <= self.limit / 4:
-            regime.logs.append(log)
+        slower = 1.0
+        if len(regime.seconds) >= _LEARN:
+            slower = seconds / regime.usual
+            state.slower.append((now, slower))
+            if len(state.slower) > self.looked_at:
+                state.slower.popleft()
+            if len(state.slower) == self.looked_at:
+                state.times_slower = median(times for _, times in state.slower)
+        if slower <= self.limit:
+            regime.seconds.append(seconds)
             regime.fresh += 1
-            if len(regime.logs) == _LEARN or regime.fresh >= _LEARN:
-                regime.centre, regime.spread = centre_and_spread(regime.logs, self.least_spread)
+            if len(regime.seconds) == _LEARN or regime.fresh >= _LEARN:
+                regime.usual = median(regime.seconds)
                 regime.fresh = 0
 
     def _errors(self, name: str, state: _Edge) -> Anomaly | None:
         total = state.total
         failed = sum(one for _, one, _ in state.recent)
-        low, _ = wilson(failed, total, self.z)
-        _, before = wilson(state.failed_before, state.total_before, self.z)
-        usual = before if state.total_before >= self.recent else 0.0  # too little data: only the fixed rate counts
-        bound = max(self.least_error_rate, usual)
-        if low <= bound:
+        usual = state.failed_before / state.total_before if state.total_before >= self.recent else 0.0
+        bound = max(self.least_error_rate, 2 * usual)
+        if failed < self.least_failed or failed / total <= bound:
             return None
         since = next(at for at, one, _ in state.recent if one)
-        evidence = {"failed": float(failed), "transfers": float(total), "rate_at_least": low, "bound": bound}
+        evidence = {"failed": float(failed), "transfers": float(total), "rate": failed / total, "bound": bound}
         return Anomaly(AnomalyKind.SICK_EDGE_ERRORS, name, since, evidence)
 
     def _slow(self, name: str, state: _Edge) -> Anomaly | None:
-        if state.sum <= self.limit:
+        others = [other.times_slower for edge, other in self._edges.items() if edge != name]
+        times_slower = state.times_slower / max(median(others) if others else 1.0, 1.0)
+        if times_slower <= self.limit:
             return None
-        evidence = {"cusum": state.sum, "limit": self.limit, "distance": state.shift}
-        return Anomaly(AnomalyKind.SICK_EDGE_LATENCY, name, state.since, evidence)
+        since = next(at for at, times in state.slower if times > self.limit)
+        return Anomaly(AnomalyKind.SICK_EDGE_LATENCY, name, since, {"times_slower": times_slower, "limit": self.limit})
 
 
 def _regime_of(nbytes: int, in_flight: int) -> tuple[int, int]:
