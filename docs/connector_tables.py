@@ -5,6 +5,8 @@ from typing import Any
 
 from result_tables import NOTHING, Result, source, table
 
+from benchmarks.tiers import VARIANTS
+
 WAYS = ("serial", "pipelined")
 MEGA = 1e6
 
@@ -55,7 +57,7 @@ def tiers(results: Sequence[Result]) -> str:
             spread = f" (±{one['iqr'] / 2 * scale:.2g}{ratio})" if timed else ""
             unit = ", ms" if timed else ", MB" if measure.startswith("bytes") else ""
             lines.setdefault(measure + unit, {})[one["variant"]] = f"{one['median'] * scale:,.4g}{spread}"
-        variants = list(dict.fromkeys(one["variant"] for one in result["results"]))
+        variants = [variant for variant in VARIANTS if any(variant in line for line in lines.values())]
         rows = [(measure, *(line[variant] for variant in variants)) for measure, line in lines.items()]
         parts.append("\n" + table(("", *variants), rows) + source(result))
     return "".join(parts) or NOTHING

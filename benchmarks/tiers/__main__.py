@@ -21,13 +21,13 @@ from benchmarks.harness.load import wait_for_idle_machine
 from benchmarks.harness.provenance import write_result
 from benchmarks.harness.screen import console
 from benchmarks.harness.stats import Summary, quantile
-from benchmarks.tiers import BLOCKING, FAILING, PREFETCH, TIERS, VARIANTS
+from benchmarks.tiers import BLOCKING, FAILING, TIERS, VARIANTS
 from vllm_omni_sched.config.errors import NoRoomError
 from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.auto import AutoOptions, auto_transport
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.tiers import TieredTransport, TiersOptions
+from vllm_omni_sched.connectors.tiers import TiersOptions
 from vllm_omni_sched.connectors.transport import Transport as Transport
 
 EDGE = Edge("0", "1")
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console.print(f"round {turn + 1} of {options.rounds}")
     records = record(samples)
     console.print(table(records))
-    names = ("arena_mib", "message_mib", "burst", "pace_ms", "starts_after_ms", "ahead")
+    names = ("arena_mib", "message_mib", "burst", "pace_ms", "starts_after_ms")
     workload = {name: getattr(options, name) for name in names}
     path = options.out / "tiers.json"
     console.print(str(write_result(path, "tiers", records, seed=options.seed, workload=workload)))
@@ -61,7 +61,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--burst", type=float, default=4.0, help="times what the arena holds")
     parser.add_argument("--pace-ms", type=float, default=5.0, help="between two messages that the receiver wants")
     parser.add_argument("--starts-after-ms", type=float, default=500.0, help="when it wants the first")
-    parser.add_argument("--ahead", type=int, default=16, help="messages that prefetching is told of ahead")
     parser.add_argument("--disk", default=tempfile.gettempdir(), help="folder on the disk")
     add_common(parser, rounds=9)
     return parser.parse_args(arguments)
@@ -82,7 +81,7 @@ def burst(options: argparse.Namespace, variant: str, turn: int) -> dict[str, flo
         for _ in range(WARM_UP):
             path.put(make_message(EDGE, "warm", payload))
             assert path.get(EDGE, "warm") is not None
-        receiving = receiver.submit(receive, path, count, payload, options, variant == PREFETCH, put, refused)
+        receiving = receiver.submit(receive, path, count, payload, options, put, refused)
         for i in range(count):
             began = time.perf_counter()
             deadline = time.monotonic() + PATIENCE_SECONDS if variant == BLOCKING else None
@@ -114,7 +113,6 @@ def receive(
     count: int,
     payload: np.ndarray,
     options: argparse.Namespace,
-    prefetch: bool,
     put: threading.Semaphore,
     refused: set[int],
 ) -> list[float]:
@@ -125,9 +123,6 @@ def receive(
     """
     waits, wanted_at = list[float](), time.perf_counter() + options.starts_after_ms / 1e3
     for i in range(count):
-        if prefetch and isinstance(path, TieredTransport):
-            for ahead in range(i + 1, min(i + 1 + options.ahead, count)):
-                path.expect(EDGE, f"{ahead}", (ahead - i) * options.pace_ms / 1e3)
         if not put.acquire(timeout=PATIENCE_SECONDS):
             raise TimeoutError(f"message {i} was not put in {PATIENCE_SECONDS} s")
         time.sleep(max(0.0, wanted_at - time.perf_counter()))
@@ -164,7 +159,7 @@ def record(samples: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
             own = [one[measure] for one in samples[variant]]
             entry = {"variant": variant, "measure": measure, **Summary.of(own).as_dict(9)}
             blocking = [one[measure] for one in samples[BLOCKING]]
-            if variant in (TIERS, PREFETCH) and measure in ("put P50", "put P99", "burst", "get P50", "get P99"):
+            if variant == TIERS and measure in ("put P50", "put P99", "burst", "get P50", "get P99"):
                 ratios = [a / b for a, b in zip(blocking, own, strict=True)]
                 entry["blocking_over_it"] = round(quantile(ratios, 0.5), 3)
             found.append(entry)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.support.arena import KIB, FakeClock, place, small
-from tests.support.tiers import Refusing, files
+from tests.support.tiers import Refusing, expect, files
 from vllm_omni_sched.config.errors import NoRoomError
 from vllm_omni_sched.connectors.arena import ArenaTransport
 from vllm_omni_sched.connectors.edge import Edge, name_of
@@ -56,7 +56,7 @@ class World:
     def put(self, name: Name, nbytes: int, hint: float | None) -> None:
         self.number += 1
         message = make_message(*name, {"n": self.number, "x": np.full((1, nbytes), self.number % 251, np.uint8)})
-        message.next_use_seconds = hint
+        expect(self.sender, 5.0 if hint is None else hint)
         try:
             self.sender.put(message)
         except NoRoomError:
@@ -204,11 +204,9 @@ class TiersMachine(RuleBasedStateMachine):
     def lower_tier_refuses(self, refuses: bool) -> None:
         self.world.lower.refuses = refuses  # type: ignore[attr-defined]
 
-    @precondition(lambda self: self.world.waiting)
-    @rule(which=st.integers(0, 100), seconds=st.sampled_from([0.0, 100.0]))
-    def hint(self, which: int, seconds: float) -> None:
-        waiting = list(self.world.waiting)
-        self.world.sender.expect(*waiting[which % len(waiting)], seconds)
+    @rule(seconds=st.sampled_from([0.0, 100.0]))
+    def others_waited(self, seconds: float) -> None:
+        expect(self.world.sender, seconds)
 
     @invariant()
     def holds(self) -> None:
@@ -224,7 +222,7 @@ TestTiers = TiersMachine.TestCase
 TestTiers.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
-EVENTS = {"step": 60, "hint": 10, "discard": 2, "wait": 8, "refuse": 1, "meddle": 10}
+EVENTS = {"step": 60, "waited": 10, "discard": 2, "wait": 8, "refuse": 1, "meddle": 10}
 """Beside puts and gets, and how often."""
 
 
@@ -244,8 +242,8 @@ def test_long_random_workloads() -> None:
                     world.get(name)
                 case "step":
                     world.step(rng.randrange(100))
-                case "hint" if world.waiting:
-                    world.sender.expect(*rng.choice(list(world.waiting)), rng.choice([0.5, 0.5, 100.0]))
+                case "waited":
+                    expect(world.sender, rng.choice([0.5, 0.5, 100.0]))
                 case "discard":
                     world.discard(name[1])
                 case "meddle" if world.moving is not None:

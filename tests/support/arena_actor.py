@@ -42,10 +42,6 @@ class Actor:
 
         self.path = tiers.disk(root)  # type: ignore[assignment]
 
-    def expect(self, key: str, seconds: float) -> bool:
-        path: Any = self.path
-        return bool(path.expect(EDGE, key, seconds))
-
     def move(self, steps: int) -> list[str]:
         """So many steps of moving the first message that should move."""
         path: Any = self.path

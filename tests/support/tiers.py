@@ -60,6 +60,11 @@ def small_tiers(root: str, clock: Clock = monotonic_seconds, **options: Any) -> 
     return TieredTransport(tiers, rules, inflight, clock=clock, background=moves_itself)
 
 
+def expect(path: TieredTransport, seconds: float) -> None:
+    """Let messages be expected to wait so long from now on, as after many that have."""
+    path._waits.expected = lambda edge: seconds  # type: ignore[method-assign]
+
+
 class Refusing(DiskTransport):
     """Files that take no messages while `refuses`."""
 

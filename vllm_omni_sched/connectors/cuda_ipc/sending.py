@@ -91,7 +91,6 @@ def with_handles(message: Message, blocks: Sequence[Block]) -> Message:
     body = msgspec.msgpack.encode((described, message.body))
     sent = Message(message.edge, message.key, body, buffers)
     sent.flags, sent.id = message.flags | ON_DEVICE, message.id
-    sent.next_use_seconds = message.next_use_seconds
     return sent
 
 

@@ -188,7 +188,6 @@ class Message:
         payload_bytes: size of its buffers alone.
         longest: dtype and number of dimensions of its longest array; None without one.
         id: identifies the message where two copies of it may exist; 0: none.
-        next_use_seconds: hint when the receiver is expected to need the message; not sent.
     """
 
     def __init__(
@@ -197,7 +196,6 @@ class Message:
         self.edge, self.key, self.name = edge, key, name_of(edge, key)
         self.body, self.buffers, self.longest = body, buffers, longest
         self.flags = self.payload_bytes = self.id = 0
-        self.next_use_seconds: float | None = None
         self.done: Callable[[], None] | None = None
         self._places: list[tuple[int, int]] = []
         at = HEAD.size + PLACE.size * len(buffers) + len(self.name) + len(body)

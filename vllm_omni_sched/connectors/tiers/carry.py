@@ -44,7 +44,7 @@ class MoveCounts:
     moved_bytes: Counter[str] = field(default_factory=Counter)
     move_seconds: dict[str, float] = field(default_factory=dict)
     moves_refused: int = 0  # by the tier that a message was to go to
-    moves_too_late: int = 0  # it was received, discarded or replaced meanwhile, or is needed before the move would end
+    moves_too_late: int = 0  # it was received, discarded or replaced meanwhile
     moves_failed: int = 0  # for reasons that are in the log
 
     def facts(self) -> dict[str, Any]:

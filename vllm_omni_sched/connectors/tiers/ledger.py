@@ -19,7 +19,7 @@ class Owner:
 
 @dataclass(eq=False)
 class Item:
-    """A message in flight; ``nbytes`` as its tier holds it, ``expected`` in seconds since it was put."""
+    """A message in flight; ``nbytes`` as its tier holds it."""
 
     id: int
     edge: Edge
@@ -29,19 +29,13 @@ class Item:
     nbytes: int
     tier: int
     put_at: float
-    expected: float
-    hinted: bool
     longest: tuple[str, int] | None
     owner: int = Owner.NOBODY
     troubled: bool = False  # it could not be looked at, which was logged
 
     @classmethod
-    def of(cls, message: Message, pool: str, tier: int, held_bytes: int, now: float, expected: float) -> Item:
-        hint = message.next_use_seconds
-        return cls(
-            message.id, message.edge, message.key, message.name, pool, held_bytes, tier, now,
-            expected if hint is None else hint, hint is not None, message.longest,
-        )  # fmt: skip
+    def of(cls, message: Message, pool: str, tier: int, held_bytes: int, now: float) -> Item:
+        return cls(message.id, message.edge, message.key, message.name, pool, held_bytes, tier, now, message.longest)
 
 
 class Ledger(KeyedLock):

@@ -26,7 +26,6 @@ from vllm_omni_sched.connectors.tiers.policy import (
     Placement,
     Pool,
     TierState,
-    is_in_time,
     place,
     plan,
 )
@@ -62,8 +61,7 @@ class View:
 
     def placements(self, message: Message, pool: str) -> tuple[Placement, ...]:
         """Return the tiers to try for a message."""
-        hint = message.next_use_seconds
-        expected = self._waits.expected(message.edge) if hint is None else hint
+        expected = self._waits.expected(message.edge)
         recompute = self._rules.recompute_seconds.get(str(message.edge))
         return place(ItemState(0, 0, message.nbytes, expected, pool, recompute), self._tiers(), self._rules)
 
@@ -72,10 +70,6 @@ class View:
         items = {item.id: item for item in self._ledger.all() if item.owner == Owner.NOBODY}
         states = [self._state(item) for item in items.values()]
         return [(items[move.id], move) for move in plan(states, self._tiers(), self._rules)]
-
-    def is_in_time(self, item: Item, move: Move) -> bool:
-        """Return whether a planned move is still of use."""
-        return is_in_time(self._state(item), self._tiers(), move)
 
     def is_worth_a_plan(self) -> bool:
         """Return whether messages may have to move; a cheap check."""
@@ -87,10 +81,9 @@ class View:
         return below and any(used[0, pool] < low * nbytes for pool, nbytes in self._capacities[0].items())
 
     def _state(self, item: Item) -> ItemState:
-        expected = item.expected if item.hinted else self._waits.expected(item.edge)
-        left = next_use_seconds(expected, self._clock() - item.put_at)
+        left = next_use_seconds(self._waits.expected(item.edge), self._clock() - item.put_at)
         recompute = self._rules.recompute_seconds.get(str(item.edge))
-        return ItemState(item.id, item.tier, item.nbytes, left, item.pool, recompute, item.hinted)
+        return ItemState(item.id, item.tier, item.nbytes, left, item.pool, recompute)
 
     def _tiers(self) -> list[TierState]:
         states = []
@@ -158,8 +151,7 @@ class Placer:
                 now = self._clock()
                 if before is not None:
                     self._replace(before, attempt.tier, waits)
-                expected = self._waits.expected(message.edge)
-                self._ledger.enter(Item.of(message, pool, attempt.tier, held_bytes, now, expected))
+                self._ledger.enter(Item.of(message, pool, attempt.tier, held_bytes, now))
                 with self._keeper.lock:
                     counts = self._keeper.counts
                     self._costs[attempt.tier].into.observe(message.nbytes, now - began)

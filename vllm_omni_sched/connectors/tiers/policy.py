@@ -57,7 +57,7 @@ class TierState:
 class ItemState:
     """Message that waits, or is to be put (``tier`` is not used then).
 
-    ``next_use_seconds``: time until it is expected to be needed; ``told``: that time was announced.
+    ``next_use_seconds``: time until it is expected to be needed.
     ``recompute_seconds``: time to compute it again; None if that is impossible.
     """
 
@@ -67,7 +67,6 @@ class ItemState:
     next_use_seconds: float
     pool: str = ""
     recompute_seconds: float | None = None
-    told: bool = False
 
 
 class Placement(NamedTuple):
@@ -109,13 +108,11 @@ def plan(items: Sequence[ItemState], tiers: Sequence[TierState], rules: TierRule
        for the longest time, bytes x seconds until their next use.
     2. They go to the next tier below that pays (see `place`) and stays below its high mark. Without one they stay.
     3. Messages that are expected to be needed soon move up to the highest tier that stays below its low mark, the
-       soonest first. A message stays if it was announced to be needed before this move and those before it are done:
-       its receiver would have to wait for the move. Learnt times are not exact enough for this rule.
+       soonest first.
     4. Messages below ``min_bytes`` do not move down; nothing moves twice in a plan, and nothing is ever dropped.
     """
     room = _Room(tiers, rules)
     moves: list[Move] = []
-    busy = 0.0  # seconds until all moves so far are done: they are carried out one by one
     for number, tier in enumerate(tiers[:-1]):
         for pool in tier.pools:
             if not room.is_high(number, pool):
@@ -129,27 +126,17 @@ def plan(items: Sequence[ItemState], tiers: Sequence[TierState], rules: TierRule
                 if target is not None and item.nbytes >= rules.min_bytes:
                     room.move(item, target)
                     moves.append(Move(item.id, target, TierReason.HIGH_WATER))
-                    busy += move_seconds(item, tiers, target)
     moved = {move.id for move in moves}
     for item in sorted(items, key=lambda i: (i.next_use_seconds, i.id)):
         if not item.tier or item.id in moved:
             continue
         for target in range(item.tier):
-            takes = move_seconds(item, tiers, target)
-            in_time = not item.told or busy + takes <= item.next_use_seconds
-            soon = item.next_use_seconds <= rules.soon_seconds + takes
-            if in_time and soon and room.is_low(target, item.pool, item.nbytes):
+            soon = item.next_use_seconds <= rules.soon_seconds + move_seconds(item, tiers, target)
+            if soon and room.is_low(target, item.pool, item.nbytes):
                 room.move(item, target)
                 moves.append(Move(item.id, target, TierReason.EXPECTED_SOON))
-                busy += takes
                 break
     return tuple(moves)
-
-
-def is_in_time(item: ItemState, tiers: Sequence[TierState], move: Move) -> bool:
-    """Return whether a move of a plan is still of use when its turn has come; see rule 3 of `plan`."""
-    urgent = item.told and item.next_use_seconds < move_seconds(item, tiers, move.target)
-    return move.reason is not TierReason.EXPECTED_SOON or not urgent
 
 
 def move_seconds(item: ItemState, tiers: Sequence[TierState], target: int) -> float:

@@ -163,16 +163,6 @@ class TieredTransport(MediumTransport):
 
         return Lease(lease.arrival, lambda: end(False), lambda: end(True))
 
-    def expect(self, edge: Edge, key: str, seconds: float) -> bool:
-        """Set when a message will be needed, in seconds from now; return False if it is not recorded."""
-        item = self.ledger.get(name_of(edge, key))
-        if item is None:
-            return False
-        item.expected, item.hinted = self._clock() - item.put_at + seconds, True
-        if self._worker is not None:
-            self._worker.wake()
-        return True
-
     def _discard(self, key: str) -> int:
         names = self.ledger.of_key(key)
         with contextlib.ExitStack() as alone:
@@ -221,9 +211,7 @@ class TieredTransport(MediumTransport):
             self._gets.give_way()
             if self._closed:
                 return None
-            if not self._view.is_in_time(item, move):
-                self._carrier.counts.moves_too_late += 1
-            elif self._carrier.takes(move.target):
+            if self._carrier.takes(move.target):
                 for _ in self.carry(item, move):
                     pass
         return max(self._rules.interval_seconds, took / PLANNING_SHARE) if self._view.is_worth_a_plan() else None

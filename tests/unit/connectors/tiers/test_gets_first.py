@@ -7,10 +7,9 @@ import threading
 import pytest
 
 from tests.support.arena import EDGE, LONG, pixels
-from tests.support.tiers import PAYLOAD, small_tiers
+from tests.support.tiers import PAYLOAD, expect, small_tiers
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, make_message
-from vllm_omni_sched.connectors.tiers import TieredTransport
 from vllm_omni_sched.connectors.tiers.worker import GetsFirst
 from vllm_omni_sched.connectors.transport import Lease, Transport
 
@@ -87,8 +86,7 @@ def test_a_get_that_comes_while_messages_are_to_be_moved_goes_first(root: str, m
         path.put(make_message(EDGE, f"{number}", {"x": pixels(number, PAYLOAD)}))
     below = sorted((item for item in path.ledger.all() if item.tier), key=lambda item: int(item.key))
     assert len(below) >= 4
-    for place, item in enumerate(below):
-        path.expect(EDGE, item.key, 50.0 + place)
+    expect(path, 50.0)  # those that were put first are needed first
     while (there := path.ledger.used[0, "image"]) > 0.3 * 100 * 8 * 1024:
         assert path.get(EDGE, next(item.key for item in path.ledger.all() if not item.tier)) is not None
         path.reap()
@@ -101,53 +99,4 @@ def test_a_get_that_comes_while_messages_are_to_be_moved_goes_first(root: str, m
     told.receiver.join()
     first, second = below[0].key, below[1].key
     assert told.said[:3] == [f"move {first}", f"get {wanted}", f"move {second}"]
-    path.close()
-
-
-def some_below(root: str) -> tuple[TieredTransport, list[str]]:
-    """Tiers whose clock stands still, with room in the arena, and the keys of messages that lie in files."""
-    path = small_tiers(root, clock=lambda: 100.0, long_wait_seconds=0.001, low_water=0.5, soon_seconds=1.0)
-    for number in range(60):
-        path.put(make_message(EDGE, f"{number}", {"x": pixels(number, PAYLOAD)}))
-    for item in path.ledger.all():
-        if not item.tier:
-            assert path.get(EDGE, item.key) is not None
-    path.reap()
-    below = [item.key for item in path.ledger.all()]
-    assert len(below) > 2
-    return path, below
-
-
-def test_a_message_that_is_wanted_now_is_not_moved(root: str) -> None:
-    path, below = some_below(root)
-    for key in below:
-        path.expect(EDGE, key, 0.0)
-    path.move()
-    assert path.health().facts["moved"] == {}
-    for key in below:
-        path.expect(EDGE, key, 0.5)
-    path.move()
-    assert path.health().facts["moved"] == {"disk->arena expected_soon": len(below)}
-    path.close()
-
-
-def test_a_move_is_left_out_when_its_message_is_wanted_before_its_turn(
-    root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, below = some_below(root)
-    files = path._transports[1]
-    lease = files.lease
-
-    def first(edge: Edge, key: str) -> Lease | None:
-        for other in below:
-            path.expect(EDGE, other, 0.0)
-        return lease(edge, key)
-
-    monkeypatch.setattr(files, "lease", first)
-    for key in below:
-        path.expect(EDGE, key, 0.5)
-    path.move()
-    facts = path.health().facts
-    assert facts["moved"] == {"disk->arena expected_soon": 1}
-    assert facts["moves_too_late"] == len(below) - 1
     path.close()

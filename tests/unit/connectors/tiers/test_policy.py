@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.scripted_transport import ScriptedTransport
+from tests.support.tiers import expect
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.connectors.auto import AutoOptions, auto_transport
 from vllm_omni_sched.connectors.edge import Edge
@@ -26,7 +26,6 @@ from vllm_omni_sched.connectors.tiers.policy import (
     Pool,
     TierReason,
     TierState,
-    is_in_time,
     place,
     plan,
 )
@@ -102,21 +101,6 @@ def test_soon_counts_the_time_of_moving() -> None:
     assert plan([item(0, 200, 3.1, tier=1)], [tier(0), slow], RULES) == ()
 
 
-def test_what_would_be_wanted_before_it_is_there_stays() -> None:
-    slow = tier(200, bytes_per_second=1000.0)  # 0.1 s out of it, and as long into the upper one
-    upper = replace(slow, pools={"": Pool(1000, 0)})
-    items = [item(i, 100, use, tier=1, told=True) for i, use in enumerate([0.1, 0.19, 0.21, 0.3, 0.39, 0.41])]
-    assert plan(items, [upper, slow], RULES) == (Move(2, 0, UP), Move(5, 0, UP))
-    learnt = [replace(one, told=False) for one in items]
-    assert [move.id for move in plan(learnt, [upper, slow], RULES)] == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize(("next_use", "reason", "expected"), [(0.1, UP, False), (0.2, UP, True), (0.1, DOWN, True)])
-def test_a_move_whose_turn_comes_too_late_is_of_no_use(next_use: float, reason: TierReason, expected: bool) -> None:
-    slow = tier(200, bytes_per_second=1000.0)
-    assert is_in_time(item(0, 100, next_use, tier=1, told=True), [slow, slow], Move(0, 0, reason)) is expected
-
-
 def test_pools_fill_up_by_themselves() -> None:
     upper = TierState({"text": Pool(100, 90), "image": Pool(1000, 90), "": Pool(1000, 0)})
     items = [item(0, 30, 1.0, pool="text"), item(1, 30, 2.0, pool="text"), item(2, 30, 9.0, pool="image")]
@@ -150,13 +134,12 @@ def test_messages_come_up_into_whatever_pools_the_first_tier_has(pools: dict[str
     path = TieredTransport(
         [Tier(upper, pools), Tier(lower, {"": 4000})], RULES, clock=lambda: clock[0], background=False
     )
-    for key, hint in (("a", 0.0), ("b", 0.0), ("late", 100.0)):
-        message = make_message(Edge("0", "1"), key, {"x": np.zeros((1, 900), np.uint8)})
-        message.next_use_seconds = hint
-        path.put(message)
+    for key, wait in (("a", 0.0), ("b", 0.0), ("late", 100.0)):
+        expect(path, wait)
+        path.put(make_message(Edge("0", "1"), key, {"x": np.zeros((1, 900), np.uint8)}))
     assert set(lower.messages) == {(Edge("0", "1"), "late")}
     assert path.discard("a") == 1
-    path.expect(Edge("0", "1"), "late", 0.5)
+    expect(path, 0.5)
     assert path._view.is_worth_a_plan()
     assert path.move() is None
     assert not lower.messages

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.arena import EDGE, KIB, FakeClock, pixels
-from tests.support.tiers import small_tiers
+from tests.support.tiers import expect, small_tiers
 from vllm_omni_sched.config.errors import RendezvousError
 from vllm_omni_sched.connectors.disk import DiskTransport, files
 from vllm_omni_sched.connectors.framing import make_message
@@ -31,10 +31,10 @@ def sender(root: str, clock: FakeClock) -> Iterator[TieredTransport]:
     path.close()
 
 
-def put(path: TieredTransport, key: str, hint: float | None = None) -> str:
+def put(path: TieredTransport, key: str, wait: float = 1.0) -> str:
     """Returns the tier."""
     message = make_message(EDGE, key, {"x": pixels(1, 6 * KIB)})
-    message.next_use_seconds = hint
+    expect(path, wait)
     path.put(message)
     item = path.ledger.get(message.name)
     assert item is not None
@@ -44,7 +44,7 @@ def put(path: TieredTransport, key: str, hint: float | None = None) -> str:
 def put_below(path: TieredTransport, key: str) -> None:
     for i in range(80):  # the arena is filling up
         put(path, f"fill {i}")
-    assert put(path, key, hint=1e6) == "disk"
+    assert put(path, key, wait=1e6) == "disk"
     for i in range(80):
         path.discard(f"fill {i}")
 
