@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.engine.harness.scenarios import RUN_AT_ONCE
 from tests.engine.harness.spec import OUR_ENCODER_CACHE, OURS, OURS_SYNC, EngineSpec
 from tests.support.environments import FIRST_ENVIRONMENT
 
@@ -153,6 +154,12 @@ VARIANTS = (
     Variant("encode-rounds-async", "async", (*SHORT, "crowd"), omni_sched=ROUNDS, newest=True),
     Variant("encode-rounds-chunked", "chunked", SHORT, omni_sched=ROUNDS, long=True),
     Variant("scarce-encode-rounds", "scarce-async", omni_sched=ROUNDS, long=True),
+    # options that users name, under load (test_under_load.py)
+    Variant("load", "load"),
+    Variant("load-batch", "load", omni_sched={"profile": "batch"}, newest=True),
+    Variant("steered-load-chat", "load", omni_sched={"profile": "chat"}, newest=True),
+    Variant("steered-load-realtime", "load", omni_sched={"profile": "realtime"}, newest=True),
+    Variant("steered-load-video", "load", omni_sched={"profile": "video"}, newest=True),
     Variant("speech", "speech"),
     Variant("speech-async", "speech-async"),
 )
@@ -169,6 +176,7 @@ def settings(llava: Path, voxtral: Path) -> list[EngineSpec]:
         EngineSpec("async", pictures, (*SHORT, "crowd", "long_session"), args=AMPLE, async_scheduling=True),
         EngineSpec("chunked", pictures, (*SHORT, *RETURNING), args=CHUNKED, async_scheduling=True),
         EngineSpec("prefix-caching-off", pictures, SHORT, args=AMPLE | WITHOUT_PREFIX_CACHING),
+        EngineSpec("load", pictures, ("rush",), args={**AMPLE, "max_num_seqs": RUN_AT_ONCE}),
         EngineSpec("speech", sound, ("speech",), args=SPEECH),
         EngineSpec("speech-async", sound, ("speech",), args=SPEECH, async_scheduling=True),
         EngineSpec("tight", pictures, ("crowd",), args=TIGHT),

@@ -15,6 +15,7 @@ class Observer:
     preempted         how often each request was preempted
     messages          types of the entries of `scheduled_new_reqs`, counted
     update_bytes      pickled size of such an entry, at each power of two of a session's updates
+    idle              steps that scheduled nothing while a request without items had not begun
     tiers             encodings that requests took, by where they were (our scheduler only)
     feature_lists     types of `request.mm_features`, counted over requests with items
     waiting           numbers of waiting requests, before and after the tokens of each step: `differences` between the
@@ -36,6 +37,7 @@ class Observer:
         self.left: Counter[str] = Counter()
         self.preempted: Counter[str] = Counter()
         self.messages: Counter[str] = Counter()
+        self.idle = 0
         self.update_bytes: dict[str, list[int]] = {}
         self.feature_lists: Counter[str] = Counter()
         self._updates: Counter[str] = Counter()
@@ -52,6 +54,7 @@ class Observer:
             "left": dict(self.left),
             "preempted": dict(self.preempted),
             "messages": dict(self.messages),
+            "idle": self.idle,
             "update_bytes": self.update_bytes,
             "feature_lists": dict(self.feature_lists),
             "still_there": sorted(scheduler.requests),
@@ -88,6 +91,8 @@ class Observer:
 
     def _after_schedule(self, output: Any, *_: Any) -> None:
         if not output.num_scheduled_tokens:
+            requests = self.scheduler.requests.values()
+            self.idle += any(not one.mm_features and not one.num_computed_tokens for one in requests)
             return
         line = " ".join(f"{request}:{count}" for request, count in output.num_scheduled_tokens.items())
         if output.scheduled_encoder_inputs:

@@ -12,6 +12,8 @@ from tests.engine.harness.workload import IMAGE, Ask, Chunk, Request, Scenario, 
 
 SCENARIOS: dict[str, Callable[[], Scenario]] = {}
 ITEMS_OF_LONG_SESSION = 2000
+RUN_AT_ONCE = 8
+"""Requests that the engine of `rush` runs at once."""
 
 
 def scenario(build: Callable[[], list]) -> Callable[[], Scenario]:  # type: ignore[type-arg]
@@ -165,6 +167,20 @@ def crowd() -> list[Ask | Session]:
         for i in range(8)
     ]
     return [*sessions_, *asks]
+
+
+@scenario
+def rush() -> list[Ask]:
+    """Ask three times as much at once as the engine runs; one request in three has pictures."""
+    return [
+        Ask(
+            f"picture-{i}" if i % 3 == 0 else f"text-{i}",
+            f"question {i}: " + (_each(2, "{} and ") if i % 3 == 0 else "all work " * (i % 7)),
+            range(2 * i, 2 * i + 2) if i % 3 == 0 else (),
+            max_tokens=24 + i % 5,
+        )
+        for i in range(3 * RUN_AT_ONCE)
+    ]
 
 
 @scenario
