@@ -103,11 +103,24 @@ def _request(request: Any) -> dict[str, Any]:
 
 
 def _params(params: Any) -> Any:
-    plain = _plain(msgspec.structs.asdict(params) if isinstance(params, msgspec.Struct) else dict(vars(params)))
-    extra = plain.get("extra_args")
+    plain = _plain(_given(params) if isinstance(params, msgspec.Struct) else dict(vars(params)))
+    extra = plain.pop("extra_args", None)
     if isinstance(extra, dict):
-        plain["extra_args"] = {name: value for name, value in extra.items() if not name.startswith(OURS)} or None
+        extra = {name: value for name, value in extra.items() if not name.startswith(OURS)}
+    if extra:
+        plain["extra_args"] = extra
     return plain
+
+
+def _given(params: msgspec.Struct) -> dict[str, Any]:
+    """Return the fields that do not have their default: of dozens, a few."""
+    names, defaults = params.__struct_fields__, params.__struct_defaults__
+    found = {name: getattr(params, name) for name in names[: len(names) - len(defaults)]}
+    for name, default in zip(names[len(found) :], defaults, strict=True):
+        value = getattr(params, name)
+        if value is not default and (type(value) is not type(default) or value != default):
+            found[name] = value
+    return found
 
 
 def _plain(value: Any) -> Any:

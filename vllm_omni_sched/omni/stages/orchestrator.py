@@ -175,7 +175,8 @@ class ScheduledOrchestrator(Orchestrator):
 
     async def _handle_processed_outputs(self, stage_id: int, replica_id: int, outputs: list[Any]) -> None:
         self.hang_detector.on_output(stage_id, replica_id)
-        queue = self.stage_pools[stage_id].queue
+        pool = self.stage_pools[stage_id]
+        queue, diffuses = pool.queue, pool.stage_type == "diffusion"
         delivered: list[Any] = []
         ended = False
         for output in outputs:
@@ -184,8 +185,9 @@ class ScheduledOrchestrator(Orchestrator):
             ended = queue.on_first_output(output.request_id) or ended
             failed = getattr(output, "error", None) is not None
             completed = bool(output.finished) and not failed
-            self.stall_guard.progressed(receivers)
-            self.recovery.on_output(stage_id, replica_id, output.request_id, receivers, finished=completed)
+            if completed or diffuses:  # tokens have been noted as they came (`_process_llm_stage_outputs`)
+                self.stall_guard.progressed(receivers)
+                self.recovery.on_output(stage_id, replica_id, output.request_id, receivers, finished=completed)
             if output.finished or failed:
                 if not failed:  # a failed request sends nothing on
                     self.sharing.ended(stage_id, output.request_id, receivers)
@@ -193,7 +195,8 @@ class ScheduledOrchestrator(Orchestrator):
                 if output.request_id not in self.request_states:  # it was begun for a request that has left
                     self.stage_pools[stage_id]._request_bindings.pop(output.request_id, None)
                 ended = True
-            else:
+            elif (work := queue.running.get(output.request_id)) is not None and not work.shown:
+                work.shown = True
                 self.sharing.on_first_output(stage_id, receivers)
         await super()._handle_processed_outputs(stage_id, replica_id, delivered)
         if ended:

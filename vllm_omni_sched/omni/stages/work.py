@@ -14,12 +14,13 @@ __all__ = ["UNPLACED", "Work"]
 class Work(StageWork):
     """Represents a submission to a stage, with the arguments of `StagePool.submit_initial`.
 
-    ``runs_as``: its name in the engine.
+    ``runs_as``: its name in the engine. ``shown``: whether a part of its output has gone on to clients.
     """
 
     state: Any  # OrchestratorRequestState
     request: Any  # the request as sent to the engine
     submit_args: dict[str, Any]  # the other arguments
+    shown: bool = False
 
     @property
     def runs_as(self) -> str:

@@ -87,7 +87,8 @@ class RecoveryDriver:
         self, stage_id: int, replica_id: int, owner: str, receivers: Sequence[str], *, finished: bool
     ) -> None:
         """Record an output of a replica for the work begun for ``owner``, and for all its receivers."""
-        self.handovers.on_first_output(stage_id, {owner, *receivers}, finished=finished)
+        if len(self.handovers):
+            self.handovers.on_first_output(stage_id, {owner, *receivers}, finished=finished)
         if finished and self._core is not None and self._sends_on(stage_id):
             states = self._orchestrator.request_states
             going_on = [name for name in receivers if name in states and states[name].final_stage_id > stage_id]

@@ -163,6 +163,8 @@ class _RenamingLLM(_Renaming):
     async def get_output_async(self) -> Any:
         with self._naming_deaths():
             outputs = await super().get_output_async()  # type: ignore[misc]
+        if not len(self.run_names):
+            return outputs
         known = []
         for output in outputs.outputs:
             name = self.run_names.given(output.request_id)
