@@ -144,7 +144,7 @@ def _values(field: object) -> str:
         return ", ".join(f"`{value.value if isinstance(value, Enum) else value}`" for value in get_args(annotation))
     named = [value for kind in get_args(annotation) if get_origin(kind) is Literal for value in get_args(kind)]
     if named and get_origin(annotation) in (Union, UnionType):
-        return ", ".join(f"`{value}`" for value in named) + (", int" if int in get_args(annotation) else "")
+        return ", ".join(f"`{value}`" for value in named) + (", whole number" if int in get_args(annotation) else "")
     kind = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
     rules = list(getattr(field, "metadata", ()))
     if get_origin(kind) is Annotated:  # `Count | None`
@@ -158,19 +158,19 @@ def _values(field: object) -> str:
         return ", ".join(f"`{member.value}`" for member in kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return "options"
-    words = {bool: "bool", int: "int", float: "float"}
-    text = words.get(kind, "str") if isinstance(kind, type) else "str"
+    words = {bool: "true, false", int: "whole number", float: "number"}
+    text = words.get(kind, "text") if isinstance(kind, type) else "text"
     if get_origin(annotation) is dict:
         inside = get_args(annotation)[1]
         return "options" if inside is Any else "options by name" if inside is ForeignOptions else "by name"
-    units = {bytes_of: "size", milliseconds_of: "duration"}
+    units = {bytes_of: "size, as `512MB`", milliseconds_of: "duration, as `50ms`"}
     text = next((units[rule.func] for rule in rules if getattr(rule, "func", None) in units), text)
     bounds = {key: getattr(rule, key) for rule in rules for key in ("ge", "le") if hasattr(rule, key)}
     if "le" in bounds and bounds["le"] >= FAR:
         del bounds["le"]  # no help to a reader
     if {"ge", "le"} <= bounds.keys():
         return f"{text}, {bounds['ge']} to {bounds['le']}"
-    return f"{text} ≥ {bounds['ge']}" if "ge" in bounds else text
+    return f"{text}, at least {bounds['ge']}" if "ge" in bounds else text
 
 
 def metrics() -> str:

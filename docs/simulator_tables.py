@@ -108,10 +108,10 @@ def _values(annotation: Any) -> str:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if get_origin(annotation) in (Union, UnionType, Annotated) and not _models(annotation):
         return _values(next(kind for kind in get_args(annotation) if kind is not type(None)))
-    words = {bool: "bool", int: "int", float: "float", str: "str"}
+    words = {bool: "true, false", int: "whole number", float: "number", str: "text"}
     if isinstance(annotation, type) and annotation in words:
         return words[annotation]
-    return {dict: "by name", list: "list", tuple: "list"}.get(get_origin(annotation), "float, or a table")
+    return {dict: "by name", list: "list", tuple: "list"}.get(get_origin(annotation), "number, or a table")
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
