@@ -50,7 +50,7 @@ def _with_data_until_sent(get_and_update_item: Callable[..., Any]) -> Callable[.
         if item is None:
             return None, updates
         unsent[mm_hash] = weakref.ref(item)
-        hashes = getattr(_request, "hashes", set())
+        hashes: set[str] = getattr(_request, "hashes", set())
         said = mm_hash in hashes
         hashes.add(mm_hash)
         return (None if said else item), updates

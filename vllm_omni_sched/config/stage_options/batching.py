@@ -142,7 +142,7 @@ class BatchingOptions(BatchLimits):
     @property
     def has_target(self) -> bool:
         """Return whether a latency target is given, for all stages or for one."""
-        return any(one.target_latency_ms is not None for one in (self, *self.stages.values()))
+        return any(getattr(one, "target_latency_ms", None) is not None for one in (self, *self.stages.values()))
 
     def of_stage(self, stage_id: int, name: str = "") -> BatchLimits:
         """Return the limits of one stage, including the options that differ in it."""
