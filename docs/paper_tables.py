@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tomllib
 from result_tables import NOTHING, short, table
 
 from vllm_omni_sched.sim.costs.base import EngineCosts
@@ -199,13 +200,13 @@ def _operations_seconds(costs: EngineCosts, request: Request) -> float:
 # ---- ablations
 
 
-def ablation(body: Mapping[str, Any]) -> str:
-    """Show a row for each mechanism: each measure with it alone → with all but it."""
+def ablation(body: Mapping[str, Any], mechanisms: Collection[str]) -> str:
+    """Show a row for each of the mechanisms: each measure with it alone → with all but it."""
     by: dict[str, list[Record]] = {}
     for one in body["results"]:
         if "summary" in one:
             by.setdefault(one["variant"], []).append(one["summary"])
-    named = [name.removeprefix("only ") for name in by if name.startswith("only ")]
+    named = [name for name in mechanisms if f"only {name}" in by]
     pairs = [("none → all", "none", "all"), *((name, f"only {name}", f"all but {name}") for name in named)]
     rows = [
         [said, *(f"{_measured(by[first], of)} → {_measured(by[second], of)}" for of in _MEASURES.values())]
@@ -214,6 +215,11 @@ def ablation(body: Mapping[str, Any]) -> str:
     ]
     head = ("alone → all but it", *_MEASURES)
     return table(head, rows) + source(body)
+
+
+def _mechanisms(file: str) -> Collection[str]:
+    """Return the mechanisms of a study that there are now: its result may have others."""
+    return tomllib.loads((FILES / file).read_text())["ablation"]["mechanisms"].keys()
 
 
 _MEASURES: Mapping[str, Callable[[Record], float | None]] = {
@@ -426,9 +432,9 @@ PARTS = {
     "paper-assumptions": _of("paper-assumptions", searched, "Requests within the SLO of each system, by assumption"),
     "paper-points": _of("paper-points", lambda body: points(body, study("paper-concurrency"))),
     "paper-headline": _of("paper", lambda body: headline(body, study("paper-slo"), study("paper-decoding"))),
-    "ablation": _of("ablation", ablation),
-    "ablation-mixed": _of("ablation-mixed", ablation),
-    "ablation-failures": _of("ablation-failures", ablation),
+    "ablation": _of("ablation", lambda body: ablation(body, _mechanisms("ablation.toml"))),
+    "ablation-mixed": _of("ablation-mixed", lambda body: ablation(body, _mechanisms("ablation-mixed.toml"))),
+    "ablation-failures": _of("ablation-failures", lambda body: ablation(body, _mechanisms("ablation-failures.toml"))),
     "study-lending": _of("lending", lending),
 }
 """By the names that pages use."""

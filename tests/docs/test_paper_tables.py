@@ -177,8 +177,8 @@ def test_an_ablation_has_a_row_for_each_mechanism() -> None:
             "summary": {"goodput_per_second": goodput, "within_slo": 0.5, **times},
         }
 
-    named = ["none", "all", "only lane", "all but lane"]
-    text = paper_tables.ablation(body(*(one(name, 1.0 + at) for at, name in enumerate(named))))
+    named = ["none", "all", "only lane", "all but lane", "only gone", "all but gone"]
+    text = paper_tables.ablation(body(*(one(name, 1.0 + at) for at, name in enumerate(named))), ["lane"])
     none, lane = lines(text)[1:]
     assert none == "| none → all | 1 → 2 | 12.3 → 12.3 | 2.5 → 2.5 |"
     assert lane.startswith("| lane | 3 → 4 |")
