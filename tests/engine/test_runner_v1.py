@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from random import Random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from vllm import SamplingParams
+from vllm.v1.sample.sampler import Sampler
+from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from tests.engine.harness.gather import gathered, items_of, outputs_of, windows
@@ -106,6 +110,42 @@ def test_generators_of_prompts_that_go_on_are_not_used(monkeypatch):
     runner.sample_tokens(None)
     assert seen == [{1: generators[1]}, {1: generators[1]}, generators]
     assert runner.input_batch.generators == generators
+
+
+def draws(discarded):
+    """Return what two requests with seeds draw, step by step, by vLLM's own batch and sampler; the second one's may not
+    count.
+    """
+    device, logits = torch.device("cpu"), torch.zeros(2, 512)
+    kernel = {"kernel_block_sizes": [16]} if "kernel_block_sizes" in signature(InputBatch).parameters else {}
+    how = {"max_num_reqs": 2, "max_model_len": 64, "max_num_batched_tokens": 64, "vocab_size": 512}
+    batch = InputBatch(device=device, block_sizes=[16], max_num_blocks_per_req=[4], **how, **kernel)
+    for seed in (1, 2):
+        params = SamplingParams(temperature=1, seed=seed)
+        generator = torch.Generator("cpu").manual_seed(seed)
+        batch.add_request(CachedRequestState(str(seed), [1, 2, 3], [], params, generator, ([0],), 0, []))
+    batch.refresh_metadata()
+    runner = make_runner({})
+    runner.device, runner.input_batch, runner.logits = device, batch, logits
+    drawn = []
+    for one in discarded:
+        runner.discard_request_mask = SimpleNamespace(np=np.array([False, one]))
+        drawn.append(runner.sample_tokens(None))
+    return drawn
+
+
+def test_a_seed_draws_the_same_tokens_after_steps_that_are_discarded(monkeypatch):
+    """The metadata for vLLM's sampler has the batch's own dictionary of generators."""
+
+    def sample_tokens(self, _):
+        sampled = Sampler()(self.logits.clone(), self.input_batch.sampling_metadata).sampled_token_ids
+        return sampled.flatten().tolist()
+
+    monkeypatch.setattr(GPUModelRunner, "sample_tokens", sample_tokens)
+    at_once, later = draws([False] * 4), draws([True, True, False, False])
+    assert [second for _, second in later[2:]] == [second for _, second in at_once[:2]]
+    assert [first for first, _ in later] == [first for first, _ in at_once]
+    assert len({token for step in at_once for token in step}) > 4
 
 
 def test_the_runner_keeps_its_lists():
