@@ -26,7 +26,7 @@ from vllm_omni_sched.connectors.framing.layout import EMBEDDED
 from vllm_omni_sched.connectors.transport import Status, Transport
 
 AB = Edge("a", "b")
-SMALL, LARGE = 3000, 40_000  # bytes: through the ring of an arena, and through a pool
+SMALL, LARGE = EMBEDDED + 1000, 40_000  # bytes
 VALUES = np.arange(LARGE, dtype=np.uint8)
 
 

@@ -251,12 +251,12 @@ def test_tensors_and_arrays_are_views_of_the_message() -> None:
 
 
 def test_each_buffer_is_copied_once_and_not_before_it_is_written() -> None:
-    array, tensor = np.zeros(1000), torch.zeros(1000)
+    array, tensor = np.zeros(2000), torch.zeros(2000)
     message = make_message(EDGE, "key", {"a": array, "t": tensor})
-    assert (message.payload_bytes, message.longest) == (12000, ("float64", 1))
+    assert (message.payload_bytes, message.longest) == (24000, ("float64", 1))
     array[:], tensor[:] = 1, 2
     found = Arrival(message.to_buffer()).open()
-    assert (found["a"].sum(), found["t"].sum()) == (1000, 2000)
+    assert (found["a"].sum(), found["t"].sum()) == (2000, 4000)
 
 
 def test_a_message_says_how_long_it_is() -> None:

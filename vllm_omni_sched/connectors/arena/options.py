@@ -111,7 +111,7 @@ class ArenaOptions(BaseModel):
     copy_out: bool = Field(False, description="Receivers get copies, not views of shared memory.")
     checksum: bool = Field(
         False,
-        description="Messages carry a CRC-32 of tensors above 2 KB, too, and one that was altered is an error. "
+        description="Messages carry a CRC-32 of tensors above 4 KB, too, and one that was altered is an error. "
         "Everything else in a message always has one.",
     )
 
