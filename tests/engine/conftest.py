@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.engine.harness.engines import VARIANTS, our_engines, served_engine, stock_engines
+from tests.engine.harness.engines import VARIANTS, our_engines, our_served_engines, served_engine, stock_engines
 from tests.engine.harness.processes import (
     ENVIRONMENT,
     IN_PROCESS,
@@ -19,7 +18,6 @@ from tests.engine.harness.processes import (
     run_side_by_side,
     write_model,
 )
-from tests.engine.harness.spec import OURS
 from tests.support import warm
 
 HERE = Path(__file__).parent
@@ -111,7 +109,7 @@ def in_processes(llava: Path, tmp_path_factory: pytest.TempPathFactory) -> Resul
     stock, ours = run_side_by_side(
         tmp_path_factory.mktemp("in_processes"),
         engines,
-        [replace(engine, scheduler=OURS) for engine in engines],
+        our_served_engines(llava),
         stock_environment=NO_PLUGIN,
         kept=file_of_stock("in_processes", engines, NO_PLUGIN),
         our_environment={},  # whatever plugins are installed: in one of the two environments vLLM-Omni's too

@@ -10,6 +10,7 @@ import pytest
 
 from tests.engine.conftest import Results
 from tests.engine.harness.compare import first_difference
+from tests.engine.harness.engines import TOO_LONG
 from tests.engine.harness.processes import OUR_PLUGIN, run_program
 from tests.engine.harness.refusals import ACCEPTED, NEED_NO_MODEL, REFUSED, TWICE, UNWARNED, WARNED
 from tests.engine.harness.scenarios import SCENARIOS
@@ -107,6 +108,21 @@ def test_vllm_serve_ends_with_one_clear_line(refused_servers, server, says):
     assert lines == process.last_lines(1)
     assert says in lines[0]
     assert "EngineCore" not in process.log.read_text()  # it never came to starting one
+
+
+def assert_only_one_ended(heard: dict) -> None:
+    """Check the answers to the scenario `too_long`: its session has an error in place of its third answer."""
+    assert heard["too-long"]["ends"] == ["length", "length", "error"]
+    assert len(heard["too-long"]["tokens"]) == 2 * 3
+    assert [len(heard[id_]["tokens"]) for id_ in ("goes-on", "beside")] == [40, 200]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_session_that_grows_too_long_ends_alone(in_process: Results, engine):
+    ran = in_process.of_ours(engine, TOO_LONG)
+    assert_only_one_ended(ran["requests"])
+    assert ran["left"] == {"too-long": 1, "goes-on": 1, "beside": 1}
+    assert ran["still_there"] == []
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.engine.conftest import Results
 from tests.engine.harness.compare import first_difference, first_different_step
-from tests.engine.harness.engines import VARIANTS, cases, stock_engines
+from tests.engine.harness.engines import SEEDED, STOPS, VARIANTS, cases, stock_engines
 from tests.engine.harness.scenarios import ITEMS_OF_LONG_SESSION, SCENARIOS
 from tests.engine.harness.workload import Session
 
@@ -18,6 +18,7 @@ CASES = cases(
     if not variant.stock.startswith(("tight", "scarce"))  # test_preemption.py
     and not variant.name.startswith("bad-input")  # test_bad_input.py
     for scenario in variant.scenarios or SCENARIOS_OF_STOCK[variant.stock]
+    if scenario in SCENARIOS_OF_STOCK[variant.stock]
 )
 
 
@@ -38,6 +39,26 @@ def test_same_decisions(in_process: Results, variant, scenario):
 def test_every_request_leaves_exactly_once(in_process: Results, variant, scenario):
     ran = in_process.of_ours(variant.name, scenario)
     assert ran["left"] == {request.id: 1 for request in SCENARIOS[scenario]().requests}
+    assert ran["still_there"] == []
+
+
+def test_a_seed_gives_the_same_tokens_however_often_the_prompt_is_cut(in_process: Results):
+    """Where stock would cut these prompts it ends: see `test_stock_cannot_rewind_the_generators_of_cpus`."""
+    expected = in_process.of_stock("sync", SEEDED)["requests"]
+    assert [expected[f"seed-{i}"]["tokens"] == expected["seed-0"]["tokens"] for i in (1, 2)] == [False, True]
+    ran = in_process.of_ours("chunked", SEEDED)
+    assert first_difference(expected, ran["requests"]) is None
+    assert sum("seed-0" in step for step in ran["steps"]) > 1 + len(expected["seed-0"]["tokens"])
+    assert ran["still_there"] == []
+
+
+@pytest.mark.parametrize("engine", ["sync", "async"])
+def test_answers_of_sessions_that_end_by_stop_tokens(in_process: Results, engine):
+    expected = in_process.of_stock("sync", STOPS)["requests"]
+    ends = [end for id_ in ("at-once", "later", "backlog") for end in expected[id_]["ends"]]
+    assert ends.count("stop") > 5
+    ran = in_process.of_ours(engine, STOPS)
+    assert first_difference(expected, ran["requests"]) is None
     assert ran["still_there"] == []
 
 

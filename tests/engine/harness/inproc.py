@@ -9,6 +9,8 @@ from tests.engine.harness.sources import ChunkSource, chunk_source, image_prompt
 from tests.engine.harness.spec import EngineSpec
 from tests.engine.harness.workload import Ask, Heard, Request, Scenario, Session, Speech, Straggler
 
+VOCABULARY = 512
+
 
 class InProcessEngine:
     """`vllm.v1.engine.llm_engine.LLMEngine` with a script to follow, one step at a time."""
@@ -83,12 +85,12 @@ class InProcessEngine:
             self._add(request.session, image_prompt(request.chunk.prompt, request.chunk.images), 1, resumable=True)
         else:
             prompt = image_prompt(request.prompt, request.images)
-            self._add(request.id, prompt, request.max_tokens, items_reversed=request.items_reversed)
+            self._add(request.id, prompt, request.max_tokens, seed=request.seed, items_reversed=request.items_reversed)
 
     def _talk(self, talk: _Talk, answer: Heard, step: int) -> bool:
         """Send the session's next chunk if it is time. False: it has sent the end of its input and all was answered."""
         session = talk.session
-        while session.backlog or len(answer.tokens) == talk.chunks_sent * session.tokens_per_chunk:
+        while session.backlog or len(answer.ends) == talk.chunks_sent:
             if not session.backlog and talk.chunks_sent and step < talk.answered_at(step) + session.gap_steps:
                 return True
             talk.answered = None
@@ -99,7 +101,7 @@ class InProcessEngine:
                 talk.ended = True
                 self._add(session.id, {"prompt_token_ids": [0]}, session.tokens_per_chunk, end_of_session=True)
                 return session.backlog
-            self._add(session.id, prompt, session.tokens_per_chunk, resumable=True)
+            self._add(session.id, prompt, session.tokens_per_chunk, stops=session.stops, resumable=True)
             talk.chunks_sent += 1
         return True
 
@@ -109,12 +111,18 @@ class InProcessEngine:
         prompt: Any,
         max_tokens: int,
         *,
+        seed: int | None = None,
+        stops: bool = False,
         resumable: bool = False,
         end_of_session: bool = False,
         items_reversed: bool = False,
     ) -> None:
         request = self.engine.input_processor.process_inputs(
-            id_, prompt, sampling_params(max_tokens), self.engine.get_supported_tasks(), resumable=resumable
+            id_,
+            prompt,
+            sampling_params(max_tokens, seed, stops=stops),
+            self.engine.get_supported_tasks(),
+            resumable=resumable,
         )
         request.external_req_id = id_  # as AsyncLLM does for sessions; without a random suffix, so that runs compare
         self.engine.output_processor.add_request(request, None if end_of_session else prompt.get("prompt"))
@@ -151,12 +159,18 @@ class _Talk:
         return self.answered
 
 
-def sampling_params(max_tokens: int) -> Any:
+def sampling_params(max_tokens: int, seed: int | None = None, *, stops: bool = False) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=0, output_kind=RequestOutputKind.DELTA
+        temperature=0 if seed is None else 1,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop_token_ids=list(range(0, VOCABULARY, 3)) if stops else None,
+        ignore_eos=True,
+        logprobs=0,
+        output_kind=RequestOutputKind.DELTA,
     )
 
 

@@ -46,6 +46,14 @@ def images() -> list[Ask]:
 
 
 @scenario
+def seeded() -> list[Ask]:
+    """Sample with seeds, twice with the same one, beside a request at temperature 0; three fit into 512 tokens."""
+    prompt = _each(4, "a picture {} of many, ") + "and so on"
+    asks = [Ask(f"seed-{i}", prompt, range(20, 24), at_step=20 * (i // 2), seed=i % 2) for i in range(4)]
+    return [*asks, Ask("beside", "tell me more about this", max_tokens=60)]
+
+
+@scenario
 def other_images() -> list[Ask]:
     """Ask the prompts of `images` with other pictures: were the answers equal, comparing would prove nothing."""
     return [
@@ -137,6 +145,29 @@ def sessions() -> list[Ask | Session]:
             Ask(f"between-{i}", f"between {i} " + _each(i, "{} "), range(50, 50 + i), max_tokens=12, at_step=4 * i)
             for i in range(4)
         ),
+    ]
+
+
+@scenario
+def turns_that_stop() -> list[Ask | Session]:
+    """Run sessions whose answers end by stop tokens: with the next chunk at once, later, and there before."""
+    how = {"images_per_chunk": 1, "tokens_per_chunk": 9, "stops": True}
+    return [
+        _session("at-once", chunks=12, first=50, **how),
+        _session("later", chunks=8, first=60, gap_steps=4, at_step=2, **how),
+        _session("backlog", chunks=8, first=70, backlog=True, **how),
+        Ask("beside", "tell me", max_tokens=40),
+    ]
+
+
+@scenario
+def too_long() -> list[Ask | Session]:
+    """Run a session whose third chunk leaves no room below 16,384 tokens, beside one that has room."""
+    chunks = [Chunk(f"{IMAGE} {index} " + "and so on " * 600, (50 + index,)) for index in range(5)]
+    return [
+        Session("too-long", chunks, tokens_per_chunk=3),
+        _session("goes-on", chunks=40, images_per_chunk=1, first=50),
+        Ask("beside", "tell me", max_tokens=200),
     ]
 
 

@@ -63,12 +63,12 @@ class ServedEngine:
         answered = asyncio.Condition()
         if isinstance(request, Ask):
             prompt: Any = image_prompt(request.prompt, request.images)
-            max_tokens = request.max_tokens
+            params = sampling_params(request.max_tokens, request.seed)
         else:
             prompt = self._talk(request, answer, answered)
-            max_tokens = request.tokens_per_chunk
+            params = sampling_params(request.tokens_per_chunk, stops=request.stops)
         leaving = request.abort_after
-        stream = self.engine.generate(prompt, sampling_params(max_tokens), request.id)
+        stream = self.engine.generate(prompt, params, request.id)
         if leaving == 0:
             stream = await self._leave_at_once(stream, request.id)
         async for output in stream:
@@ -78,6 +78,8 @@ class ServedEngine:
             if leaving is not None and len(answer.tokens) >= leaving:
                 await self.engine.abort(request.id)
                 leaving = None
+            if answer.finish_reason == "error":  # in 0.30 the stream of a session does not end with it
+                break
         if request.abort_after is not None:
             answer.cut(request.abort_after)
 
@@ -107,7 +109,7 @@ class ServedEngine:
         for index, chunk in enumerate(session.chunks, start=1):
             yield StreamingInput(prompt=image_prompt(chunk.prompt, chunk.images))
             if not session.backlog:
-                await _until(answered, answer, index * session.tokens_per_chunk)
+                await _until(answered, answer, index)
                 await asyncio.sleep(session.gap_steps * SECONDS_PER_STEP)
 
     def _ask_workers(self, method: str) -> Any:
@@ -118,9 +120,9 @@ class ServedEngine:
         self._runner.close()
 
 
-async def _until(answered: asyncio.Condition, answer: Heard, num_tokens: int) -> None:
+async def _until(answered: asyncio.Condition, answer: Heard, num_answers: int) -> None:
     async with answered:
-        await answered.wait_for(lambda: len(answer.tokens) >= num_tokens)
+        await answered.wait_for(lambda: len(answer.ends) >= num_answers)
 
 
 async def _in_loop(make: Any) -> Any:

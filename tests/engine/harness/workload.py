@@ -15,6 +15,7 @@ class Ask:
     `images` are the numbers of its pictures (see `media.picture`), one for each `<image>` in `prompt`.
     `at_step`: it arrives before that step of the scenario (in a served engine: in that order).
     `abort_after`: the client leaves when it has seen that many tokens.
+    `seed`: it samples at temperature 1, with this seed.
     `items_reversed`: its items reach the core last first, as no front end of vLLM would send them.
     """
 
@@ -24,6 +25,7 @@ class Ask:
     max_tokens: int = 8
     at_step: int = 0
     abort_after: int | None = None
+    seed: int | None = None
     items_reversed: bool = False
 
 
@@ -39,6 +41,7 @@ class Chunk:
 class Session:
     """A streaming session: every chunk is answered by `tokens_per_chunk` tokens.
 
+    With `stops` the answer ends at the first token whose number divides by three, too.
     A chunk is sent `gap_steps` steps after the answer to the chunk before; with `backlog` all chunks are sent at once.
     `abort_after`: the client leaves when it has seen that many tokens; None lets it send the end of its input.
     """
@@ -49,6 +52,7 @@ class Session:
     at_step: int = 0
     gap_steps: int = 0
     backlog: bool = False
+    stops: bool = False
     abort_after: int | None = None
 
     @property
@@ -68,6 +72,7 @@ class Speech:
     tokens_per_chunk: int = 1
     gap_steps: int = 0
     backlog: bool = False
+    stops: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,8 @@ class Heard:
     logprobs: list[float] = field(default_factory=list)
     """natural logarithm of each token's probability: it shows a wrong context even where the token is the same"""
     finish_reason: str | None = None
+    ends: list[str] = field(default_factory=list)
+    """reasons for which answers ended: one, or that of each chunk of a session"""
 
     def extend(self, output) -> None:  # type: ignore[no-untyped-def]
         """Add one `CompletionOutput` of kind DELTA."""
@@ -107,6 +114,7 @@ class Heard:
             self.logprobs.append(logprobs[token].logprob)
         if output.finish_reason is not None:
             self.finish_reason = output.finish_reason
+            self.ends.append(output.finish_reason)
 
     def cut(self, count: int) -> None:
         """Keep what the client had seen when it left: how much more was on its way is a matter of timing."""
