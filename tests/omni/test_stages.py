@@ -14,14 +14,14 @@ from tests.omni.connectors import REFERENCE
 from tests.omni.harness.move_scenarios import MOVE_SCENARIOS
 from tests.omni.harness.refused_scenario import PATHS, REFUSED, REFUSED_SCENARIO
 from tests.omni.harness.scenarios import SCENARIOS
-from tests.omni.harness.stage_scenarios import CROWD, FULL, STAGE_SCENARIOS
+from tests.omni.harness.stage_scenarios import CROWD, FULL, LIMITED, STAGE_SCENARIOS
 
 pytestmark = pytest.mark.slow
 
 REPLICAS = 2  # of the talker
 PATIENT = {"runtime": {"drain_seconds": 600.0}}
 DEATHS = ("killed_0", "killed_1")
-AS_STOCK = tuple(name for name in STAGE_SCENARIOS if name not in ("undisturbed", "crowded"))
+AS_STOCK = tuple(name for name in STAGE_SCENARIOS if name not in ("undisturbed", "crowded", "limited"))
 SCHEDULED = {
     "full_payload": (*SCENARIOS, *MOVE_SCENARIOS, *AS_STOCK),
     "async_chunk": (*SCENARIOS, *AS_STOCK, *REFUSED_SCENARIO),
@@ -70,10 +70,10 @@ def test_same_answers_as_stock(ran: Ran, mode: Mode, scenario: str):
     assert first_difference(wanted, scheduled(ran, mode)["scenarios"][scenario]) is None
 
 
-def crowd(ran: Ran, mode: Mode, scheduling: dict[str, Any] | None) -> dict[str, Any]:
+def crowd(ran: Ran, mode: Mode, scheduling: dict[str, Any] | None, scenario: str = "crowded") -> dict[str, Any]:
     """Ask more requests at a time than a stage runs."""
-    outcome = ran(TEXT_TO_SOUND, mode, REFERENCE, scheduling=scheduling, max_num_seqs=FULL, scenarios=("crowded",))
-    return outcome.results["scenarios"]["crowded"]
+    outcome = ran(TEXT_TO_SOUND, mode, REFERENCE, scheduling=scheduling, max_num_seqs=FULL, scenarios=(scenario,))
+    return outcome.results["scenarios"][scenario]
 
 
 def lengths(found: dict[str, Any]) -> dict[str, dict[str, int]]:
@@ -88,14 +88,14 @@ def test_with_default_options_stages_run_as_many_requests_at_once_as_stock(ran: 
     assert lengths(alone) == lengths(ours)
     assert [alone["widest"][stage] for stage in "01"] == [FULL, FULL]
     assert [ours["widest"][stage] for stage in "01"] == [FULL, FULL]
+    assert alone["prefills"]["0"] > 2
 
 
 def test_a_target_limits_the_requests_without_an_output_and_no_others(ran: Ran):
     """No request meets this target, so the limit stays at its least; those that decode go on beside the one."""
     target = {"batching": {"stages": {0: {"target_latency_ms": 1, "max_batch_size": 2}}}}
-    alone, ours = crowd(ran, "full_payload", None), crowd(ran, "full_payload", target)
-    assert lengths(alone) == lengths(ours)
-    assert alone["prefills"]["0"] > 2
+    ours = crowd(ran, "full_payload", target, "limited")
+    assert lengths(ours) == {name: {"0": ask.thinks} for name, ask in LIMITED.items()}
     assert ours["prefills"]["0"] <= 2
     assert ours["widest"]["0"] > 4
 

@@ -35,6 +35,8 @@ CROWD = {
 }
 FULL = 32  # requests that a stage runs at once where `crowded` is asked
 CROWDED = {f"crowded {number}": Ask(f"Number {number} of a crowd.", 60 + number % 5, 150) for number in range(48)}
+# short sounds: the vocoder takes up to `FULL` of them in one step, and cannot begin with a part of an input
+LIMITED = {f"limited {number}": Ask(f"Number {number} of a crowd.", 60 + number % 5, 20) for number in range(48)}
 MANY = 6
 LEAVE_AFTER_TOKENS = 8
 UNTIL_SECONDS = 120
@@ -79,10 +81,10 @@ async def handed_over(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
         return {"answers": await staying, "submitted": submitted}
 
 
-async def crowded(omni: Any, spec: PipelineSpec, prefix: str) -> Result:
+async def crowded(omni: Any, spec: PipelineSpec, prefix: str, asks: Mapping[str, Ask] = CROWDED) -> Result:
     """Ask more at a time than the stages run at once: how many requests each step had, and how many had no output."""
     with stepped(omni) as (steps, prefills):
-        answers = await ask_all(omni, spec, prefix, CROWDED)
+        answers = await ask_all(omni, spec, prefix, asks)
     widest = {stage: max(sizes) for stage, sizes in steps.items() if sizes}
     return {"answers": answers, "widest": widest, "prefills": prefills}
 
@@ -175,6 +177,7 @@ STAGE_SCENARIOS: dict[str, Callable[[Any, PipelineSpec, str], Awaitable[Result]]
     "parting": parting,
     "handed_over": handed_over,
     "crowded": crowded,
+    "limited": partial(crowded, asks=LIMITED),
     "killed_0": partial(killed, stage_id=0),
     "killed_1": partial(killed, stage_id=1),
     "told": told,
