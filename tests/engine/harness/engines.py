@@ -159,7 +159,6 @@ VARIANTS = (
     Variant("scarce-encode-rounds", "scarce-async", omni_sched=ROUNDS, long=True),
     # options that users name, under load (test_under_load.py)
     Variant("load", "load"),
-    Variant("load-batch", "load", omni_sched={"profile": "batch"}, newest=True),
     Variant("steered-load-chat", "load", omni_sched={"profile": "chat"}, newest=True),
     Variant("steered-load-realtime", "load", omni_sched={"profile": "realtime"}, newest=True),
     Variant("steered-load-video", "load", omni_sched={"profile": "video"}, newest=True),
