@@ -55,7 +55,7 @@ def test_a_seed_gives_the_same_tokens_however_often_the_prompt_is_cut(in_process
 @pytest.mark.parametrize("engine", ["sync", "async"])
 def test_answers_of_sessions_that_end_by_stop_tokens(in_process: Results, engine):
     expected = in_process.of_stock("sync", STOPS)["requests"]
-    ends = [end for id_ in ("at-once", "later", "backlog") for end in expected[id_]["ends"]]
+    ends = [end for id_ in ("stops-at-once", "stops-later", "stops-backlog") for end in expected[id_]["ends"]]
     assert ends.count("stop") > 5
     ran = in_process.of_ours(engine, STOPS)
     assert first_difference(expected, ran["requests"]) is None

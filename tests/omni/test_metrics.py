@@ -72,15 +72,15 @@ def test_a_page_tells_which_device_tensors_stayed_and_why_others_did_not() -> No
     metrics.add(connector)
     connector.transport.close()
     with place() as root:
-        connector._transport = device_path(small(root), max_held_bytes=10_000)
+        connector._transport = device_path(small(root), max_held_bytes=20_000)
         for key in ("a", "b", "c"):
-            connector.put("0", "1", key, {"x": torch.zeros(1000)})
+            connector.put("0", "1", key, {"x": torch.zeros(2000)})
             connector.get("0", "1", key if key != "b" else "none")
         found = samples(metrics.page().decode())
         assert found["connector_device_tensors_total", "cuda_ipc"] == 2
-        assert found["connector_device_bytes_total", "cuda_ipc"] == 8000
+        assert found["connector_device_bytes_total", "cuda_ipc"] == 16_000
         assert found["connector_device_opened_total", "cuda_ipc"] == 1
-        assert found["connector_device_held_bytes", "cuda_ipc"] == 4000
+        assert found["connector_device_held_bytes", "cuda_ipc"] == 8000
         assert found["connector_device_fallbacks_total", "cuda_ipc", "no_receiver"] == 1
         connector.close()
 

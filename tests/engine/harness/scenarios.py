@@ -153,9 +153,9 @@ def turns_that_stop() -> list[Ask | Session]:
     """Run sessions whose answers end by stop tokens: with the next chunk at once, later, and there before."""
     how = {"images_per_chunk": 1, "tokens_per_chunk": 9, "stops": True}
     return [
-        _session("at-once", chunks=12, first=50, **how),
-        _session("later", chunks=8, first=60, gap_steps=4, at_step=2, **how),
-        _session("backlog", chunks=8, first=70, backlog=True, **how),
+        _session("stops-at-once", chunks=12, first=50, **how),
+        _session("stops-later", chunks=8, first=60, gap_steps=4, at_step=2, **how),
+        _session("stops-backlog", chunks=8, first=70, backlog=True, **how),
         Ask("beside", "tell me", max_tokens=40),
     ]
 
@@ -166,7 +166,7 @@ def too_long() -> list[Ask | Session]:
     chunks = [Chunk(f"{IMAGE} {index} " + "and so on " * 600, (50 + index,)) for index in range(5)]
     return [
         Session("too-long", chunks, tokens_per_chunk=3),
-        _session("goes-on", chunks=40, images_per_chunk=1, first=50),
+        _session("has-room", chunks=40, images_per_chunk=1, first=50),
         Ask("beside", "tell me", max_tokens=200),
     ]
 

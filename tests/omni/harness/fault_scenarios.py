@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -53,7 +54,8 @@ async def faults(
         await asyncio.sleep(rng.uniform(0.0, LONGEST_SECONDS))
         processes = processes_of(pool, replica_id)
         for process in processes:
-            os.kill(process.pid, how)
+            with contextlib.suppress(ProcessLookupError):  # recovery has ended it since
+                os.kill(process.pid, how)
         done, _ = await asyncio.wait([asking], timeout=HANG_SECONDS)
         fault = f"{how.name} of stage {pool.stage_id} replica {replica_id}"
         rounds.append({"fault": fault, "answers": asking.result() if done else None})
@@ -63,7 +65,8 @@ async def faults(
             break
         for process in processes:
             if process.is_alive():  # it was stopped when it had nothing to do any more
-                os.kill(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
         gone = {process.pid for process in processes}
         await stages.until(partial(all_complete, omni, gone))
         rounds[-1]["open"] = open_now()
