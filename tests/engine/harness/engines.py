@@ -148,6 +148,7 @@ VARIANTS = (
     Variant("tight-encode-ahead", "tight", omni_sched=AHEAD, long=True),
     Variant("scarce-encode-ahead", "scarce-async", omni_sched=AHEAD),
     Variant("encode-ahead-host", "chunked", omni_sched=HOST, long=True),
+    Variant("scarce-host", "scarce-async", omni_sched=HOST, newest=True),
     Variant("steered-encode-ahead", "sync", (*SHORT, "crowd"), omni_sched=STEERED, long=True),
     Variant(
         "steered-encode-ahead-async", "async", ("images", "shared_images", "crowd"), omni_sched=STEERED, newest=True
