@@ -295,7 +295,7 @@ async def test_an_aborted_request_leaves_no_chunk() -> None:
 
 
 async def test_chunks_that_a_stage_has_not_received_at_its_end_do_not_stay() -> None:
-    """It ends by a limit of its own, after the stage that it reads has ended and before it has received all."""
+    """End a stage by its own limit, after the stage that it reads and before it has received all."""
     async with Rig(*two_readers(), async_chunk=True) as rig:
         await rig.ask("a", outputs=[1, 2])
         await rig.finish(0, "a")

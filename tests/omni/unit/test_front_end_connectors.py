@@ -1,4 +1,4 @@
-"""What the front end holds open to receive payloads: a connector for all stages, and nothing of replicas that died."""
+"""Count what the front end holds open for payloads: a connector for all stages, and nothing of replicas that died."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from vllm_omni_sched.graph.stages import StageKind
 
 TARGET = 0.05
 ARTICLE = {"latency_target": "50ms"}
-"""What the design article sets; its other values are defaults: 1 to 32 requests, and a decision each second."""
+"""Options of the design article that are not defaults: 1 to 32 requests and a decision each second are."""
 CLIENTS = 120  # more than the stage runs: each asks again when it is answered
 SLOTS = 96
 

@@ -1,4 +1,4 @@
-"""What is learned of replicas' speeds."""
+"""Check what the scheduler learns of replicas' speeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much shared memory an arena with default options occupies."""
+"""Measure how much shared memory an arena with default options occupies."""
 
 from __future__ import annotations
 
