@@ -43,7 +43,7 @@ def test_every_request_leaves_exactly_once(in_process: Results, variant, scenari
 
 
 def test_a_seed_gives_the_same_tokens_however_often_the_prompt_is_cut(in_process: Results):
-    """Compare seeded prompts in several steps with prompts in one: stock ends where it cuts them (`test_runner_v1.py`)."""
+    """Compare seeded prompts in several steps with prompts in one; stock ends if it cuts them (`test_runner_v1.py`)."""
     expected = in_process.of_stock("sync", SEEDED)["requests"]
     assert [expected[f"seed-{i}"]["tokens"] == expected["seed-0"]["tokens"] for i in (1, 2)] == [False, True]
     ran = in_process.of_ours("chunked", SEEDED)
