@@ -246,8 +246,7 @@ class ScheduledOrchestrator(Orchestrator):
             for pool in self.stage_pools
             if (work := pool.queue.detach(request_id)) is not None
         ]
-        if abort:
-            self.payloads.left_early(request_ids)
+        self.payloads.left(request_ids)
         before = set(self.request_states)
         outputs = await super()._cleanup_request_ids(request_ids, abort=abort, release_owners=release_owners)
         for pool, work in orphans:

@@ -33,7 +33,7 @@ class Payloads:
     def __init__(self, external: Callable[[str], str]) -> None:
         self._connectors: dict[str, Any] = {}  # by name and options: stages with equal ones share a connector
         self._connecting = threading.Lock()  # payloads are received and sent in threads
-        self._left: deque[str] = deque(maxlen=REMEMBERED)  # requests that left early, the last one last
+        self._left: deque[str] = deque(maxlen=REMEMBERED)  # requests that have left, the last one last
         self.external = external
 
     @staticmethod
@@ -115,12 +115,16 @@ class Payloads:
                     break
                 found = lies
 
-    def left_early(self, request_ids: Iterable[str]) -> None:
-        """Record requests that have left before their end, so that nobody may receive what is sent for them."""
+    def left(self, request_ids: Iterable[str]) -> None:
+        """Record requests that have left, so that nobody may receive what was sent for them and is not received yet."""
         self._left.extend(request_ids)
 
     def remove_left(self) -> None:
-        """Remove what requests that have left early have left behind; call it when no stage sends any more."""
+        """Remove what requests that have left have left behind; call it when no stage sends any more.
+
+        Of a request that was aborted or ran more than once, something may always lie there: what is sent last is
+        removed seconds after its end, and the pipeline may end before.
+        """
         remove_left(set(self._left))
 
     def close(self) -> None:
