@@ -4,14 +4,14 @@ This is common sub-expression elimination, as multi-query optimisation does it f
 (Sellis, "Multiple-Query Optimization", ACM TODS 1988). Finished work is left to caches.
 """
 
-import struct
-from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
 from typing import Any, NamedTuple
+
+import msgspec
 
 from vllm_omni_sched.config.errors import ConfigError
 
@@ -19,64 +19,19 @@ from vllm_omni_sched.config.errors import ConfigError
 def content_key(parts: Mapping[str, Any]) -> str:
     """Return the digest of nested mappings, lists, strings, numbers, bytes and None: BLAKE2b (RFC 7693), 256 bits, hex.
 
-    1. Every value is hashed with its type and its length: 1, 1.0, "1", b"1" and True all differ, and no two
-       adjacent values can be confused.
+    1. MessagePack tells types and lengths: 1, 1.0, "1", b"1" and True all differ, and no two adjacent values can be
+       confused. It is written in C, and a prompt has thousands of token ids.
     2. The order of a mapping's keys does not matter. A tuple equals a list. 0.0 and -0.0 differ.
     3. Users choose the content, and equal keys share an output: hence a cryptographic digest of full length.
 
     Raises:
-        TypeError: a value has another type, or a mapping's key is not a string; the message names the path.
+        TypeError: a value cannot be encoded; an integer needs more than 64 bits; a text is not Unicode.
     """
-    digest = blake2b(digest_size=32)
-    _add(digest, parts, "parts")
-    return digest.hexdigest()
-
-
-def _add(digest: blake2b, value: Any, path: str) -> None:
-    match value:
-        case None:
-            digest.update(b"N")
-        case bool():  # before int: True is one
-            digest.update(b"T" if value else b"F")
-        case int():
-            _add_bytes(digest, b"i", b"%d" % value)
-        case float():
-            digest.update(b"f" + struct.pack(">d", value))
-        case str():
-            _add_bytes(digest, b"s", value.encode("utf-8", "surrogatepass"))
-        case bytes():
-            _add_bytes(digest, b"b", value)
-        case list() | tuple() if (packed := _packed(value)) is not None:
-            _add_bytes(digest, b"a", packed)
-        case list() | tuple():
-            digest.update(b"l%d:" % len(value))
-            for at, one in enumerate(value):
-                _add(digest, one, f"{path}[{at}]")
-        case Mapping():
-            for key in value:
-                if not isinstance(key, str):
-                    raise TypeError(f"{path}: the keys of a mapping must be strings, got {key!r}")
-            digest.update(b"d%d:" % len(value))
-            for key in sorted(value):
-                _add(digest, key, path)
-                _add(digest, value[key], f"{path}[{key!r}]")
-        case _:
-            raise TypeError(f"{path} is of type {type(value).__qualname__}, not supported; pass bytes or plain values")
-
-
-def _packed(values: Sequence[Any]) -> bytes | None:
-    """Return integers of 64 bits as bytes, None for other values: prompts have thousands of token ids."""
-    if set(map(type, values)) != {int}:
-        return None
     try:
-        return array("q", values).tobytes()
-    except OverflowError:
-        return None
-
-
-def _add_bytes(digest: blake2b, tag: bytes, data: bytes) -> None:
-    digest.update(tag + b"%d:" % len(data))
-    digest.update(data)
+        encoded = msgspec.msgpack.encode(parts, order="deterministic")
+    except (OverflowError, ValueError, RecursionError) as error:
+        raise TypeError(str(error)) from error
+    return blake2b(encoded, digest_size=32).hexdigest()
 
 
 class Role(str, Enum):
@@ -151,6 +106,10 @@ class Merger:
         """Return the number of requests in all groups."""
         return len(self._groups)
 
+    def __contains__(self, request_id: str) -> bool:
+        """Return whether a request is in a group, also alone."""
+        return request_id in self._groups
+
     def join(self, key: Hashable | None, request_id: str) -> Joined:
         """Add a request and return its role.
 
@@ -184,8 +143,10 @@ class Merger:
 
     def members(self, leader: str) -> tuple[str, ...]:
         """Return the leader and its followers in the order in which they joined; empty if it leads no group."""
-        group = self._led_by(leader)
-        return () if group is None else (leader, *group.followers)
+        group = self._groups.get(leader)
+        if group is None or group.leader != leader:
+            return ()
+        return (leader, *group.followers) if group.followers else (leader,)
 
     def regroup(self, leader: str, followers: Iterable[str]) -> None:
         """Form a closed group, which no other request may join, for work that runs again after its group has ended.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm_omni_sched.connector_names import FACTORY, register_names
 from vllm_omni_sched.engine.metrics.bridge import attach
 from vllm_omni_sched.imports import when_imported
-from vllm_omni_sched.omni import heartbeat, receiving
+from vllm_omni_sched.omni import heartbeat, parked_requests, receiving
 from vllm_omni_sched.omni.stages.reports import stage_reporter
 from vllm_omni_sched.omni.stages.start.hooks import hook
 
@@ -18,6 +18,7 @@ def register_connectors() -> None:
     register_names()
     hook()
     when_imported(receiving.ADAPTER, receiving.hook)
+    when_imported(parked_requests.ADAPTER, parked_requests.hook)
     when_imported(heartbeat.CLIENT, heartbeat.hook)
     when_imported(heartbeat.COORDINATOR, heartbeat.hook_coordinator)
     when_imported(heartbeat.MEMBERSHIP, heartbeat.hook_membership)

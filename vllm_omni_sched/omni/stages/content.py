@@ -124,7 +124,7 @@ def _given(params: msgspec.Struct) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return the content in plain values, without request ids; `content_key` refuses values without content."""
+    """Return the content in plain values, without request ids; a TypeError says that there are others."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, Mapping):
@@ -140,6 +140,8 @@ def _plain(value: Any) -> Any:
 
 def _content(value: Any) -> Any:
     """Return the content of arrays, tensors and images, with their type and shape, which the bytes do not tell."""
+    if value is None or isinstance(value, int | float | str | bytes):
+        return value
     kind = type(value).__module__.partition(".")[0]
     if kind == "torch" and hasattr(value, "untyped_storage"):
         return _tensor(value)
@@ -149,7 +151,7 @@ def _content(value: Any) -> Any:
         return {"array": value.dtype.str, "shape": list(value.shape), "bytes": value.tobytes()}
     if kind == "PIL" and hasattr(value, "tobytes"):
         return _picture(value)
-    return value
+    raise TypeError(f"values of type {type(value).__qualname__} have no content key")
 
 
 def _tensor(tensor: Any) -> dict[str, Any]:

@@ -182,8 +182,11 @@ class ScheduledOrchestrator(Orchestrator):
         for output in outputs:
             receivers = queue.receivers(output.request_id)
             delivered += [renamed(output, receiver) for receiver in receivers]
-            ended = queue.on_first_output(output.request_id) or ended
             failed = getattr(output, "error", None) is not None
+            work = queue.running.get(output.request_id)
+            if work is not None and work.shown and not (failed or output.finished or diffuses):
+                continue  # one of many tokens: it changes nothing here
+            ended = queue.on_first_output(output.request_id) or ended
             completed = bool(output.finished) and not failed
             if completed or diffuses:  # tokens have been noted as they came (`_process_llm_stage_outputs`)
                 self.stall_guard.progressed(receivers)
@@ -195,11 +198,11 @@ class ScheduledOrchestrator(Orchestrator):
                 if output.request_id not in self.request_states:  # it was begun for a request that has left
                     self.stage_pools[stage_id]._request_bindings.pop(output.request_id, None)
                 ended = True
-            elif (work := queue.running.get(output.request_id)) is not None and not work.shown:
+            elif work is not None and not work.shown:
                 work.shown = True
                 self.sharing.on_first_output(stage_id, receivers)
         await super()._handle_processed_outputs(stage_id, replica_id, delivered)
-        if ended:
+        if ended and self.driver.has_waiting:
             await self.release()
 
     async def _process_llm_stage_outputs(
@@ -207,14 +210,17 @@ class ScheduledOrchestrator(Orchestrator):
     ) -> list[Any]:
         self.hang_detector.on_output(stage_id, replica_id)
         queue = self.stage_pools[stage_id].queue
-        room = False
+        running, room, noted = queue.running, False, self.recovery.notes_outputs()
+        progressed: list[str] = []
         for output in raw_outputs.outputs:  # a request that reports only its end shows nothing else before
             receivers = queue.receivers(output.request_id)
-            self.stall_guard.progressed(receivers)
-            self.recovery.on_output(stage_id, replica_id, output.request_id, receivers, finished=False)
-            if output.new_token_ids:
+            progressed += receivers
+            if noted:
+                self.recovery.on_output(stage_id, replica_id, output.request_id, receivers, finished=False)
+            if output.new_token_ids and (work := running.get(output.request_id)) is not None and not work.has_output:
                 room = queue.on_first_output(output.request_id) or room
-        if room:
+        self.stall_guard.progressed(progressed)
+        if room and self.driver.has_waiting:
             await self.release()
         for failed in [one for one in raw_outputs.outputs if one.finish_reason is FinishReason.ERROR]:
             if queue.works_for_others(failed.request_id):  # vLLM-Omni handles only requests that are present
@@ -257,7 +263,8 @@ class ScheduledOrchestrator(Orchestrator):
             if request_id not in self.request_states:
                 self.deduplicator.forget(request_id)
                 self.driver.left(request_id, self.clock())
-        self.spawn(self.release())
+        if self.driver.has_waiting:
+            self.spawn(self.release())
         return outputs
 
     async def release(self) -> None:
@@ -353,7 +360,7 @@ class ScheduledOrchestrator(Orchestrator):
                 self.layout.check(self.stage_pools, self.clock())
             if self.driver.forecaster is not None:
                 self.driver.forecaster.check(self.clock(), self._prepare_for_load)
-            await self.release()
+            await self.release()  # also for recovery, whose time may have come
 
     def _prepare_for_load(self, rates: Mapping[int, float], tested: bool) -> None:
         self.driver.prepare(rates, tested, self.migrator, self.clock())

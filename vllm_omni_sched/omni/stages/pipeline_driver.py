@@ -99,6 +99,11 @@ class PipelineDriver:
         """Return the requests in the pipeline."""
         return self.context.known
 
+    @property
+    def has_waiting(self) -> bool:
+        """Return whether there is work that waits, or that has started and is not sent."""
+        return any(queue.has_waiting for queue in self.queues.values())
+
     async def release(self, now: float) -> None:
         """Start all works of all stages that can start now."""
         for action in self.handle(e.Tick(), now):

@@ -90,6 +90,11 @@ class StageQueue:
         """Return the request for which the work was begun whose output ``request_id`` gets here."""
         return self.stage.leader_of(request_id)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Return whether works wait, or have started and are not sent."""
+        return bool(self.stage.waiting or self._starts)
+
     def works_for_others(self, request_id: str) -> bool:
         """Return whether the work that was begun for a request is now needed only by others."""
         return self.stage.works_for_others(request_id)
@@ -231,12 +236,15 @@ class StageQueue:
         Returns:
             A running work that was begun for a request that has left, and that no request needs any more.
         """
+        if not self.stage.knows(request_id):
+            return None
         found = self.handle(e.Detached(self._stage_id, request_id))
         return next((one.work for one in found if isinstance(one, e.Stop) and isinstance(one.work, Work)), None)
 
     def drop(self, request_id: str) -> None:
         """Remove a request that has left this stage; work begun for it goes on only for others."""
-        self.handle(e.Dropped(self._stage_id, request_id))
+        if self.stage.knows(request_id):
+            self.handle(e.Dropped(self._stage_id, request_id))
 
     def lost(self, replica_id: int, cause: str = "") -> list[Work]:
         """Return the works that a dead replica had; works that it never got wait again."""

@@ -58,6 +58,9 @@ class BranchRecoveryDriver(RecoveryDriver):
     def started(self, work: Work) -> None:
         self.handovers.runs_again(work.request_id, work.stage_id)
 
+    def notes_outputs(self) -> bool:
+        return True
+
     def on_output(
         self, stage_id: int, replica_id: int, owner: str, receivers: Sequence[str], *, finished: bool
     ) -> None:

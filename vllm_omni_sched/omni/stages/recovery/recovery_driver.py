@@ -83,6 +83,10 @@ class RecoveryDriver:
         parked = any(one.request_id == request_id for kept in self.parking.parked.values() for one in kept)
         return parked or (self._core is not None and self._core.is_waiting(request_id))
 
+    def notes_outputs(self) -> bool:
+        """Return whether outputs that do not end a work are of interest: they show that an input has arrived."""
+        return len(self.handovers) > 0 and not self._orchestrator.async_chunk
+
     def on_output(
         self, stage_id: int, replica_id: int, owner: str, receivers: Sequence[str], *, finished: bool
     ) -> None:

@@ -161,8 +161,10 @@ class _RenamingLLM(_Renaming):
             await super().add_request_async(self.run_names.renamed(request), **more)  # type: ignore[misc]
 
     async def get_output_async(self) -> Any:
-        with self._naming_deaths():
+        try:  # of each message: without the context manager
             outputs = await super().get_output_async()  # type: ignore[misc]
+        except EngineDeadError as error:
+            raise ReplicaDeadError(self, str(error)) from error
         if not len(self.run_names):
             return outputs
         known = []

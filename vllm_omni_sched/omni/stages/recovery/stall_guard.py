@@ -38,9 +38,9 @@ class StallGuard:
 
     def progressed(self, request_ids: Iterable[str]) -> None:
         """Record progress of these requests."""
-        now, companions = self._orchestrator.clock(), self._orchestrator._cfg_tracker
+        now, parent_of = self._orchestrator.clock(), self._orchestrator._cfg_tracker.get_parent_id
         for request_id in request_ids:
-            self._stalled.progressed(request_id, now, companions.get_parent_id(request_id))
+            self._stalled.progressed(request_id, now, parent_of(request_id))
 
     def forget(self, request_id: str) -> None:
         """Forget a request that has left."""

@@ -17,6 +17,7 @@ from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.config.stage_yaml import file_named, load_stage_config
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.logs import get_logger
+from vllm_omni_sched.omni.parked_requests import in_stages
 from vllm_omni_sched.omni.stages.reports.stage_reporter import disable_reports, enable_reports
 
 logger = get_logger(__name__)
@@ -65,6 +66,7 @@ def _initialize_stages(original: Callable[..., Any]) -> Callable[..., Any]:
                 check_reachable(config)
                 if config.graph.partition.enabled:
                     assign_initial_devices(config.graph.partition, self.stage_configs)
+        in_stages(os.environ, config is not None)
         if config is not None and config.monitoring.enabled:
             enable_reports(os.environ)
         else:
