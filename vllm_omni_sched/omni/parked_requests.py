@@ -15,7 +15,7 @@ import threading
 from collections.abc import MutableMapping
 from typing import Any
 
-VARIABLE = "VLLM_OMNI_SCHED_STAGES"
+VARIABLE = "VLLM_OMNI_SCHED_PARKED"
 ADAPTER = "vllm_omni.distributed.omni_connectors.transfer_adapter.chunk_transfer_adapter"
 """Module of the adapter, which is imported where a stage exchanges chunks."""
 

@@ -46,7 +46,16 @@ async def test_without_a_target_a_stage_runs_as_many_as_its_engine(batching: dic
         for i in range(20):
             await rig.ask(f"last {i}", (1000 + i,))
         assert (len(rig.at(0)) < FINAL.max_num_seqs) == controlled
-        assert controlled or len(rig.at(0)) == FINAL.max_num_seqs * 5 // 4  # of which a few wait in the engine
+        assert controlled or len(rig.at(0)) == 2 * FINAL.max_num_seqs  # of which half wait in the engine
+
+
+@pytest.mark.parametrize("first", [{}, {"params": {"extra_args": {"omni_class": "batch"}}}])
+async def test_few_wait_in_an_engine_once_there_is_something_to_choose(first: dict[str, Any]) -> None:
+    async with Rig(FINAL) as rig:
+        await rig.ask("first", (999,), **first)
+        for i in range(20):
+            await rig.ask(f"{i}", (1000 + i,))
+        assert len(rig.at(0)) == FINAL.max_num_seqs * (5 if first else 8) // 4
 
 
 async def test_requests_that_decode_are_not_limited() -> None:

@@ -7,7 +7,7 @@ from random import Random  # noqa: TID251 (the type of an argument)
 from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest, RequestClasses
 from vllm_omni_sched.graph.affinity import AffinityBook
-from vllm_omni_sched.graph.order import Undated, WaitingOrder
+from vllm_omni_sched.graph.order import SlaClass, Undated, WaitingOrder
 from vllm_omni_sched.graph.path_order import PathOrder
 from vllm_omni_sched.graph.stages import StageGraph
 from vllm_omni_sched.resource.pipeline.balance import Balancer, CostBalancer, LeastQueue, RoundRobin
@@ -56,6 +56,8 @@ class PipelineContext:
         at_once = together or graph.chunked
         self.credits = _credits(graph, limits.capacity) if limits.enabled and not at_once else None
         self.known: dict[str, PipelineRequest] = {}
+        self.mixed = False  # whether requests of several classes or priorities have come
+        self._kind: tuple[SlaClass, int] | None = None  # class and priority of the first request
         self.waived: set[str] = set()  # requests that need no credits any more
         self.memory_used = 0.0  # of the host, as a fraction
 
@@ -76,6 +78,9 @@ class PipelineContext:
     def arrived(self, request: PipelineRequest) -> None:
         """Estimate the costs of a request in all stages where its features are known."""
         self.known[request.request_id] = request
+        kind = request.sla, request.priority
+        self._kind = self._kind or kind
+        self.mixed = self.mixed or kind != self._kind
         for stage_id, features in request.features.items():
             request.costs[stage_id] = self.costs.estimate(str(stage_id), features)
 

@@ -66,8 +66,9 @@ class StageScheduler:
        are limited in an autoregressive stage, and all of them in others (`ReplicaLoad`). Batches are held only in the
        latter: an autoregressive stage admits requests at each step.
     5. A few more requests than run wait in an engine, as its places would otherwise be empty until the next request is
-       there. If an autoregressive stage runs only a few, one does while a place is about to be free. A stage whose
-       batches are held, or that draws, gets none.
+       there. As many wait as run while there is nothing to choose: the stage has one replica, and all requests that
+       have come had one class and priority. If an autoregressive stage runs only a few, one waits while a place is
+       about to be free. A stage whose batches are held, or that draws, gets none.
     6. Costs and speeds of replicas are learnt from each result.
     7. A replica that got items of a request before saves their share of the seconds that the stage takes for all of its
        items. While these are not learnt, the balancer assumes a fraction of the whole.
@@ -114,7 +115,7 @@ class StageScheduler:
             order=context.waiting_order(),
         )
         waits_in_engine = stage.kind is not StageKind.DIFFUSION and not self.gate.max_hold_seconds
-        self._ahead = max_num_seqs // AHEAD if waits_in_engine else 0
+        self._few_ahead = max_num_seqs // AHEAD if waits_in_engine else 0
         view = StageView(self._long_units, self._warm, self._saved_seconds, self._distances)
         self._queue = WaitingRequests(context, stage_id, self.gate, view)
         self.merger: Merger = Merger(config.graph.merging.max_followers)
@@ -433,6 +434,13 @@ class StageScheduler:
                 one.spare = not one.spare
                 self._changed(replica_id, one)
 
+    @property
+    def _ahead(self) -> int:
+        """Return how many requests may wait in an engine (rule 5)."""
+        if len(self.replicas) > 1 or self._context.mixed:
+            return self._few_ahead
+        return self._max_num_seqs if self._few_ahead else 0
+
     def _changed(self, replica_id: int, replica: StageReplica) -> None:
         """Update the index after a change of a replica, its load or its limit."""
         if replica.serves:
@@ -518,9 +526,10 @@ class StageScheduler:
     def _state(self, replica_id: int, now: float, draws: bool | None = None) -> ReplicaState:
         """Return a replica as the gate sees it. ``draws``: whether a few are drawn, if the caller knows."""
         load = self.replicas[replica_id].load
-        work, window, limit = load.work, load.window, load.limit(self._ahead)
+        ahead = self._ahead
+        work, window, limit = load.work, load.window, load.limit(ahead)
         running = len(work)
-        look = not self._ahead and running and self._first_output
+        look = not ahead and running and self._first_output
         # each drawn replica gets at most one, so that it matters only whether there is room at all
         if look and (running >= limit or not (self._draws() if draws is None else draws)):
             limit = load.limit(work.next_end_seconds(now) <= LEAD_SECONDS)
