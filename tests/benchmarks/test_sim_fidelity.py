@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.sim_fidelity.compare import compare, grouped, series
 from benchmarks.sim_fidelity.simulate import WARM_UP_SECONDS, simulate, trace
 from vllm_omni_sched.sim.costs.calibration import Calibration, EncodeCosts, FrontendCosts, StepCosts
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
@@ -59,14 +58,6 @@ def test_requests_are_simulated_when_they_came_with_all_their_items() -> None:
     assert len({item.content for r in found for item in r.items}) == 2
 
 
-def test_a_lonely_text_takes_front_end_step_and_answer(costs: MeasuredCosts) -> None:
-    itl = Histogram()
-    (ttft,) = simulate(costs, measured("stock", [request(1.0)]), itl)
-    assert ttft == pytest.approx(2e-3 + 5e-3 + 50 * 2e-5 + 1e-3)
-    assert itl.count == 9  # none of the warm-up's
-    assert itl.quantile(0.5) == pytest.approx(5e-3, rel=0.01)
-
-
 def test_an_image_holds_others_up_in_stock_and_not_in_ours(costs: MeasuredCosts) -> None:
     beside = [request(1.0, gaps=300), request(1.5, images=1)]
     largest = {}
@@ -76,33 +67,3 @@ def test_an_image_holds_others_up_in_stock_and_not_in_ours(costs: MeasuredCosts)
         largest[variant] = itl.largest
     assert largest["stock"] > 0.5
     assert largest["ours"] < 0.1
-
-
-def test_a_figure_is_within_or_too_far(costs: MeasuredCosts) -> None:
-    near = measured("stock", [request(1.0, ttft=9.1e-3)])
-    far = measured("ours", [request(1.0, ttft=20e-3)])
-    records = {(r["variant"], r["measure"]): r for r in compare([far, near], costs)}
-    assert records["stock", "TTFT P50"]["within"]
-    assert records["stock", "TTFT P50"]["off"] == pytest.approx(9.0 / 9.1 - 1, abs=1e-3)
-    assert not records["ours", "TTFT P50"]["within"]
-    assert records["ours", "ITL P50"]["within"]
-    assert records["stock", "ITL P99"]["samples"] == 9
-
-
-def test_rounds_of_a_load_are_pooled(costs: MeasuredCosts) -> None:
-    rounds = [measured("stock", [request(1.0)], seed=seed) for seed in (1, 2)]
-    assert [(name, len(own)) for name, own in grouped(rounds)] == [(("stock", None), 2), (("stock", 0.5), 2)]
-    real, simulated = series(rounds, costs)["TTFT"]
-    assert len(real) == 2
-    assert simulated["P99"] == pytest.approx(9e-3)
-
-
-def test_the_second_encoder_of_ours_has_only_what_steps_leave(costs: MeasuredCosts) -> None:
-    requests = [request(1.0, gaps=400), request(1.5, images=1), request(1.5, images=1)]
-    _, first, second = simulate(costs, measured("ours", requests), Histogram())
-    assert 1.2 * first < second < 3 * first
-
-
-def test_a_round_is_simulated_at_the_pace_of_its_references(costs: MeasuredCosts) -> None:
-    usual, slow = (simulate(costs, measured("stock", [request(1.0)], pace), Histogram()) for pace in (1.0, 1.5))
-    assert slow == pytest.approx([usual[0] + 0.5 * (5e-3 + 50 * 2e-5)])
