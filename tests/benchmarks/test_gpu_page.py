@@ -26,18 +26,12 @@ def lane(variant: str, itl: float, images: float) -> dict[str, Any]:
     return {"variant": variant, "itl_p99_of_alone": itl, "images_of_alone": images}
 
 
-# -- parts -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("part", parts(ALL)[:5], ids=lambda part: part.name)
 def test_each_part_takes_its_arguments(part: Part, tmp_path: Path):
     import importlib
 
     options = importlib.import_module(f"{part.module}.__main__").parse([*part.arguments, "--out", str(tmp_path)])
     assert options.out == tmp_path
-
-
-# -- processes -------------------------------------------------------------
 
 
 def part(code: str, seconds: float = 60.0, lacks: str = "") -> Part:
@@ -54,9 +48,6 @@ def test_a_part_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatc
         return
     assert select.select([child], [], [], 20.0)[0], "a child of the part goes on"
     os.close(child)
-
-
-# -- what figures say ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,9 +102,6 @@ def tier(restore: float, device_seconds: float = 1.0, wrong: int = 0) -> list[di
         {"task": "encode", "embeds": 500, "encode_seconds": {"median": 1.0}},
         {"task": "stitch", "host_seconds": {"median": 2.0}, "device_seconds": {"median": device_seconds}, "wrong": 0},
     ]
-
-
-# -- the whole -------------------------------------------------------------
 
 
 @pytest.fixture

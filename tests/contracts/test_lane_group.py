@@ -103,17 +103,6 @@ def test_a_failure_is_told_and_the_next_job_goes_on(groups: list[LaneGroup]) -> 
     assert [total.tolist() for total in found] == [[float(len(groups))] * 3] * len(groups)
 
 
-def test_all_fail_by_themselves_at_the_same_place(groups: list[LaneGroup]) -> None:
-    def fails(group: LaneGroup) -> Any:
-        group.exchange(torch.zeros(HUGE))
-        raise ValueError("poisoned")
-
-    assert all(isinstance(error, ValueError) for error in on_all(groups, job(fails)))
-    assert [len(found) for found in on_all(groups, job(lambda group: group.exchange(torch.zeros(1))))] == [
-        len(groups)
-    ] * len(groups)
-
-
 def test_one_fails_after_the_others_have_finished(groups: list[LaneGroup]) -> None:
     def fails_late(group: LaneGroup) -> Any:
         group.exchange(torch.zeros(2))
@@ -139,40 +128,12 @@ def test_a_rank_that_ends_ends_the_group(groups: list[LaneGroup]) -> None:
         assert "the lane of rank 0 has ended" in str(error)
 
 
-def test_a_rank_that_is_silent_is_not_waited_for_in_vain() -> None:
-    first, second = groups_of(2, silence=0.01)
-    first.begin()
-    with pytest.raises(LaneGroupError, match=r"sent or taken anything for 0\.01 seconds"):
-        first.exchange(torch.zeros(1))
-    for group in (first, second):
-        group.close()
-
-
 def test_ranks_that_do_not_make_the_same_calls_are_told_apart() -> None:
     pair = groups_of(2)
     found = on_all(pair, job(lambda group: group.exchange(torch.zeros(1 + group.rank))))
     assert any(isinstance(error, LaneGroupError) and "with 8 bytes" in str(error) for error in found)
     for group in pair:
         group.close()
-
-
-def test_time_spent_waiting_is_counted() -> None:
-    pair = groups_of(2)
-    begun = threading.Event()
-
-    def late(group: LaneGroup) -> float:
-        if group.rank == 1:
-            begun.wait(0.05)
-        group.exchange(torch.zeros(1))
-        return group.idle_seconds
-
-    early, other = on_all(pair, job(late))
-    assert early > other
-    for group in pair:
-        group.close()
-
-
-# -- the shared memory -----------------------------------------------------
 
 
 def slots_of(group: LaneGroup) -> int:
@@ -192,33 +153,6 @@ def test_slots_grow_with_the_tensors_and_stay_within_a_job(groups: list[LaneGrou
     for found in on_all(groups, job(sums)):
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert [slots_of(group) for group in groups] == [8 << 16] * ranks
-
-
-def test_memory_of_an_earlier_large_job_is_given_back(groups: list[LaneGroup]) -> None:
-    slots = []
-    for size in (HUGE, HUGE // 4, 16, 16):
-        found = on_all(groups, job(lambda group, size=size: group.sum(torch.ones(size))))  # type: ignore[misc]
-        assert all(torch.equal(total, torch.full((size,), float(len(groups)))) for total in found)
-        slots.append(slots_of(groups[0]))
-    assert slots == [4 * HUGE, 4 * HUGE, 4 * HUGE, 64]  # it is known after a job that it was small
-
-
-def test_slots_take_turns_so_that_what_was_got_last_is_not_written_over(groups: list[LaneGroup]) -> None:
-    """A slow rank still reads the tensors of the last call when the others have come to the next one."""
-    others_wait = threading.Event()
-
-    def calls(group: LaneGroup) -> list[torch.Tensor]:
-        group.exchange(torch.zeros(2))
-        last = group._parts(torch.full((2,), group.rank + 1.0))
-        if group.rank == 0:
-            others_wait.wait(LONG)
-            return [part.clone() for part in last]
-        group._slots.write(torch.full((2,), -1.0))  # type: ignore[union-attr]  # as in the next call
-        if group.rank == len(groups) - 1:
-            others_wait.set()
-        return []
-
-    assert [part.tolist() for part in on_all(groups, job(calls))[0]] == [[r + 1.0] * 2 for r in range(len(groups))]
 
 
 def test_after_a_failure_a_slow_rank_still_reads_what_it_got() -> None:
@@ -256,35 +190,11 @@ def test_what_a_rank_has_sent_can_be_read_after_its_death(groups: list[LaneGroup
     assert [float(part.sum()) for part in found[1]] == [(rank + 1.0) * HUGE for rank in range(len(groups))]
 
 
-@pytest.mark.parametrize(
-    ("place", "memory", "words"),
-    [
-        (0, 64, "memory of rank 1 cannot be shared: .*Too many open files"),  # as if the kernel had dropped it
-        (0, 0, "rank 1 has named memory that it has not shared"),
-        (1, 0, "rank 1 has named memory that it has not shared"),
-    ],
-)
-def test_memory_that_was_not_sent_is_not_read(place: int, memory: int, words: str) -> None:
-    from vllm_omni_sched.lanes import group as lane_group
-
-    ours, theirs = socket.socketpair()
-    group = LaneGroup(0, {1: ours}, LONG)
-    theirs.send(lane_group._HEADER.pack(1, 1, 0, 8, place, memory))
-    group.begin()
-    with pytest.raises(LaneGroupError, match=words):
-        group.exchange(torch.zeros(2))
-    group.close()
-    theirs.close()
-
-
 def test_memory_is_sent_once_and_no_descriptor_stays_open(groups: list[LaneGroup]) -> None:
     on_all(groups, job(lambda group: group.sum(torch.zeros(64))))
     with nothing_left_open():
         on_all(groups, job(lambda group: [group.sum(torch.zeros(64)) for _ in range(3)]))
         on_all(groups, job(lambda group: group.sum(torch.zeros(128))))  # in larger memory
-
-
-# -- the meeting -----------------------------------------------------------
 
 
 def meet(ranks: int, secret: str = "secret", generation: int = 0, timeout: float = LONG) -> list[Any]:
@@ -313,16 +223,6 @@ def test_a_rank_does_not_wait_for_ever_for_the_others() -> None:
         for rank in (0, 1):
             with pytest.raises(LaneGroupError, match="the lanes of other ranks have not come in time"):
                 join_group(f"alone-{os.getpid()}", 0, rank, 2, timeout=0.05)
-
-
-def test_another_generation_is_another_group() -> None:
-    secret = f"generations-{os.getpid()}"
-    with ThreadPoolExecutor(1) as pool:
-        old = pool.submit(join_group, secret, 0, 1, 2, timeout=0.2)
-        with pytest.raises(LaneGroupError):
-            join_group(secret, 1, 0, 2, timeout=0.2)
-        with pytest.raises(LaneGroupError):
-            old.result(LONG)
 
 
 def test_what_is_no_rank_is_not_let_in() -> None:

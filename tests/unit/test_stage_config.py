@@ -11,7 +11,7 @@ from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
 from vllm_omni_sched.config.stage_options.batching import BatchLimits
 from vllm_omni_sched.config.stage_yaml import VARIABLE, check_against, load_stage_config, read_stage_options
 from vllm_omni_sched.graph.order import DEFAULT_CLASSES
-from vllm_omni_sched.resource.pid import PidBatch, PidGains
+from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.resource.pipeline.stage_limits import control_of
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "stages.yaml"
@@ -65,9 +65,6 @@ def test_the_example_is_complete():
 
 def test_defaults_are_those_of_the_policies():
     config = StageSchedConfig()
-    gains = PidGains()
-    batching = config.batching
-    assert (batching.kp, batching.ki, batching.kd) == (gains.proportional, gains.integral, gains.derivative)
     for sla in DEFAULT_CLASSES:
         assert config.graph.priority.classes[sla.name].rank == sla.rank
 

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
-from tests.support.omni_moves import MovingRig, at
+from tests.support.omni_moves import MovingRig
 from tests.support.omni_stages import StageSpec
 from vllm_omni_sched.core.pipeline.placement import CHECK_SECONDS
 from vllm_omni_sched.graph.partition import PartitionReason, Plan
@@ -73,38 +73,6 @@ async def test_stages_of_one_device_part_when_that_doubles_the_throughput() -> N
         for stage_id in range(2):
             await rig.finish(stage_id, "b")
         assert rig.answer("b") == rig.expected()
-
-
-async def test_nothing_is_planned_before_stages_are_measured() -> None:
-    async with SharedDeviceRig(FIRST, LAST, graph=partition(100, 100)) as rig:
-        assert await looked(rig) is None
-        await measured(rig, 40)
-        assert await looked(rig) is None
-
-
-async def test_a_stage_that_grows_out_of_its_device_leaves_it() -> None:
-    async with SharedDeviceRig(FIRST, LAST, graph=partition(100, 100, min_gain=10.0)) as rig:
-        await measured(rig, 40, 40)
-        assert await looked(rig) is PartitionReason.HELD
-        rig.driver.board.memory(1, 0, None, 70)
-        assert await looked(rig) is PartitionReason.PRESSURE
-        await rig.tick()
-        assert sorted(where(rig, 0) + where(rig, 1)) == ["0", "1"]
-
-
-async def test_a_stage_does_not_start_where_it_has_no_room() -> None:
-    async with SharedDeviceRig(FIRST, LAST, graph=partition(100, 30)) as rig:
-        await measured(rig, 40, 40)
-        assert await looked(rig) is PartitionReason.HELD
-        assert not rig.migrator.busy
-
-
-async def test_stages_with_several_replicas_stay_and_take_their_room() -> None:
-    async with MovingRig(FIRST, StageSpec(replicas=2, final_output=True), graph=partition(100, 100, 100)) as rig:
-        await measured(rig, 40, 40)
-        rig.driver.board.memory(1, 1, None, 90)
-        assert await looked(rig) is PartitionReason.HELD
-        assert rig.migrator.devices.devices_of(at(0, 0)) == "0"
 
 
 SECONDS = (1.0, 2.0)  # different, so that rounding does not choose between equal plans

@@ -17,7 +17,6 @@ class MergingOptions(Options):
     """Options of merging identical work of several requests."""
 
     enabled: bool = Field(True, description="Identical work of several requests in a stage runs once.")
-    max_followers: int = Field(1024, ge=1, description="Requests that may wait for the work of one.")
 
 
 class ClassTargets(Options):
@@ -115,7 +114,6 @@ class AffinityOptions(Options):
     """Options of sending requests where their data is."""
 
     enabled: bool = Field(True, description="Requests of one user, or that share items, go to the same replica.")
-    capacity: int = Field(65536, ge=1, description="Keys whose replica is remembered.")
 
 
 class DeviceOptions(Options):
