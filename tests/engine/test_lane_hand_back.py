@@ -19,6 +19,8 @@ from vllm_omni_sched.lanes import InlineLane
 from vllm_omni_sched.lanes.processors import Processors
 from vllm_omni_sched.testing import make_data
 
+pytestmark = pytest.mark.newest
+
 ALONE, FORK_SERVER_TOO, EVERYWHERE, LAST = 13, 14, 15, 16
 
 
