@@ -112,7 +112,7 @@ def test_every_test_that_a_page_names_exists():
 def test_the_classes_that_decide_exist_and_number_their_rules():
     page = (DOCS / "contributing.md").read_text().split("### The file that decides")[1].split("### Folders")[0]
     rows = re.findall(r"^\| [^|]+\? \| `(vllm_omni_sched/[\w/]+\.py)` \| `(\w+)`", page, re.MULTILINE)
-    assert len(rows) >= 12
+    assert len(rows) == 4
     for path, name in rows:
         docstring = re.search(rf'^class {name}\b[^\n]*\n    """(.*?)"""', (ROOT / path).read_text(), re.M | re.S)
         assert docstring, f"{path} defines no class {name} with a docstring"
