@@ -128,6 +128,15 @@ def test_a_rank_that_ends_ends_the_group(groups: list[LaneGroup]) -> None:
         assert "the lane of rank 0 has ended" in str(error)
 
 
+def test_a_rank_that_is_silent_is_not_waited_for_in_vain() -> None:
+    first, second = groups_of(2, silence=0.01)
+    first.begin()
+    with pytest.raises(LaneGroupError, match=r"sent or taken anything for 0\.01 seconds"):
+        first.exchange(torch.zeros(1))
+    for group in (first, second):
+        group.close()
+
+
 def test_ranks_that_do_not_make_the_same_calls_are_told_apart() -> None:
     pair = groups_of(2)
     found = on_all(pair, job(lambda group: group.exchange(torch.zeros(1 + group.rank))))
@@ -190,6 +199,27 @@ def test_what_a_rank_has_sent_can_be_read_after_its_death(groups: list[LaneGroup
     assert [float(part.sum()) for part in found[1]] == [(rank + 1.0) * HUGE for rank in range(len(groups))]
 
 
+@pytest.mark.parametrize(
+    ("place", "memory", "words"),
+    [
+        (0, 64, "memory of rank 1 cannot be shared: .*Too many open files"),  # as if the kernel had dropped it
+        (0, 0, "rank 1 has named memory that it has not shared"),
+        (1, 0, "rank 1 has named memory that it has not shared"),
+    ],
+)
+def test_memory_that_was_not_sent_is_not_read(place: int, memory: int, words: str) -> None:
+    from vllm_omni_sched.lanes import group as lane_group
+
+    ours, theirs = socket.socketpair()
+    group = LaneGroup(0, {1: ours}, LONG)
+    theirs.send(lane_group._HEADER.pack(1, 1, 0, 8, place, memory))
+    group.begin()
+    with pytest.raises(LaneGroupError, match=words):
+        group.exchange(torch.zeros(2))
+    group.close()
+    theirs.close()
+
+
 def test_memory_is_sent_once_and_no_descriptor_stays_open(groups: list[LaneGroup]) -> None:
     on_all(groups, job(lambda group: group.sum(torch.zeros(64))))
     with nothing_left_open():
@@ -223,6 +253,16 @@ def test_a_rank_does_not_wait_for_ever_for_the_others() -> None:
         for rank in (0, 1):
             with pytest.raises(LaneGroupError, match="the lanes of other ranks have not come in time"):
                 join_group(f"alone-{os.getpid()}", 0, rank, 2, timeout=0.05)
+
+
+def test_another_generation_is_another_group() -> None:
+    secret = f"generations-{os.getpid()}"
+    with ThreadPoolExecutor(1) as pool:
+        old = pool.submit(join_group, secret, 0, 1, 2, timeout=0.2)
+        with pytest.raises(LaneGroupError):
+            join_group(secret, 1, 0, 2, timeout=0.2)
+        with pytest.raises(LaneGroupError):
+            old.result(LONG)
 
 
 def test_what_is_no_rank_is_not_let_in() -> None:

@@ -292,3 +292,21 @@ def test_processes_end_with_their_owner() -> None:
     for pid in pids:
         assert select.select([pid], [], [], LONG)[0]
         os.close(pid)
+
+
+def test_a_running_job_that_is_late_is_ended(tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEADLINE_SECONDS, "interactive", 2.0)
+    pool = PreprocessPool(work, options(processes=1), observer=events)
+    job = blocked(pool, tmp_path, "a")  # begins in time on a busy machine as well
+    with pytest.raises(PreprocessDeadlineError):
+        job.take()
+    assert events.restarts == 1
+    pool.close()
+
+
+def test_the_sockets_of_the_server_are_not_kept_open() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        pool = PreprocessPool(work, options(processes=1))
+        assert pool.submit(("sockets", listening.fileno())).take() == []  # type: ignore[union-attr]
+        pool.close()

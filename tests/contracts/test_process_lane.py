@@ -1,17 +1,19 @@
 """What only a `ProcessLane` promises: it outlives its processes, and none of them outlives it."""
 
+import gc
 import os
 import resource
 import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.descriptors import nothing_left_open
+from tests.support.descriptors import nothing_left_open, opened
 from tests.support.lanes import LONG, collect, work
 from vllm_omni_sched.config.errors import LaneDiedError, LaneError
 from vllm_omni_sched.lanes import Job, LanePool, ProcessLane
@@ -82,6 +84,28 @@ def test_without_a_successor_every_call_says_so(first: str, team: bool, busy: bo
         asked.cancel("long")
         asked.set_share(0.5)
         asked.close(0.0)
+
+
+@pytest.mark.parametrize("shape", [(64, 1024), (0, 4)], ids=["tensor", "empty"])
+def test_results_that_are_kept_hold_no_descriptor(process_lane: ProcessLane, shape: tuple[int, int]) -> None:
+    kept = []
+    process_lane.submit(Job("first", ("double", torch.ones(shape))))
+    kept += collect(process_lane, 1)
+    before = opened()
+    for number in range(20):
+        process_lane.submit(Job(str(number), ("double", torch.full(shape, float(number)))))
+        kept += collect(process_lane, 1)
+    assert not opened() - before
+    assert mapped() == (len(kept) if shape[0] else 0)
+    assert all(torch.equal(done.result, torch.full(shape, 2.0 * number)) for number, done in enumerate(kept[1:]))
+    kept.clear()
+    assert mapped() == 0
+
+
+def mapped() -> int:
+    """Memory of messages that this process still has."""
+    gc.collect()
+    return Path("/proc/self/maps").read_text().count("memfd:omni-sched-lane")
 
 
 def test_no_descriptor_for_a_result_is_an_error_of_the_lane(process_lane: ProcessLane) -> None:

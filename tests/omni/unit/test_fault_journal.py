@@ -198,3 +198,12 @@ async def test_requests_that_stall_and_anomalies_are_told(path: Path) -> None:
     assert {"stage_timeout", "stuck_queue", "failed"} <= found.keys()
     assert found["stage_timeout"].request_id == "a"
     assert "stalled" in found["failed"].cause
+
+
+@pytest.mark.asyncio
+async def test_a_pipeline_goes_on_without_a_place_for_its_journal(tmp_path: Path) -> None:
+    async with Rig(TWO, **journal(tmp_path / "missing" / "faults.jsonl")) as rig:
+        await rig.ask("a")
+        await rig.kill(0, rig.replica_id(0, "a"))
+        await rig.finish(0, "a")
+        assert rig.answer("a") == rig.expected()

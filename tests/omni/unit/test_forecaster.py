@@ -13,6 +13,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 from tests.support.omni_moves import MovingRig, at
 from tests.support.omni_stages import StageSpec
 from vllm_omni_sched.monitor.forecast.history import history_of
+from vllm_omni_sched.omni.stages.placement import arrival_file
 from vllm_omni_sched.omni.stages.placement.forecaster import Forecaster
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
@@ -53,6 +54,12 @@ async def test_a_replica_goes_where_the_load_will_be() -> None:
 async def test_not_before_the_model_was_tested_or_while_it_errs() -> None:
     async with Loaded(ONE, TWO) as rig:
         await rig.forecast(0.15, tested=False)
+        assert rig.live() == [[0], [0, 1]]
+
+
+async def test_not_unless_the_options_say_so() -> None:
+    async with Loaded(ONE, TWO, move_replicas=False) as rig:
+        await rig.forecast(0.15)
         assert rig.live() == [[0], [0, 1]]
 
 
@@ -144,3 +151,12 @@ async def test_without_a_usable_file_a_forecast_begins_anew(tmp_path: Path, cont
     async with Arriving(LAST, history_path=str(path)) as rig:
         await run(rig, 4)
     assert history_of(path.read_bytes()).counts["text"]
+
+
+async def test_a_place_that_cannot_be_written_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(arrival_file.logger, "warning", lambda text, *values: said.append(text % values))
+    async with Arriving(LAST, history_path=str(tmp_path / "missing" / "arrivals.json")) as rig:
+        await run(rig, 5)
+    (warning,) = said
+    assert "cannot be saved" in warning

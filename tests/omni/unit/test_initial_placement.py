@@ -14,7 +14,7 @@ from vllm_omni.engine.async_omni_engine import AsyncOmniEngine
 from vllm_omni.engine.stage_runtime import StageRuntime
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.stage_yaml import VARIABLE, read_stage_options
+from vllm_omni_sched.config.stage_yaml import VARIABLE, check_against, read_stage_options
 from vllm_omni_sched.omni.stages.placement import initial_placement
 from vllm_omni_sched.omni.stages.reports import stage_reporter
 from vllm_omni_sched.omni.stages.start import hooks
@@ -50,6 +50,23 @@ def test_what_fits_nowhere_is_refused_with_what_is_missing() -> None:
     large = PROFILES | {1: {"memory_bytes": 130, "seconds": 1.0}}
     with pytest.raises(ConfigError, match=r"graph\.partition.*stage 1 lacks 30 bytes.*profiles"):
         placed(stages("0", "0"), devices=DEVICES, profiles=large)
+
+
+def test_running_stages_that_are_to_be_resized_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"resize_running.*cannot change tensor_parallel_size of a running stage"):
+        placed(stages("0", "0"), devices=DEVICES, profiles=PROFILES, resize_running=True)
+
+
+def test_a_payload_of_no_stage_is_refused() -> None:
+    options = read_stage_options({"graph": {"partition": {"payload_bytes": {"thinker->taker": 1}}}}, "the test")
+    with pytest.raises(ConfigError, match=r"payload_bytes\.thinker->taker.*'taker'; did you mean 'talker'"):
+        check_against(options, {0: "thinker", 1: "talker"})
+
+
+def test_a_profile_of_no_stage_is_refused() -> None:
+    options = read_stage_options({"graph": {"partition": {"profiles": {"taker": PROFILES[1]}}}}, "the test")
+    with pytest.raises(ConfigError, match=r"graph\.partition\.profiles\.taker.*did you mean 'talker'"):
+        check_against(options, {0: "thinker", 1: "talker"})
 
 
 @pytest.mark.parametrize("on", [True, False])

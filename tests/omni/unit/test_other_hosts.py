@@ -203,6 +203,17 @@ async def test_a_silent_replica_is_noticed_with_the_next_heartbeat_of_another(co
     assert known["one"].status == ReplicaStatus.UP
 
 
+async def test_a_replica_whose_heartbeat_is_not_read_yet_is_not_silent(
+    coordinator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "other"):
+        says(coordinator, name, "update")
+    coordinator._replicas["one"].last_heartbeat -= 1.5
+    monkeypatch.setattr(coordinator, "_router", SimpleNamespace(poll=lambda _: 1, close=coordinator._router.close))
+    says(coordinator, "other", "heartbeat")
+    assert coordinator._replicas["one"].status == ReplicaStatus.UP
+
+
 async def test_the_front_end_does_not_announce_the_stages_whose_payloads_it_takes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -41,6 +41,13 @@ def test_the_bound_grows_with_a_load_that_was_never_seen_and_is_capped():
     assert StageTimeout(cap_seconds=100.0).bound_seconds("s", 1) == 100.0
 
 
+def test_an_aborted_stay_teaches_nothing():
+    watch = taught(stays=31, least_samples=32, cap_seconds=500.0)
+    watch.enter("s", "gone", 0.0)
+    watch.observe("s", "gone", 1.0, finished=False)
+    assert watch.bound_seconds("s", 1) == 500.0
+
+
 def busy(**options):
     watch, rng = StuckQueue(**options), random.Random(0)
     for number in range(64):
@@ -122,6 +129,14 @@ def test_an_edge_that_slows_down_is_sick_and_heals():
     assert [(one.kind, one.subject) for one in watch.check(340)] == [(AnomalyKind.SICK_EDGE_LATENCY, "a")]
     for number in range(60):
         watch.observe("a", 340 + number, 0.01 * rng.lognormvariate(0, 0.3))
+    assert watch.check(400) == ()
+
+
+def test_when_all_edges_slow_down_none_is_sick():
+    watch, rng = healthy()
+    for number in range(100):
+        for edge in "abc":
+            watch.observe(edge, 300 + number, 0.02 * rng.lognormvariate(0, 0.3))
     assert watch.check(400) == ()
 
 

@@ -126,6 +126,12 @@ def test_replicas_are_given_up_one_by_one_after_the_cooldown():
     assert have == 2  # one would be loaded to 80%, above spare_utilisation
 
 
+def test_bounds_hold():
+    plans, _ = ReplicaPlanner().plan({"a": pool(1, 1000.0, maximum=3), "b": pool(0, 0.0, minimum=2)}, spare=9, now=0.0)
+    assert (plans["a"].replicas, plans["a"].reason) == (3, MoveReason.AT_MAX)
+    assert plans["b"].replicas == 2
+
+
 def season(at):
     return 100 * (1 + 0.7 * np.sin(2 * np.pi * at / SEASON))
 

@@ -138,6 +138,16 @@ def test_another_servers_engine_is_not_served(base, publish):
     assert scrape(base) == ""
 
 
+def test_api_servers_of_one_scrape_group_share_engines(base, publish, monkeypatch):
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/run/one")
+    stranger(base, publish)
+    assert "steps_total" in scrape(base)
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/run/other")
+    assert scrape(base) == ""
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR")
+    assert scrape(base) == ""
+
+
 def test_a_reused_pid_is_another_process(base, publish):
     identity, known = stranger(base, publish)
     identity.write_text(json.dumps({**known, "lineage": [f"{os.getpid()}@1"]}))

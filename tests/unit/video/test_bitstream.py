@@ -8,7 +8,7 @@ import pytest
 from tests.support.decoding import video
 from vllm_omni_sched.video.bitstream import reader_for
 from vllm_omni_sched.video.bitstream.base import ParameterSets
-from vllm_omni_sched.video.bitstream.bits import EndOfBits, nals, unescaped
+from vllm_omni_sched.video.bitstream.bits import Bits, EndOfBits, nals, unescaped
 from vllm_omni_sched.video.facts import PacketFlag
 
 CODECS = ("h264", "hevc", "av1", "mpeg4", "vp8", "vp9", "mjpeg")
@@ -184,6 +184,14 @@ def test_mpeg4_packets(packet: bytes, start: bool, droppable: bool, frames: int)
     assert (*facts[:4], facts.frames) == (start, droppable, 0, frames != 1, frames)
 
 
+def test_mpeg4_layers_with_all_that_may_be_in_front_of_the_rate() -> None:
+    layer = Writer().bits(0, 1).bits(1, 8).bits(1, 1).bits(0, 7).bits(15, 4).bits(0, 16)
+    layer.bits(1, 1).bits(0, 3).bits(1, 1).bits(0, 79).bits(0, 2).bits(1, 1).bits(1000, 16)
+    reader = reader_for("mpeg4", layer.nal(0x20))
+    assert reader.read(b"\0\0\1\xb6\x50\x03", True).frames == 1  # 10 bits of time
+    assert reader.read(b"\0\0\1\xb6\x50\x02", True).frames == 0
+
+
 def test_a_codec_that_we_do_not_know() -> None:
     assert reader_for("theora", b"") is None
 
@@ -213,6 +221,16 @@ def test_starts_are_among_what_the_encoder_was_told(name: str) -> None:
     assert len(packets) // gop <= len(starts) <= len(packets) // gop + 2
 
 
+def test_numbers() -> None:
+    data = Writer().ue(0, 1, 2, 7, 300).bits(5, 3).nal(0)[4:]
+    bits = Bits(data)
+    assert [bits.ue() for _ in range(5)] == [0, 1, 2, 7, 300]
+    assert bits.read(3) == 5
+    assert [Bits(Writer().ue(n).nal(0)[4:]).se() for n in range(5)] == [0, 1, -1, 2, -2]
+    with pytest.raises(EndOfBits):
+        Bits(b"\0").ue()
+
+
 def test_units() -> None:
     assert list(nals(b"\0\0\0\2ab\0\0\0\1c", 4)) == [b"ab", b"c"]
     assert list(nals(b"\0\0\0\1ab\0\0\1c", 0)) == [b"ab", b"c"]
@@ -228,6 +246,45 @@ def test_parameter_sets_of_the_container_need_not_come_again() -> None:
     assert not sets.needed_later
     sets.begin_packet()
     assert sets.complete
+
+
+def test_jpeg_tables_that_are_left_out() -> None:
+    tables, huffman, scan = b"\xff\xdb\0\3\0", b"\xff\xc4\0\3\0", b"\xff\xda" + b"x" * 9
+    reader = reader_for("mjpeg", b"")
+    assert reader.read(tables + scan, True)[:4] == (True, True, 0, False)  # the standard's Huffman tables
+    assert reader.read(scan + tables, True)[:4] == (False, False, 0, True)
+    assert reader.read(tables + huffman + scan, True).start
+    assert reader.read(tables + scan, True).irregular
+
+
+def test_mpeg4_an_encoder_that_is_told_once() -> None:
+    picture = b"\0\0\1\xb6\x10" + b"x" * 20
+    encoder = b"\0\0\1\xb2XviD0050"
+    reader = reader_for("mpeg4", b"")
+    assert reader.read(b"\0\0\1\xb2some text" + picture, True).start
+    assert reader.read(picture, True).start  # such text changes nothing
+    assert reader.read(encoder + picture, True).start
+    assert not reader.read(picture, True).start
+    assert reader.read(encoder + picture, True).start
+    of_container = reader_for("mpeg4", encoder)
+    assert of_container.read(encoder + picture, True).start
+    assert of_container.read(picture, True).start
+
+
+@pytest.mark.parametrize(
+    ("build", "chroma", "start"), [(33, 1, False), (148, 1, True), (148, 3, False), (151, 3, True), (165, 1, True)]
+)
+def test_h264_builds_of_x264_that_did_otherwise(build: int, chroma: int, start: bool) -> None:
+    writer = Writer().bits(244, 8).bits(40, 16).ue(0, chroma)
+    if chroma == 3:
+        writer.bits(0, 1)
+    sps = writer.ue(0, 0).bits(0, 2).ue(0, 2, 1).bits(0, 1).ue(9, 4).bits(1, 1).nal(0x67)
+    text = b"u" * 16 + b"x264 - core %d" % build
+    message = b"\0\0\1\6\5" + bytes([len(text)]) + text + b"\x80"
+    picture = Writer().ue(0, 7, 0).bits(3, 4).nal(0x65)
+    reader = reader_for("h264", sps + PPS)
+    assert reader.read(message + picture, True).start
+    assert reader.read(picture, True).start is start
 
 
 @pytest.mark.parametrize("kind", [16, 17, 18])

@@ -74,6 +74,13 @@ def test_what_is_no_message(data: bytes) -> None:
     theirs.close()
 
 
+def test_a_large_message_without_its_memory(ends: tuple[Channel, Channel]) -> None:
+    owner, worker = ends
+    worker.end.send(b"\1")
+    with pytest.raises(ValueError, match="without its memory file"):
+        owner.receive()
+
+
 def test_more_descriptors_than_may_come_are_closed() -> None:
     ours, theirs = socket_pair()
     owner = Channel(ours, messages.from_worker)
@@ -84,3 +91,9 @@ def test_more_descriptors_than_may_come_are_closed() -> None:
         close_all(received[1])
     owner.close()
     theirs.close()
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc0", messages.encode_index.__name__.encode()])
+def test_what_is_no_index(data: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        messages.decode_index(data)
