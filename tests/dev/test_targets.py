@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+BOUND = "test_the_last_is_done_within_grahams_bound"
+ALL_BUT_ITS_FILE = (
+    *("--ignore-glob=tests/[!p]*", "--ignore=tests/patches"),
+    *("--ignore-glob=tests/properties/test_[!b]*", "--ignore=tests/properties/test_balanced_order.py"),
+)
+"""Arguments of pytest: a selection by name alone would have it import all tests."""
 
 
 def make(target: str, *words: str, **variables: str) -> str:
@@ -25,6 +32,15 @@ def make(target: str, *words: str, **variables: str) -> str:
     )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_make_test_long() -> None:
+    """The target runs the tests marked `long`; properties are, as they have more examples there than in `make test`."""
+    said = make("test-long", VENVS=".venv", WORKERS="1", PYTEST=shlex.join([*ALL_BUT_ITS_FILE, "-k", BOUND]))
+    assert said.splitlines()[-1].startswith("make test-long: OK  1 passed in .venv")
+    assert f"tests.properties.test_balance::{BOUND} (.venv)" in said
 
 
 @pytest.mark.slow

@@ -46,6 +46,18 @@ def test_every_generated_part_is_in_a_page_and_is_filled():
     assert empty <= pictures  # there may be none yet
 
 
+def test_check_fails_on_a_stale_page(monkeypatch, tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- generated: metrics -->\nsomething old\n<!-- end -->\n")
+    monkeypatch.setattr(generate, "PAGES", (page,))
+    monkeypatch.setattr(generate, "ROOT", tmp_path)
+    assert generate.main(["--check"]) == 1
+    assert "page.md: is not up to date" in capsys.readouterr().out
+    assert generate.main([]) == 0
+    assert generate.main(["--check"]) == 0
+    assert "something old" not in page.read_text()
+
+
 @pytest.mark.parametrize("page", [*generate.PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
 def test_relative_links_lead_somewhere(page):
     targets = [link["target"] for link in LINK.finditer(page.read_text()) if "://" not in link["target"]]
