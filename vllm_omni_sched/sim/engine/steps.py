@@ -18,7 +18,7 @@ from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.server import Done
 
-# of a processor of the LLM, for the lane: a process of niceness 10 (`encode_lane_nice`) has a tenth beside one of 0,
+# of a processor of the LLM, for the lane: a process of niceness 10 has a tenth beside one of 0,
 # and for about a fifth of a step the LLM waits for its host
 _BESIDE_STEPS = 0.3
 
