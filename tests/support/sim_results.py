@@ -43,13 +43,7 @@ def synthetic(scenario: Scenario, capacity: float = 10.0) -> Result:
         gaps.add(gap, 20)
     seconds = scenario.duration_seconds
     timeline = [
-        Sample(
-            at * seconds / 60,
-            {stage.name: int(rng.expovariate(1 / 8)) for stage in scenario.stages},
-            {stage.name: stage.replicas for stage in scenario.stages},
-            {stage.name: min(1.0, rate / capacity * rng.uniform(0.9, 1.1)) for stage in scenario.stages},
-        )
-        for at in range(60)
+        Sample(at * seconds / 60, {stage.name: stage.replicas for stage in scenario.stages}) for at in range(60)
     ]
     held = {stage.name: stage.replicas * seconds for stage in scenario.stages}
     return Result(

@@ -32,16 +32,10 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """State of the cluster at one time, by stage. ``utilisation``: fraction of the time since the last sample.
-
-    ``replicas`` hold their devices, also while they start or are dead; ``serving``: those of them that can work.
-    """
+    """The number of replicas that can work at one time, by stage."""
 
     seconds: float
-    queued: Mapping[str, int]
-    replicas: Mapping[str, int]
-    utilisation: Mapping[str, float]
-    serving: Mapping[str, int] = field(default_factory=dict)
+    serving: Mapping[str, int]
 
 
 @dataclass(slots=True)

@@ -15,7 +15,6 @@ from vllm_omni_sched.sim.pools.autoscale import ForecastScaler
 from vllm_omni_sched.sim.result import Progress, Result, Sample
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.stages import EncoderStage, Stage
-from vllm_omni_sched.sim.server import busy_in_all
 
 _EVENTS = 20_000  # between two calls of `progress`
 _SAMPLES, _FEWEST = 200, 40  # of a timeline, while requests arrive
@@ -59,8 +58,6 @@ class _Run:
         self._records: list[Record] = []
         self._cluster = Cluster(scenario, self._sim, self._record, spans)
         self._timeline: list[Sample] = []
-        self._busy_before: dict[str, float] = {}
-        self._held_before: dict[str, float] = {}
         self._at_start: dict[str, dict[str, float]] = {}
         self._held_at_start: dict[str, float] = {}
         self._served_at_start: dict[str, tuple[float, float]] = {}
@@ -105,7 +102,8 @@ class _Run:
     def _sample(self, _: None) -> None:
         now, active = self._sim.now, self._cluster.pipeline.active()
         if now >= self._next_sample or not active:
-            self._timeline.append(self._look())
+            serving = {pool.spec.name: pool.serving for pool in self._pools}
+            self._timeline.append(Sample(now, serving))
             # once no more requests arrive, the rest may take many times as long
             late = now >= self._scenario.duration_seconds
             is_last = not active or now + self._every >= self._scenario.duration_seconds
@@ -114,18 +112,6 @@ class _Run:
             self._next_sample = now + (_SPARSER * (now - self._scenario.duration_seconds) if late else 0.0)
         if active:
             self._sim.after(self._every, self._sample)
-
-    def _look(self) -> Sample:
-        queued, replicas, utilisation, serving = {}, {}, {}, {}
-        for pool in self._pools:
-            name = pool.spec.name
-            busy, held = busy_in_all(pool.busy_seconds()), pool.replica_seconds()
-            passed = held - self._held_before.get(name, 0.0)
-            queued[name], replicas[name], serving[name] = pool.present, pool.held, pool.serving
-            worked = busy - self._busy_before.get(name, 0.0)
-            utilisation[name] = worked / (passed * self._units[name]) if passed else 0.0
-            self._busy_before[name], self._held_before[name] = busy, held
-        return Sample(self._sim.now, queued, replicas, utilisation, serving)
 
     def _computed(self) -> tuple[float, float] | None:
         """Return the accelerator seconds so far that operations would take without waiting, and those held."""

@@ -86,12 +86,10 @@ def test_a_study_has_a_row_for_each_point(asked: list[Scenario], tmp_path: Path)
 
 def test_all_files_are_written(asked: list[Scenario], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    status, _, _ = call(file(tmp_path), "--out", out, "--plots", "--trace", out / "trace.json")
+    status, _, _ = call(file(tmp_path), "--out", out, "--trace", out / "trace.json")
     assert status == 0
     stem = "pictures-on-one-node"
-    assert sorted(path.name for path in out.iterdir()) == [
-        f"{stem}-itl.png", f"{stem}-timeline.png", f"{stem}-ttft.png", f"{stem}.json", "trace.json"
-    ]  # fmt: skip
+    assert sorted(path.name for path in out.iterdir()) == [f"{stem}.json", "trace.json"]
     assert json.loads((out / f"{stem}.json").read_text())["simulated"] is True
     assert {event["ph"] for event in json.loads((out / "trace.json").read_text())["traceEvents"]} == {"M", "X", "C"}
 
@@ -120,7 +118,6 @@ def test_a_point_that_fails_is_named_and_the_rest_is_there(
         (["--set", "stages.lm.replicas=4"], "there is no 'stages.lm'; did you mean 'stages.llm'?"),
         (["--set", "replicas"], "--set replicas: write it as KEY=VALUE"),
         (["--set", "seed=many"], "option 'seed': input should be a valid integer, got 'many'"),
-        (["--plots"], "--plots needs --out FOLDER"),
         (["--trace", "t.json", "--trace-seconds", "0"], "--trace-seconds must be positive, got 0"),
         (["--trace", "t.json", "--set", "search.kind=throughput"], "asks for a search (throughput)"),
         (["--trace", "t.json", "--set", "repeats=3"], "--trace is of one run, and one.toml asks for 3 points"),
@@ -159,9 +156,8 @@ def test_an_interrupt_leaves_nothing(asked: list[Scenario], tmp_path: Path, monk
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("plots", [(), ("--plots",)])
 def test_points_that_were_done_before_an_interrupt_are_kept(
-    asked: list[Scenario], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plots: tuple[str, ...]
+    asked: list[Scenario], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     had: list[float | None] = []
 
@@ -173,7 +169,7 @@ def test_points_that_were_done_before_an_interrupt_are_kept(
 
     monkeypatch.setattr(simulate, "runner", lambda: run)
     study = file(tmp_path, '[sweep]\n"workload.rate" = [1.0, 2.0, 4.0, 8.0]\n')
-    status, said, wrong = call(study, "--out", tmp_path / "out", *plots)
+    status, said, wrong = call(study, "--out", tmp_path / "out")
     assert status == 130
     assert "interrupted after 2 of 4 points; they are in" in wrong
     (written,) = (tmp_path / "out").iterdir()

@@ -142,7 +142,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-STUDY_KEYS = ("variants", "cases", "tune", "sweep", "search", "ablation", "repeats")
+STUDY_KEYS = ("variants", "cases", "tune", "sweep", "search", "repeats")
 """Keys of a file that belong to a study, not to one run."""
 
 

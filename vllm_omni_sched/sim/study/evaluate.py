@@ -53,18 +53,13 @@ def _mean_of(result: Result, stage: str, begin: float, width: float, bins: int) 
     return [round(sum(each) / len(each), 2) if each else None for each in seen]
 
 
-PARTS = tuple(at / 200 for at in range(201))
-_MOST_SAMPLES = 400
-
-
 @dataclass
 class Finding:
     """Results at a point.
 
     ``summary``: of its run; for a search, of its final run. ``found``: result of the search, with ``value`` and
-    how it was found. ``curves``: TTFT and ITL in seconds at the fractions `PARTS`. ``timeline``: samples of the run;
-    ``over_time``: columns of bins. ``sources``: of costs. ``runs``: number of runs. ``error``: why the rest is missing.
-    ``tuned``: the choices that were made, and how.
+    how it was found. ``over_time``: columns of bins. ``sources``: of costs. ``runs``: number of runs. ``error``: why
+    the rest is missing. ``tuned``: the choices that were made, and how.
     """
 
     variant: str
@@ -73,8 +68,6 @@ class Finding:
     label: str
     summary: dict[str, Any] = field(default_factory=dict)
     found: dict[str, Any] | None = None
-    curves: dict[str, list[float]] = field(default_factory=dict)
-    timeline: list[dict[str, Any]] = field(default_factory=list)
     over_time: dict[str, list[Any]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     runs: int = 0
@@ -103,8 +96,6 @@ def evaluate(
     else:
         finding.found, result = _SEARCHES[search.kind](point, search, one)
     finding.summary = result.summary()
-    finding.curves = _curves(result)
-    finding.timeline = _timeline(result)
     finding.sources = dict(result.sources)
     return finding
 
@@ -242,26 +233,3 @@ _SEARCHES: dict[str, Callable[[Point, Search, _One], tuple[dict[str, Any], Resul
     "tightest_slo": _tightest_slo,
     "throughput": _throughput,
 }
-
-
-def _curves(result: Result) -> dict[str, list[float]]:
-    times = [one.ttft for one in result.records if one.outcome is Outcome.DONE]
-    curves = {}
-    if times:
-        curves["ttft_seconds"] = [float(value) for value in np.quantile(times, PARTS)]
-    if result.gaps.count:
-        curves["itl_seconds"] = [result.gaps.quantile(part) for part in PARTS]
-    return curves
-
-
-def _timeline(result: Result) -> list[dict[str, Any]]:
-    every = max(1, math.ceil(len(result.timeline) / _MOST_SAMPLES))
-    return [
-        {
-            "seconds": one.seconds,
-            "queued": dict(one.queued),
-            "replicas": dict(one.replicas),
-            "utilisation": dict(one.utilisation),
-        }
-        for one in result.timeline[::every]
-    ]

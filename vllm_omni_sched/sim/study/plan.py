@@ -145,13 +145,6 @@ def load_study(path: Path, overrides: Mapping[str, Any] | None = None, known: Kn
 def _points(options: StudyOptions, source: Source, common: Mapping[str, Any]) -> Iterator[Point]:
     keys = {key: [common[key]] if key in common else values for key, values in options.sweep.items()}
     given = {key: value for key, value in common.items() if key != "seed"}  # each point has its own seed
-    mechanisms = {} if options.ablation is None else options.ablation.mechanisms
-    for name, own in mechanisms.items():
-        if common and all(within(key, common) for key in flatten(own)):
-            raise ConfigError(
-                f"{source.where}: mechanism {name!r} of the ablation would change nothing, because "
-                f"{', '.join(flatten(own))} has one value for all variants: leave it out of --set"
-            )
     for variant in options.all_variants():
         choices = _still_to_choose(variant.choices, common)
         for values in product(*keys.values()):

@@ -54,26 +54,6 @@ def test_keys_without_quotes_are_the_same(tmp_path: Path) -> None:
     assert [point.overrides for point in bare.points] == [point.overrides for point in quoted.points]
 
 
-def test_an_ablation_is_none_all_each_alone_and_all_but_each(tmp_path: Path) -> None:
-    text = """
-[ablation.mechanisms]
-lane = { "policy.encode_ahead" = true }
-order = { "policy.waiting_order" = "sla" }
-"""
-    path = tmp_path / "one.toml"
-    path.write_text(GOOD.replace("encode_ahead = true", "encode_ahead = false") + text)
-    found = load_study(path, known=KNOWN)
-    by_name = {point.variant: point.scenario().policy for point in found.points}
-    assert {name: (one.encode_ahead, one.waiting_order.value) for name, one in by_name.items()} == {
-        "none": (False, "arrival"),
-        "all": (True, "sla"),
-        "only lane": (True, "arrival"),
-        "only order": (False, "sla"),
-        "all but lane": (False, "sla"),
-        "all but order": (True, "arrival"),
-    }
-
-
 def test_overrides_reach_all_points_and_the_study(tmp_path: Path) -> None:
     more = VARIANTS + '[search]\nkind = "max_rate"\n'
     found = study(tmp_path, more, **{"slo.ttft_seconds": 9.0, "search.precision": 0.2})
@@ -132,12 +112,6 @@ def test_a_study_with_nothing_left_to_choose_is_not_tuned(tmp_path: Path) -> Non
     assert not point.choices
 
 
-def test_a_mechanism_whose_value_is_given_is_refused(tmp_path: Path) -> None:
-    text = '[ablation.mechanisms]\nlane = { "policy.encode_ahead" = true }\n'
-    with pytest.raises(ConfigError, match="mechanism 'lane' of the ablation would change nothing, because policy"):
-        study(tmp_path, text, **{"policy.encode_ahead": False})
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -153,8 +127,6 @@ def test_a_mechanism_whose_value_is_given_is_refused(tmp_path: Path) -> None:
         ("[[variants]]\nname = 'a'\n[[variants]]\nname = 'a'", "'variants.a' is given twice"),
         ("[[variants]]\nname = 'a'\nset = { 'policy.ahead' = true }", "one.toml, a: unknown option 'policy.ahead'"),
         ("[variants]\nname = 'a'", "'variants' must be a list of tables, [[variants]]"),
-        ("[ablation]\nmechanisms = {}", "'ablation.mechanisms'"),
-        (VARIANTS + "[ablation.mechanisms.a]\nseed = 2", "'ablation' and 'variants' are both set: keep one"),
     ],
 )
 def test_a_bad_study_is_told(tmp_path: Path, more: str, said: str) -> None:

@@ -36,12 +36,9 @@ def at_rate(scenario: Scenario, **_: Any) -> float:
     return scenario.workload.rate
 
 
-def test_a_point_has_its_summary_and_curves(tmp_path: Path) -> None:
+def test_a_point_has_its_summary(tmp_path: Path) -> None:
     (one,) = findings(tmp_path)
     assert one.summary["requests"] == 400
-    assert len(one.curves["ttft_seconds"]) == 201
-    assert one.curves["ttft_seconds"][100] == pytest.approx(one.summary["ttft_seconds"]["p50"])
-    assert len(one.timeline) == 60
     assert (one.runs, one.error) == (1, "")
 
 
