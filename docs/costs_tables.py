@@ -5,8 +5,8 @@ from dataclasses import fields
 from result_tables import plain_table
 
 from vllm_omni_sched.sim.costs.base import Source
-from vllm_omni_sched.sim.costs.choice import CORE_PIXEL_SECONDS, NVDEC_FRAMES
-from vllm_omni_sched.sim.costs.hardware import DEVICES, LINKS
+from vllm_omni_sched.sim.costs.decoders import CORE_PIXEL_SECONDS, NVDEC_FRAMES
+from vllm_omni_sched.sim.costs.hardware import DEVICES
 from vllm_omni_sched.sim.costs.models import MODELS
 from vllm_omni_sched.sim.costs.roofline import EFFICIENCY_SOURCES, Efficiency
 
@@ -18,8 +18,6 @@ def devices() -> str:
         "memory GB",
         "GB/s",
         "bf16 TFLOP/s",
-        "fp8 TFLOP/s",
-        "SMs",
         "NVDEC",
         "NVLink GB/s",
         "PCIe GB/s",
@@ -28,20 +26,12 @@ def devices() -> str:
         head,
         (
             (one.name, _number(one.memory_bytes / 1e9), _number(one.bandwidth_bytes_per_second / 1e9),
-             _number(one.flops / 1e12), _number(one.fp8_flops / 1e12), str(one.sms),
+             _number(one.flops / 1e12),
              f"{one.nvdec_engines} at {one.video_hertz / 1e6:.0f} MHz" if one.nvdec_engines else "–",
              _number(one.nvlink_bytes_per_second / 1e9), _number(one.pcie_bytes_per_second / 1e9))
             for one in DEVICES.values()
         ),
     )  # fmt: skip
-
-
-def links() -> str:
-    """Show each link."""
-    return plain_table(
-        ("link", "GB/s", "latency µs"),
-        ((one.name, _number(one.bytes_per_second / 1e9), _number(one.latency_seconds * 1e6)) for one in LINKS.values()),
-    )
 
 
 def models() -> str:
@@ -81,7 +71,6 @@ def decoders() -> str:
 
 PARTS = {
     "costs-devices": devices,
-    "costs-links": links,
     "costs-models": models,
     "costs-efficiencies": efficiencies,
     "costs-decoders": decoders,

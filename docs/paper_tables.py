@@ -14,8 +14,7 @@ from typing import Any
 from result_tables import NOTHING, short, table
 
 from vllm_omni_sched.sim.costs.base import EngineCosts
-from vllm_omni_sched.sim.costs.choice import engine_costs
-from vllm_omni_sched.sim.costs.roofline import Efficiency
+from vllm_omni_sched.sim.costs.roofline import Efficiency, engine_costs
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.stages import EngineStage
 from vllm_omni_sched.sim.study.plan import load_study

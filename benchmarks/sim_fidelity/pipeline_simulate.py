@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.sim_fidelity.pace import costs_at
 from benchmarks.sim_fidelity.pipeline_fit import CORES, Fitted
 from benchmarks.sim_fidelity.pipeline_loads import SAYS_EACH
-from vllm_omni_sched.sim.costs.calibration import write_calibration
+from vllm_omni_sched.sim.costs.measured import write_calibration
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario.loader import build, installed

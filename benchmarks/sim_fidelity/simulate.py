@@ -11,8 +11,7 @@ from typing import Any
 from benchmarks.mixed import VARIANTS
 from benchmarks.sim_fidelity.pace import costs_at
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.sim.costs.calibration import Calibration
-from vllm_omni_sched.sim.costs.measured import MeasuredCosts, UnsteadyCosts
+from vllm_omni_sched.sim.costs.measured import Calibration, MeasuredCosts, UnsteadyCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits, make_core
 from vllm_omni_sched.sim.engine.server import EngineServer
 from vllm_omni_sched.sim.kernel import Simulator

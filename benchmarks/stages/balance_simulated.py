@@ -19,7 +19,7 @@ from benchmarks.stages.record import Bar, entry
 from vllm_omni_sched.graph.order import BATCH, Undated, WaitingOrder, WaitingRequest
 from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_gate import GateRequest, StageGate
-from vllm_omni_sched.sim.costs.calibration import write_calibration
+from vllm_omni_sched.sim.costs.measured import write_calibration
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario.loader import build, installed
 from vllm_omni_sched.sim.workloads.trace import Exact, Header, write_trace

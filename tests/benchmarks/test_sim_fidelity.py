@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.sim_fidelity.simulate import WARM_UP_SECONDS, simulate, trace
-from vllm_omni_sched.sim.costs.calibration import Calibration, EncodeCosts, FrontendCosts, StepCosts
-from vllm_omni_sched.sim.costs.measured import MeasuredCosts
+from vllm_omni_sched.sim.costs.measured import Calibration, EncodeCosts, FrontendCosts, MeasuredCosts, StepCosts
 from vllm_omni_sched.sim.measure import Histogram
 
 IMAGE = EncodeCosts(base_seconds=0.0, per_item=0.0, per_embed=1e-3)

@@ -45,24 +45,11 @@ class Cores:
         self._since = 0.0
         self._asked = 0
 
-    def run(self, seconds: float, beside: Beside, action: Action, argument: Any) -> Thread:
-        """Run a thread that takes so long alone; then call ``action(argument)``. Return it, for `stop`."""
+    def run(self, seconds: float, beside: Beside, action: Action, argument: Any) -> None:
+        """Run a thread that takes so long alone; then call ``action(argument)``."""
         self._pass()
-        thread = Thread(seconds, beside, action, argument)
-        self._threads.append(thread)
+        self._threads.append(Thread(seconds, beside, action, argument))
         self._ask()
-        return thread
-
-    def stop(self, thread: Thread) -> None:
-        """Stop a thread that runs; its action is not called."""
-        self._pass()
-        self._threads.remove(thread)
-        self._ask()
-
-    def done_seconds(self, thread: Thread) -> float:
-        """Return how much of a running thread's work is done, in seconds that it takes alone."""
-        self._pass()
-        return thread.seconds - thread.left
 
     @property
     def running(self) -> int:

@@ -1,7 +1,7 @@
 """Define the results of a run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -12,7 +12,6 @@ from vllm_omni_sched.sim.server import busy_in_all
 
 if TYPE_CHECKING:
     from vllm_omni_sched.sim.output.spans import Spans
-    from vllm_omni_sched.sim.pools.placement import MoveRecord
     from vllm_omni_sched.sim.scenario.scenario import Scenario
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -42,17 +41,15 @@ class Sample:
 class Result:
     """Results of a run, for the requests that arrived after the warm-up.
 
-    ``gaps``: between tokens of these requests; ``class_gaps``: by SLA class, if recorded.
+    ``gaps``: between tokens of these requests.
     ``busy_seconds``: by stage and kind of work, of its servers; ``held_seconds``: of its servers in all, idle or not,
     in the same unit. ``device_seconds``: accelerators held, by stage. All three from the end of the warm-up to the end
     of the run. ``lost``: requests that never left, which is a defect, or cut off by ``drain_seconds``. ``counters``:
     how often a policy gave which reason. ``sources``: source of the costs by stage. ``seconds``: simulated in
     all. ``measured_seconds``: over which the measured requests arrived. ``availability``: of the stages in which
     replicas died, the fraction of their replicas' time in which they could work (``serving``), and the seconds in which
-    none
-    could (``seconds_without_any``), after the warm-up. ``operations``: the fraction of the accelerators' capacity that
-    was used while requests arrived after the warm-up; None if the costs do not know it. ``devices``: at the end, those
-    of the replicas of each placed stage; ``moves``: of these stages, in order.
+    none could (``seconds_without_any``), after the warm-up. ``operations``: the fraction of the accelerators' capacity
+    that was used while requests arrived after the warm-up; None if the costs do not know it.
     """
 
     name: str
@@ -71,12 +68,9 @@ class Result:
     counters: Mapping[str, int] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     classes: Mapping[str, ClassTargets] = field(default_factory=dict)
-    class_gaps: Mapping[str, Histogram] = field(default_factory=dict)
     timeline: Sequence[Sample] = ()
     availability: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     operations: float | None = None
-    devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    moves: Sequence["MoveRecord"] = ()
 
     def within(self, records: Iterable[Record] | None = None) -> int:
         """Return the number of requests that met the targets of their class."""
@@ -126,15 +120,8 @@ class Result:
                 if self.availability
                 else {}
             ),
-            **({"placement": self._placement()} if self.devices else {}),
             "by_class": self._by("sla"),
             "by_modality": self._by("modality"),
-        }
-
-    def _placement(self) -> dict[str, Any]:
-        return {
-            "devices": {stage: list(on) for stage, on in self.devices.items()},
-            "moves": [asdict(one) for one in self.moves],
         }
 
     def _of(self, records: Sequence[Record], gaps: Histogram | None) -> dict[str, Any]:
@@ -154,8 +141,7 @@ class Result:
         parts: dict[str, list[Record]] = {}
         for record in self.records:
             parts.setdefault(getattr(record, key), []).append(record)
-        gaps = self.class_gaps if key == "sla" else {}
-        return {name: self._of(parts[name], gaps.get(name)) for name in sorted(parts)}
+        return {name: self._of(parts[name], None) for name in sorted(parts)}
 
     def _utilisation(self, stage: str) -> dict[str, float]:
         """Return the fraction of the time that a stage's servers were busy, in all and by kind of work.

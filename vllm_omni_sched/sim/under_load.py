@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.costs.calibration import write_calibration
 from vllm_omni_sched.sim.costs.fit import Observations, ServedRequest
+from vllm_omni_sched.sim.costs.measured import write_calibration
 from vllm_omni_sched.sim.measure import Outcome
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario.loader import build, installed

@@ -52,11 +52,6 @@ def test_what_fits_nowhere_is_refused_with_what_is_missing() -> None:
         placed(stages("0", "0"), devices=DEVICES, profiles=large)
 
 
-def test_running_stages_that_are_to_be_resized_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"resize_running.*cannot change tensor_parallel_size of a running stage"):
-        placed(stages("0", "0"), devices=DEVICES, profiles=PROFILES, resize_running=True)
-
-
 def test_a_payload_of_no_stage_is_refused() -> None:
     options = read_stage_options({"graph": {"partition": {"payload_bytes": {"thinker->taker": 1}}}}, "the test")
     with pytest.raises(ConfigError, match=r"payload_bytes\.thinker->taker.*'taker'; did you mean 'talker'"):

@@ -210,11 +210,6 @@ class PartitionOptions(Options):
         description="Time within which the gain of a plan must pay for its moves: it must answer more requests than "
         "are lost if none is answered while weights are loaded.",
     )
-    resize_running: bool = Field(
-        False,
-        description="Change the number of devices of stages that run, too. Only the simulator can: vLLM-Omni cannot "
-        "change `tensor_parallel_size` of a running stage.",
-    )
 
     def profile_of(self, stage_id: int, name: str = "") -> ProfileOptions | None:
         return self.profiles.get(str(stage_id)) or self.profiles.get(name)

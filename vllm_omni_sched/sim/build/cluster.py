@@ -2,25 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from random import Random  # noqa: TID251 (seeded, and given to who draws)
 
-from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.core.pipeline.placement import first_plan
 from vllm_omni_sched.graph.flow import FlowPlan
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions
 from vllm_omni_sched.resource.pipeline.balance import CostBalancer, LeastQueue
 from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
-from vllm_omni_sched.sim.build.servers import Engines, ShareOf, decoder_of, make_decoders, make_encoders, make_queues
-from vllm_omni_sched.sim.costs.choice import engine_costs
-from vllm_omni_sched.sim.costs.hardware import device as device_kind
+from vllm_omni_sched.sim.build.servers import Engines, make_decoders, make_encoders, make_queues
+from vllm_omni_sched.sim.costs.decoders import decoder_of
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts, UnsteadyCosts
-from vllm_omni_sched.sim.costs.roofline import Efficiency
-from vllm_omni_sched.sim.device import PayloadLink, StageDevices
+from vllm_omni_sched.sim.costs.roofline import Efficiency, engine_costs
 from vllm_omni_sched.sim.engine.server import EngineServer
 from vllm_omni_sched.sim.engine.steps import Watcher
 from vllm_omni_sched.sim.host import Host
@@ -32,12 +27,11 @@ from vllm_omni_sched.sim.pools.choose import BalancerChooser, Chooser, RoundRobi
 from vllm_omni_sched.sim.pools.gated import GatedPool
 from vllm_omni_sched.sim.pools.orchestration import Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Links, Pipeline
-from vllm_omni_sched.sim.pools.placement import StageMover
 from vllm_omni_sched.sim.pools.pool import Pool
 from vllm_omni_sched.sim.pools.replicas import Make, StageSpec
 from vllm_omni_sched.sim.pools.request_run import StageRun
 from vllm_omni_sched.sim.scenario.scenario import Scenario
-from vllm_omni_sched.sim.scenario.stages import DeviceStage, EncoderStage, EngineStage, ServersStage, Stage, VideoStage
+from vllm_omni_sched.sim.scenario.stages import EncoderStage, EngineStage, ServersStage, Stage, VideoStage
 from vllm_omni_sched.sim.work import Request
 from vllm_omni_sched.sim.workloads import base, registry
 
@@ -64,9 +58,7 @@ class Cluster:
         self.sources: dict[str, str] = {}
         workload = registry.build({"kind": scenario.workload.kind, **scenario.workload.table()}, folder=Path())
         self.sources["workload"] = workload.source
-        self._nbytes = {at: _bytes(scenario, stage) for at, stage in scenario.placed.items()}
-        self.devices = self._devices()
-        makes = [self._make(at, stage) for at, stage in enumerate(scenario.stages)]
+        makes = [self._make(stage) for stage in scenario.stages]
         specs = [_spec(scenario, stage) for stage in scenario.stages]
         paths = _paths(scenario.stages)
         orchestration = None
@@ -105,7 +97,6 @@ class Cluster:
         for number, failures in enumerate(scenario.failures):
             self.pipeline.fail_by(self._index(failures.stage), failures, self._rng(f"failures {number}"))
         self.scaler = self._scaler()
-        self.mover = self._mover()
 
     def _rng(self, what: str) -> Random:
         """Return a generator for one use, so that the draws of others do not depend on it."""
@@ -120,47 +111,8 @@ class Cluster:
             return base.requests(workload, self._scenario.seed)
         return takewhile(lambda one: one.arrival < until, base.requests(workload, self._scenario.seed))
 
-    def _devices(self) -> StageDevices | None:
-        """Return the devices that stages share, each stage on the one of the first plan or of the scenario."""
-        scenario = self._scenario
-        if scenario.orchestration is None or not scenario.placed:
-            return None
-        options = scenario.orchestration.graph.partition
-        profiles = {at: options.profile_of(at, stage.name) for at, stage in scenario.placed.items()}
-        names = {at: stage.name for at, stage in enumerate(scenario.stages)}
-        payloads = options.payloads(names)
-        on = {at: str(stage.placed_on) for at, stage in scenario.placed.items()}
-        try:
-            plan = first_plan(options, profiles, {}, payloads, splits=True) if options.enabled else None
-        except ConfigError as error:
-            raise ConfigError(f"[orchestration]: {error}") from None
-        on |= plan.assignment or {} if plan is not None else {}
-        for name, device in options.devices.items():
-            held = {
-                scenario.stages[at].name: -(-self._nbytes[at] // len(where.split(",")))
-                for at, where in on.items()
-                if name in where.split(",")
-            }
-            if sum(held.values()) > device.memory_bytes:
-                raise ConfigError(
-                    f"stages {', '.join(held)} hold {sum(held.values()):,} bytes on device {name!r} of "
-                    f"'orchestration.graph.partition.devices', which has {device.memory_bytes:,}: set 'placed_on' of "
-                    "one to another device, or 'memory_bytes' or 'gpu_memory_utilization' to less"
-                )
-        return StageDevices(self.sim, options, on, names)
-
-    def _mover(self) -> StageMover | None:
-        orchestration = self._scenario.orchestration
-        if self.devices is None or orchestration is None or not orchestration.graph.partition.enabled:
-            return None
-        drain_seconds = orchestration.runtime.drain_seconds
-        return StageMover(self.pipeline, orchestration.graph.partition, self.devices, self._nbytes, drain_seconds)
-
-    def _make(self, at: int, stage: Stage) -> Make:
+    def _make(self, stage: Stage) -> Make:
         scenario, sim = self._scenario, self.sim
-        share_of: ShareOf | None = None
-        if self.devices is not None and at in scenario.placed:
-            share_of = partial(self.devices.share, at)
         device = scenario.cluster.device
         if isinstance(stage, VideoStage):
             decoder = decoder_of(stage, device)
@@ -168,7 +120,7 @@ class Cluster:
             return make_decoders(sim, stage, decoder, self._rng(stage.name))
         if isinstance(stage, ServersStage):
             self.sources[stage.name] = "assumed: the scenario's seconds"
-            return make_queues(sim, stage, self._rng(stage.name), share_of)
+            return make_queues(sim, stage, self._rng(stage.name))
         memory = stage.gpu_memory_utilization if isinstance(stage, EngineStage) else 0.9
         measured = None if stage.calibration is None else Path(stage.calibration)
         costs = engine_costs(stage.name, device, stage.model, measured, stage.devices, Efficiency(memory=memory))
@@ -178,9 +130,9 @@ class Cluster:
             costs = UnsteadyCosts(costs, self._rng(f"{stage.name} steps"))
         self.sources[stage.name] = f"{costs.source.kind.value}: {costs.source.text}"
         if isinstance(stage, EncoderStage):
-            return make_encoders(sim, stage, costs, share_of)
+            return make_encoders(sim, stage, costs)
         watch = self._watcher(stage) if self._spans is not None else None
-        engines = Engines(sim, scenario, stage, costs, self._itl_of(stage), watch, self.host, share_of)
+        engines = Engines(sim, scenario, stage, costs, self._itl_of(stage), watch, self.host)
         self.engines.append(engines)
         return engines
 
@@ -218,15 +170,14 @@ class Cluster:
             case _:
                 return RoundRobinChooser()
 
-    def _links(self) -> dict[tuple[int, int], Links | PayloadLink]:
+    def _links(self) -> dict[tuple[int, int], Links]:
         after = _successors(self._scenario.stages)
-        links: dict[tuple[int, int], Links | PayloadLink] = {
+        return {
             (at, later): Links(self.sim, stage.link)
             for at, stage in enumerate(self._scenario.stages)
             for later in after[at]
             if stage.link.latency_seconds or stage.link.bytes_per_second is not None
         }
-        return links | (self.devices.payload_links() if self.devices is not None else {})
 
     def _scaler(self) -> ReactiveScaler | ForecastScaler | None:
         options = self._scenario.autoscale
@@ -244,22 +195,6 @@ class Cluster:
         plan = PlanOptions(options.utilisation, 0.75 * options.utilisation, options.stabilisation_seconds)
         return ForecastScaler(self.pipeline, {at: options}, forecast, plan)
 
-    def placement(self) -> dict[str, list[str]]:
-        """Return the devices of the replicas of each placed stage now."""
-        if self.devices is None:
-            return {}
-        pools = [self.pipeline.pools[at] for at in self._scenario.placed]
-        return {
-            pool.spec.name: [self.devices.device_of[pool.stage, index] for index in pool.replicas] for pool in pools
-        }
-
-    def trace_moves(self) -> None:
-        """Record a span of each move that has ended."""
-        for move in () if self.mover is None or self._spans is None else self.mover.moves:
-            if move.ended_seconds is not None and self._spans is not None:
-                name, seconds = f"{move.outcome} to device {move.target}", move.ended_seconds - move.seconds
-                self._spans.span(move.stage, 0, name, move.seconds, seconds, {"reason": move.reason}, track="moves")
-
     def engines_by_stage(self) -> Iterator[tuple[EngineStage, EngineServer]]:
         """Yield all engines of the simulation, each with its stage."""
         for engines in self.engines:
@@ -276,13 +211,6 @@ def _scaled(scenario: Scenario, stage: Stage) -> bool:
     return scenario.autoscale is not None and scenario.autoscale.stage == stage.name
 
 
-def _bytes(scenario: Scenario, stage: DeviceStage) -> int:
-    """Return the memory that a replica of a stage holds; 0 if only a profile may say."""
-    if stage.memory_bytes is not None or not isinstance(stage, EngineStage) or stage.model is None:
-        return stage.memory_bytes or 0
-    return int(stage.gpu_memory_utilization * device_kind(scenario.cluster.device).memory_bytes)
-
-
 def _spec(scenario: Scenario, stage: Stage) -> StageSpec:
     kind = StageKind.AR if isinstance(stage, EngineStage) else StageKind.GENERATION
     if isinstance(stage, EngineStage):
@@ -290,8 +218,6 @@ def _spec(scenario: Scenario, stage: Stage) -> StageSpec:
     else:
         at_once = stage.batch_items if isinstance(stage, EncoderStage) else stage.per_replica
     starts = scenario.autoscale.start_seconds if scenario.autoscale and _scaled(scenario, stage) else 0.0
-    if isinstance(stage, DeviceStage) and stage.placed_on is not None:
-        starts = stage.start_seconds
     devices = max(stage.devices_each, 1)
     return StageSpec(stage.name, kind, stage.replicas, at_once, starts, devices, _work(stage))
 

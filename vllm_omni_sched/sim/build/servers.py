@@ -4,14 +4,11 @@ import math
 from collections.abc import Callable
 from random import Random  # noqa: TID251 (the type of an argument)
 
-from vllm_omni_sched.sim.costs.base import DecoderCosts, EngineCosts, Source, SourceKind
-from vllm_omni_sched.sim.costs.choice import decoder_costs
+from vllm_omni_sched.sim.costs.base import DecoderCosts, EngineCosts
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
-from vllm_omni_sched.sim.costs.models import BF16_BYTES, model
-from vllm_omni_sched.sim.device import DeviceShare
+from vllm_omni_sched.sim.costs.models import model
 from vllm_omni_sched.sim.engine.hosted import HostedEngine
 from vllm_omni_sched.sim.engine.limits import EngineLimits, make_core
-from vllm_omni_sched.sim.engine.placed import PlacedEngine
 from vllm_omni_sched.sim.engine.server import EngineServer
 from vllm_omni_sched.sim.engine.steps import Watcher
 from vllm_omni_sched.sim.host import Host
@@ -29,40 +26,9 @@ from vllm_omni_sched.sim.scenario.stages import (
     VideoStage,
 )
 from vllm_omni_sched.sim.server import Done, Job, Server
-from vllm_omni_sched.sim.servers.encoder import EncoderServer, PlacedEncoder
-from vllm_omni_sched.sim.servers.queue import PlacedQueue, QueueServer, Service
+from vllm_omni_sched.sim.servers.encoder import EncoderServer
+from vllm_omni_sched.sim.servers.queue import QueueServer, Service
 from vllm_omni_sched.sim.servers.video import VideoServer, stock_decoding
-from vllm_omni_sched.sim.work import Clip
-
-ShareOf = Callable[[int], DeviceShare]
-"""Returns the share of a device that the replica of that index has."""
-
-
-class GivenDecoder:
-    """A decoder with the speed that the scenario sets."""
-
-    source = Source(SourceKind.ASSUMED, "the scenario's megapixels_per_second")
-
-    def __init__(self, megapixels_per_second: float, piece_seconds: float) -> None:
-        self._pixel_seconds = 1e-6 / megapixels_per_second
-        self.piece_seconds = piece_seconds
-
-    def frames_seconds(self, clip: Clip, frames: int) -> float:
-        """Return seconds in proportion to the pixels."""
-        return frames * clip.width * clip.height * self._pixel_seconds
-
-
-def decoder_of(stage: VideoStage, device: str) -> DecoderCosts:
-    """Return the costs of one decoder.
-
-    Raises:
-        ConfigError: there is no such device, or it has no such decoders; the message names the stage.
-    """
-    own = decoder_costs(stage.name, stage.decoders, device)
-    if stage.megapixels_per_second is None:
-        return own
-    piece = own.piece_seconds if stage.piece_seconds is None else stage.piece_seconds
-    return GivenDecoder(stage.megapixels_per_second, piece)
 
 
 def engine_limits(stage: EngineStage, encodes: bool, kv_tokens: int) -> EngineLimits:
@@ -74,8 +40,7 @@ def engine_limits(stage: EngineStage, encodes: bool, kv_tokens: int) -> EngineLi
     embeds = max(tokens, largest_item(stage, stage.kv_tokens or kv_tokens))
     budget, reserve, each = stage.encoder_budget_embeds or embeds, stage.encoder_reserve_embeds, 0.0
     if stage.encode_bytes_per_embed is not None and stage.model is not None:
-        of_token = BF16_BYTES * model(stage.model).llm.kv_numbers_per_token(stage.devices)
-        each = of_token / stage.encode_bytes_per_embed
+        each = model(stage.model).llm.kv_bytes_per_token(stage.devices) / stage.encode_bytes_per_embed
         kv_tokens -= math.ceil((budget if reserve is None else reserve) / each)
     return EngineLimits(
         stage.kv_tokens or kv_tokens,
@@ -121,9 +86,8 @@ class Engines:
         itl: Histogram,
         watch: Callable[[int], Watcher] | None,
         host: Host | None = None,
-        share_of: ShareOf | None = None,
     ) -> None:
-        self._host, self._share_of = host, share_of
+        self._host = host
         self.stage = stage
         self._sim, self._scenario, self._costs, self._itl, self._watch = sim, scenario, costs, itl, watch
         self._limits = engine_limits(stage, scenario.encoder_of(stage) != "elsewhere", costs.kv_tokens)
@@ -135,10 +99,7 @@ class Engines:
         core = make_core(self._config, self._limits)
         watcher = self._watch(index) if self._watch is not None else None
         engine: EngineServer
-        if self._share_of is not None:
-            share, first = self._share_of(index), self._on_first_output
-            engine = PlacedEngine(self._sim, self._costs, self._limits, core, done, self._itl, share, watcher, first)
-        elif isinstance(self._costs, MeasuredCosts) and (self._host is not None or self._costs.has_output_costs):
+        if isinstance(self._costs, MeasuredCosts) and (self._host is not None or self._costs.has_output_costs):
             host = Host(self._sim, 1) if self._host is None else self._host  # a front end of its own
             engine = HostedEngine(
                 self._sim, self._costs, self._limits, core, done, self._itl, host, watcher, self._on_first_output
@@ -155,10 +116,8 @@ class Engines:
             self.on_first_output(job)
 
 
-def make_encoders(sim: Simulator, stage: EncoderStage, costs: EngineCosts, share_of: ShareOf | None = None) -> Make:
+def make_encoders(sim: Simulator, stage: EncoderStage, costs: EngineCosts) -> Make:
     """Return a factory of encoders that are separate from the LLM."""
-    if share_of is not None:
-        return lambda index, done: PlacedEncoder(sim, done, costs, stage.batch_items, share_of(index))
     return lambda index, done: EncoderServer(sim, done, costs, stage.batch_items)
 
 
@@ -175,11 +134,9 @@ def make_decoders(sim: Simulator, stage: VideoStage, costs: DecoderCosts, rng: R
     return make
 
 
-def make_queues(sim: Simulator, stage: ServersStage, rng: Random, share_of: ShareOf | None = None) -> Make:
+def make_queues(sim: Simulator, stage: ServersStage, rng: Random) -> Make:
     """Return a factory of servers that each run one request at a time per place."""
     service = service_of(stage.seconds)
-    if share_of is not None:
-        return lambda index, done: PlacedQueue(sim, done, service, rng, share_of(index))
     return lambda index, done: QueueServer(sim, done, stage.per_replica, service, rng)
 
 

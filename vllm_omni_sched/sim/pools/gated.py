@@ -154,16 +154,11 @@ class GatedPool(Pool):
         self.shared.handle(e.ReplicaStarting(self.stage, on=False))
         super()._started(nothing)
 
-    def drain(self, index: int | None = None) -> int | None:
-        chosen = super().drain(index)
+    def drain(self) -> int | None:
+        chosen = super().drain()
         if chosen is not None:
             self.shared.tell(e.ReplicaDraining(self.stage, chosen))
         return chosen
-
-    def keep(self, index: int) -> None:
-        super().keep(index)
-        self.shared.tell(e.ReplicaDraining(self.stage, index, on=False))
-        self.release()
 
     def _leave_if_empty(self, replica: Replica) -> None:
         super()._leave_if_empty(replica)

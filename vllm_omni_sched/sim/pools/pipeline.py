@@ -7,7 +7,6 @@ from random import Random  # noqa: TID251 (the type of an argument)
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.graph.flow import FlowPlan, StagePhase
-from vllm_omni_sched.sim.device import PayloadLink
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Outcome, Record
 from vllm_omni_sched.sim.pools.failures import Failures
@@ -75,7 +74,7 @@ class Pipeline:
         record: Callable[[Record], None],
         paths: Mapping[str, tuple[int, ...] | FlowPlan],
         orchestration: Orchestration | None = None,
-        links: Mapping[tuple[int, int], Links | PayloadLink] | None = None,
+        links: Mapping[tuple[int, int], Links] | None = None,
         answers: int | None = None,
         respawn: bool = False,
         left: Callable[[StageRun], None] | None = None,

@@ -205,25 +205,18 @@ class Replicas(ABC):
         self._serve(replica)
         self.events.joined(self.stage)
 
-    def drain(self, index: int | None = None) -> int | None:
+    def drain(self) -> int | None:
         """Drain the idlest replica, of several the newest, and return its index; it leaves when it is empty.
 
-        Return None if only one is left. With ``index``, drain this replica, and return None if it is dead.
+        Return None if only one is left.
         """
         alive = [one for one in self.live if one.server is not None]
-        which = [one for one in alive if index is None or one.index == index]
-        if len(alive) < 2 or not which:
+        if len(alive) < 2:
             return None
-        chosen = min(reversed(which), key=lambda one: one.in_flight)
+        chosen = min(reversed(alive), key=lambda one: one.in_flight)
         chosen.draining = True
         self._stop_sending(chosen)
         return chosen.index
-
-    def keep(self, index: int) -> None:
-        """Let a draining replica stay in service."""
-        replica = self.replicas[index]
-        replica.draining = False
-        self._send_again(replica)
 
     def drained(self, index: int) -> None:
         """Complete `drain` after all others have been told."""

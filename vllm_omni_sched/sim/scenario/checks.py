@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vllm_omni_sched.config.nearest import did_you_mean
-from vllm_omni_sched.config.stage_options.graph import PartitionOptions
 from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
-from vllm_omni_sched.sim.scenario.stages import DeviceStage, EngineStage, ServersStage
+from vllm_omni_sched.sim.scenario.stages import EngineStage
 
 if TYPE_CHECKING:
     from vllm_omni_sched.sim.scenario.scenario import Scenario
@@ -19,7 +18,6 @@ def problems_of(scenario: "Scenario") -> Iterator[str]:
     yield from _of_steps(scenario)
     yield from _of_lanes(scenario)
     yield from _of_names(scenario)
-    yield from _of_placement(scenario)
     yield from _of_host(scenario)
     yield from _of_room(scenario)
 
@@ -140,64 +138,6 @@ def _of_names(scenario: "Scenario") -> Iterator[str]:
             )
 
 
-def _of_placement(scenario: "Scenario") -> Iterator[str]:
-    """Yield placed stages whose placement cannot be simulated."""
-    partition = None if scenario.orchestration is None else scenario.orchestration.graph.partition
-    enabled, placed = partition is not None and partition.enabled, scenario.placed
-    if enabled and not placed:
-        yield "'orchestration.graph.partition.enabled' is true, but no stage has 'placed_on': set it, or remove it"
-    for at, stage in placed.items():
-        for why in _not_placed(scenario, stage):
-            yield f"'stages.{stage.name}.placed_on': {why}"
-        known = stage.memory_bytes is not None or (isinstance(stage, EngineStage) and stage.model is not None)
-        if enabled and not known and partition is not None and partition.profile_of(at, stage.name) is None:
-            yield (
-                f"'stages.{stage.name}.memory_bytes' is needed by 'orchestration.graph.partition': set it, or add a "
-                "profile of the stage"
-            )
-    if partition is not None:
-        yield from _of_payloads(scenario, partition)
-
-
-def _of_payloads(scenario: "Scenario", partition: PartitionOptions) -> Iterator[str]:
-    """Yield payloads between stages that do not exist, or whose stages have another link."""
-    names = {at: stage.name for at, stage in enumerate(scenario.stages)}
-    known = {*names.values(), *map(str, names)}
-    for edge in partition.payload_bytes:
-        key = f"'orchestration.graph.partition.payload_bytes.{edge}'"
-        for end in (part.strip() for part in edge.split("->", 1)):
-            if end not in known:
-                yield f"{key}: there is no stage {end!r}; stages are {', '.join(names.values())}"
-    for source, target in partition.payloads(names):
-        link, name = scenario.stages[source].link, names[source]
-        both = source in scenario.placed and target in scenario.placed
-        if both and (link.latency_seconds or link.bytes_per_second is not None):
-            yield (
-                f"'stages.{name}.link' and 'orchestration.graph.partition.payload_bytes' are both set for "
-                f"{name}->{names[target]}: remove one"
-            )
-
-
-def _not_placed(scenario: "Scenario", stage: DeviceStage) -> Iterator[str]:
-    orchestration, scale = scenario.orchestration, scenario.autoscale
-    devices = {} if orchestration is None else orchestration.graph.partition.devices
-    if stage.placed_on not in devices:
-        yield (
-            f"there is no device {stage.placed_on!r} in 'orchestration.graph.partition.devices'; it has "
-            f"{', '.join(devices) or 'none'}"
-        )
-    if stage.replicas != 1 or (scale is not None and scale.stage == stage.name):
-        yield "only a stage with one replica that is not scaled shares a device: remove the key"
-    if stage.devices_each != 1:
-        yield f"only a replica on one device shares it, and 'devices' is {stage.devices_each}: set it to 1"
-    if isinstance(stage, ServersStage) and stage.per_replica != 1:
-        yield "a replica on a shared device runs one request at a time: set 'per_replica' to 1"
-    if isinstance(stage, EngineStage) and scenario.encoder_of(stage) == "lane":
-        yield "the lane of 'policy.encode_ahead' is not simulated on a shared device: set it to false"
-    if scenario.cluster.host_cores is not None:
-        yield "'cluster.host_cores' is also set, and both at once are not simulated: remove one"
-
-
 def _of_host(scenario: "Scenario") -> Iterator[str]:
     """Yield engines on shared cores without a calibration, which only measurements can describe."""
     for stage in scenario.stages:
@@ -212,8 +152,6 @@ def _of_room(scenario: "Scenario") -> Iterator[str]:
         scale.maximum if scale is not None and scale.stage == stage.name else stage.replicas
         for stage in scenario.stages
     ]
-    shared = scenario.shared_devices
-    alone = [0 if at in scenario.placed else stage.devices_each for at, stage in enumerate(scenario.stages)]
     for stage in scenario.stages:
         if stage.cores_each > cluster.cores_per_node:
             yield (
@@ -221,15 +159,14 @@ def _of_room(scenario: "Scenario") -> Iterator[str]:
                 "cores: lower it, or raise 'cluster.cores_per_node'"
             )
             return
-    for what, there, each, together in (
-        ("devices", cluster.devices_per_node, alone, shared),
-        ("cores", cluster.cores_per_node, [stage.cores_each for stage in scenario.stages], 0),
+    for what, there, each in (
+        ("devices", cluster.devices_per_node, [stage.devices_each for stage in scenario.stages]),
+        ("cores", cluster.cores_per_node, [stage.cores_each for stage in scenario.stages]),
     ):
         needs = list(zip(scenario.stages, most, each, strict=True))
-        wanted = sum(replicas * one for _, replicas, one in needs) + together
+        wanted = sum(replicas * one for _, replicas, one in needs)
         if wanted > cluster.nodes * there:
-            named = [f"{stage.name} {replicas} × {one}" for stage, replicas, one in needs if one]
-            parts = ", ".join([*named, f"shared {together}"] if together else named)
+            parts = ", ".join(f"{stage.name} {replicas} × {one}" for stage, replicas, one in needs if one)
             yield (
                 f"the stages need {wanted} {what} ({parts}), and the cluster has {cluster.nodes * there}: set "
                 f"'cluster.nodes' to {-(-wanted // there)}, or ask for less"

@@ -9,7 +9,7 @@ from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.config.stage_options.base import Options
 from vllm_omni_sched.sim.scenario.checks import problems_of
-from vllm_omni_sched.sim.scenario.stages import DeviceStage, EngineStage, Stage
+from vllm_omni_sched.sim.scenario.stages import EngineStage, Stage
 
 
 class Cluster(Options):
@@ -224,22 +224,3 @@ class Scenario(Options):
         if any(one.kind == "encoder" for one in before):
             return "elsewhere"
         return "lane" if self.policy.encode_ahead else "in_step"
-
-    @property
-    def placed(self) -> dict[int, DeviceStage]:
-        """Return the stages that share devices, by index."""
-        return {
-            at: stage
-            for at, stage in enumerate(self.stages)
-            if isinstance(stage, DeviceStage) and stage.placed_on is not None
-        }
-
-    @property
-    def shared_devices(self) -> int:
-        """Return the number of accelerators that placed stages share."""
-        return len(self.orchestration.graph.partition.devices) if self.orchestration is not None and self.placed else 0
-
-    def targets(self, sla: str) -> tuple[float, float]:
-        """Return the targets of an SLA class: seconds of TTFT and of inter-token latency."""
-        one: ClassTargets | Slo = self.classes.get(sla, self.slo)
-        return one.ttft_seconds, one.itl_seconds

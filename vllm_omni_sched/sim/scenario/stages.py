@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from vllm_omni_sched.config.stage_options.base import Options
-from vllm_omni_sched.config.units import Bytes, FractionalBytes
+from vllm_omni_sched.config.units import FractionalBytes
 
 
 class Deterministic(Options):
@@ -109,26 +109,7 @@ class _Stage(Options):
         return 0
 
 
-class DeviceStage(_Stage):
-    """Options of stages whose replicas run on accelerators."""
-
-    placed_on: str | None = Field(
-        None,
-        description="Device of `orchestration.graph.partition.devices` on which the only replica starts, and which "
-        "it shares with other stages; default: accelerators of its own.",
-    )
-    memory_bytes: Bytes | None = Field(
-        None,
-        ge=1,
-        description="Memory that the replica holds on that device; default: of an engine with `model`, "
-        "`gpu_memory_utilization` of the memory of `cluster.device`.",
-    )
-    start_seconds: float = Field(
-        90.0, ge=0, description="Time until a new replica can work, when the stage moves to another device."
-    )
-
-
-class EngineStage(DeviceStage):
+class EngineStage(_Stage):
     """A vLLM engine: continuous batching, chunked prefill, the policies of `[policy]`."""
 
     kind: Literal["engine"] = Field(description="A vLLM engine.")
@@ -202,7 +183,7 @@ class EngineStage(DeviceStage):
         return self
 
 
-class EncoderStage(DeviceStage):
+class EncoderStage(_Stage):
     """Encoders on devices of their own (encoder disaggregation)."""
 
     kind: Literal["encoder"] = Field(description="Encoders apart from the LLM.")
@@ -259,7 +240,7 @@ class VideoStage(_Stage):
         return self.per_replica if self.decoders == "cpu" else 0
 
 
-class ServersStage(DeviceStage):
+class ServersStage(_Stage):
     """Servers that each work on one request at a time, first come first served."""
 
     kind: Literal["servers"] = Field(description="Servers for one request each: DiT, TTS, closed forms.")

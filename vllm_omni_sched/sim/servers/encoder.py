@@ -1,11 +1,9 @@
 """Simulate an encoder on a device of its own."""
 
-import math
 from collections import deque
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import EngineCosts
-from vllm_omni_sched.sim.device import DeviceShare
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.server import Done, Job
 from vllm_omni_sched.sim.work import Item
@@ -67,11 +65,7 @@ class EncoderServer:
             batch.append(job)
             embeds += item.embeds
         self._began = self._sim.now
-        self._run(self._costs.encode_seconds(modality, embeds, len(batch)))
-
-    def _run(self, seconds: float) -> None:
-        """Run the batch, and call `_end` at its end."""
-        self._ends = self._began + seconds
+        self._ends = self._began + self._costs.encode_seconds(modality, embeds, len(batch))
         self._sim.at(self._ends, self._end)
 
     def _end(self, _: None) -> None:
@@ -93,40 +87,12 @@ class EncoderServer:
             self._waiting = deque(one for one in self._waiting if one[0] is not job)
 
     def kill(self) -> list[Job]:
-        self._busy, self._ends = self._busy_seconds(), -1.0
+        self._busy, self._ends = self.busy_seconds()["encode"], -1.0
         lost = list(self._left)
         self._left.clear()
         self._waiting.clear()
         self._batch.clear()
         return lost
 
-    def _busy_seconds(self) -> float:
-        return self._busy + (self._sim.now - self._began if self._ends >= 0 else 0.0)
-
     def busy_seconds(self) -> dict[str, float]:
-        return {"encode": self._busy_seconds()}
-
-
-class PlacedEncoder(EncoderServer):
-    """An `EncoderServer` whose batches take their time on a shared device."""
-
-    __slots__ = ("_share",)
-
-    def __init__(self, sim: Simulator, done: Done, costs: EngineCosts, batch_items: int, share: DeviceShare) -> None:
-        super().__init__(sim, done, costs, batch_items)
-        self._share = share
-
-    def _run(self, seconds: float) -> None:
-        self._ends = math.inf  # not known: it depends on the other stages
-        self._share.run(seconds / self._share.speed, self._ended, None)
-
-    def _ended(self, nothing: None) -> None:
-        self._ends = self._sim.now
-        self._end(nothing)
-
-    def kill(self) -> list[Job]:
-        self._share.stop()
-        return super().kill()
-
-    def busy_seconds(self) -> dict[str, float]:
-        return {"encode": self._share.busy_seconds()}
+        return {"encode": self._busy + (self._sim.now - self._began if self._ends >= 0 else 0.0)}

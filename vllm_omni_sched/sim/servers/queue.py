@@ -1,12 +1,10 @@
 """Simulate a plain server with places and a first come first served queue."""
 
-import math
 from collections import deque
 from collections.abc import Callable
 from random import Random  # noqa: TID251 (the type of an argument)
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.device import DeviceShare
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.server import Done, Job
 
@@ -52,10 +50,7 @@ class QueueServer:
 
     def _begin(self, job: Job) -> None:
         self._free -= 1
-        self._run(job, self._service(job, self._rng))
-
-    def _run(self, job: Job, seconds: float) -> None:
-        """Run a job, and call `_end` at its end."""
+        seconds = self._service(job, self._rng)
         self._busy += seconds
         self._ends[job] = ends = self._sim.now + seconds
         self._sim.at(ends, self._end, job)
@@ -87,50 +82,12 @@ class QueueServer:
 
     def kill(self) -> list[Job]:
         lost = [*self._ends, *self._waiting]
-        self._busy = self._busy_seconds()
+        self._busy = self.busy_seconds()[self._kind]
         self._ends.clear()
         self._waiting.clear()
         self.in_flight = 0
         return lost
 
-    def _busy_seconds(self) -> float:
+    def busy_seconds(self) -> dict[str, float]:
         now = self._sim.now
-        return self._busy - sum(ends - now for ends in self._ends.values())
-
-    def busy_seconds(self) -> dict[str, float]:
-        return {self._kind: self._busy_seconds()}
-
-
-class PlacedQueue(QueueServer):
-    """A `QueueServer` with one place, whose job takes its time on a shared device."""
-
-    __slots__ = ("_share",)
-
-    def __init__(self, sim: Simulator, done: Done, service: Service, rng: Random, share: DeviceShare) -> None:
-        super().__init__(sim, done, 1, lambda job, rng: service(job, rng) / share.speed, rng)
-        self._share = share
-
-    def _run(self, job: Job, seconds: float) -> None:
-        self._ends[job] = math.inf  # not known: it depends on the other stages
-        self._share.run(seconds, self._ended, job)
-
-    def _ended(self, job: Job) -> None:
-        self._ends[job] = self._sim.now
-        self._end(job)
-
-    def abort(self, job: Job) -> None:
-        self._stop([job])
-        super().abort(job)
-
-    def kill(self) -> list[Job]:
-        self._stop(list(self._ends))
-        return super().kill()
-
-    def _stop(self, jobs: list[Job]) -> None:
-        for job in jobs:
-            if job in self._ends:
-                self._share.stop()
-                self._ends[job] = self._sim.now
-
-    def busy_seconds(self) -> dict[str, float]:
-        return {self._kind: self._share.busy_seconds()}
+        return {self._kind: self._busy - sum(ends - now for ends in self._ends.values())}

@@ -1,10 +1,10 @@
-"""Devices, links and models by name."""
+"""Devices and models by name."""
 
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import SourceKind
-from vllm_omni_sched.sim.costs.hardware import DEVICES, LINKS, all_reduce_factor, device, link
+from vllm_omni_sched.sim.costs.hardware import DEVICES, device
 from vllm_omni_sched.sim.costs.models import MODELS, model
 
 
@@ -55,17 +55,9 @@ def test_devices_are_whole_and_published(name):
     assert kind.pcie_bytes_per_second < kind.bandwidth_bytes_per_second
 
 
-def test_the_seconds_of_a_link():
-    one = link("pcie-4")
-    assert one.seconds(32 * 10**9) == pytest.approx(1.0 + one.latency_seconds)
-    assert one.seconds(0) == one.latency_seconds > 0
-    assert [all_reduce_factor(n) for n in (1, 2, 4)] == [0, 1, 1.5]
-    assert all(one.source.kind is SourceKind.PUBLISHED for one in LINKS.values())
-
-
 @pytest.mark.parametrize(
     ("find", "name", "near"),
-    [(device, "a100-80g", "a100-80gb"), (link, "nvlink4", "nvlink-4"), (model, "qwen2.5-vl-7", "qwen2.5-vl-7b")],
+    [(device, "a100-80g", "a100-80gb"), (model, "qwen2.5-vl-7", "qwen2.5-vl-7b")],
 )
 def test_an_unknown_name_gets_the_nearest(find, name, near):
     with pytest.raises(ConfigError, match=f"unknown {find.__name__} '{name}': did you mean '{near}'"):
