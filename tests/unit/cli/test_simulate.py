@@ -12,11 +12,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.support import sim_results
-from tests.support.scenarios import GOOD, KNOWN
+from tests.support.scenarios import GOOD
 from vllm_omni_sched.cli import app, simulate
 from vllm_omni_sched.cli.simulate_view import screen
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.scenario import loader
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.study.plan import load_study
 from vllm_omni_sched.sim.study.running import run_study
@@ -35,7 +34,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
         scenarios.append(scenario)
         return sim_results.run(scenario, progress, spans)
 
-    monkeypatch.setattr(loader, "installed", lambda: KNOWN)
     monkeypatch.setattr(simulate, "runner", lambda: run)
     return scenarios
 
@@ -180,7 +178,7 @@ def test_points_that_were_done_before_an_interrupt_are_kept(
 
 
 def test_searches_say_what_they_are_not_sure_of(tmp_path: Path) -> None:
-    study = load_study(file(tmp_path, '[search]\nkind = "max_rate"\n'), known=KNOWN)
+    study = load_study(file(tmp_path, '[search]\nkind = "max_rate"\n'))
     (finding,) = run_study(study, sim_results.run)
     assert finding.found is not None
     shown = []

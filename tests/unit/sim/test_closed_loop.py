@@ -50,7 +50,7 @@ def test_none_comes_after_the_end(tmp_path: Path) -> None:
 
 
 def test_an_exponential_server_has_the_throughput_of_a_closed_network(tmp_path: Path) -> None:
-    seconds = '{ distribution = "exponential", mean = 0.25 }'
+    seconds = '0.25\nservice = "exponential"'
     result = simulate(scenario(tmp_path, CLOSED, concurrency=1, servers=1, seconds=seconds))
     assert result.summary()["requests_per_second"] == pytest.approx(4.0, rel=0.06)
 

@@ -19,15 +19,12 @@ from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.stages import (
     EncoderStage,
     EngineStage,
-    Exponential,
-    Hyperexponential,
-    Seconds,
     ServersStage,
     VideoStage,
 )
 from vllm_omni_sched.sim.server import Done, Job, Server
 from vllm_omni_sched.sim.servers.encoder import EncoderServer
-from vllm_omni_sched.sim.servers.queue import QueueServer, Service
+from vllm_omni_sched.sim.servers.queue import QueueServer
 from vllm_omni_sched.sim.servers.video import VideoServer, stock_decoding
 
 
@@ -136,29 +133,10 @@ def make_decoders(sim: Simulator, stage: VideoStage, costs: DecoderCosts, rng: R
 
 def make_queues(sim: Simulator, stage: ServersStage, rng: Random) -> Make:
     """Return a factory of servers that each run one request at a time per place."""
-    service = service_of(stage.seconds)
+    mean = stage.seconds
+    exponential = stage.service == "exponential"
+
+    def service(job: Job, rng: Random) -> float:
+        return rng.expovariate(1 / mean) if exponential else mean
+
     return lambda index, done: QueueServer(sim, done, stage.per_replica, service, rng)
-
-
-def service_of(seconds: Seconds) -> Service:
-    """Return a function that draws the duration of a job."""
-    mean = seconds.mean
-
-    def exponential(job: Job, rng: Random) -> float:
-        return rng.expovariate(1 / mean)
-
-    def always(job: Job, rng: Random) -> float:
-        return mean
-
-    if isinstance(seconds, Exponential):
-        return exponential
-    if not isinstance(seconds, Hyperexponential):
-        return always
-    squared = seconds.cv**2
-    often = (1 + math.sqrt((squared - 1) / (squared + 1))) / 2
-
-    def hyperexponential(job: Job, rng: Random) -> float:
-        part = often if rng.random() < often else 1 - often
-        return rng.expovariate(2 * part / mean)
-
-    return hyperexponential

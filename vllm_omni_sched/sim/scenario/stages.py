@@ -1,66 +1,12 @@
-"""Define the kinds of stages that a request goes through, in order, and the service times of a stage `servers`."""
+"""Define the kinds of stages that a request goes through, in order."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from vllm_omni_sched.config.stage_options.base import Options
 from vllm_omni_sched.config.units import FractionalBytes
-
-
-class Deterministic(Options):
-    """A constant service time."""
-
-    distribution: Literal["deterministic"] = Field(description="Always `mean`.")
-    mean: float = Field(gt=0, description="Seconds.")
-
-
-class Exponential(Options):
-    """An exponential service time, as in M/M/c."""
-
-    distribution: Literal["exponential"] = Field(description="With `mean`.")
-    mean: float = Field(gt=0, description="Seconds.")
-
-
-class Hyperexponential(Options):
-    """A mix of two exponentials with balanced means, which has more spread than one."""
-
-    distribution: Literal["hyperexponential"] = Field(
-        description="With `mean` and `cv`; of two phases, balanced means."
-    )
-    mean: float = Field(gt=0, description="Seconds.")
-    cv: float = Field(gt=1, description="Standard deviation relative to the mean, above 1.")
-
-
-class Steps(Options):
-    """A service time of denoising steps over pixels, as of a diffusion transformer."""
-
-    distribution: Literal["steps"] = Field(description="Work: denoising `steps` over `pixels`.")
-    steps: int = Field(ge=1, description="Denoising steps of a request.")
-    pixels: int = Field(ge=1, description="Pixels of what it makes: width × height × frames.")
-    seconds_per_step_megapixel: float = Field(gt=0, description="Seconds of a step for 1,000,000 pixels.")
-    fixed_seconds: float = Field(0.0, ge=0, description="Seconds besides the steps: text encoding, decoding.")
-
-    @property
-    def mean(self) -> float:
-        """Return the seconds of a request."""
-        return self.fixed_seconds + self.steps * self.seconds_per_step_megapixel * self.pixels / 1e6
-
-
-def _number(value: Any) -> Any:
-    """Convert a bare number to a constant service time."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return {"distribution": "deterministic", "mean": value}
-    return value
-
-
-Seconds = Annotated[
-    Annotated[Deterministic | Exponential | Hyperexponential | Steps, Field(discriminator="distribution")],
-    BeforeValidator(_number),
-]
-"""One of the distributions, by its ``distribution``; a number is `Deterministic`."""
-
 
 HW_DECODERS = 2
 """vLLM's default of `hw_decoders`: videos that its backend `pynvvideocodec` decodes at a time."""
@@ -246,7 +192,10 @@ class ServersStage(_Stage):
     kind: Literal["servers"] = Field(description="Servers for one request each: DiT, TTS, closed forms.")
     per_replica: int = Field(1, ge=1, le=100_000, description="Servers of a replica.")
     devices: int = Field(0, ge=0, le=1024, description="Accelerators of a replica.")
-    seconds: Seconds = Field(description="Service time of a request: a number, or a distribution.")
+    seconds: float = Field(gt=0, description="Mean service time of a request, such as of all steps of a DiT.")
+    service: Literal["deterministic", "exponential"] = Field(
+        "deterministic", description="Distribution of service times: all the mean, or exponential, as in M/M/c."
+    )
 
 
 Stage = Annotated[EngineStage | EncoderStage | VideoStage | ServersStage, Field(discriminator="kind")]

@@ -31,10 +31,6 @@ class Workload(Protocol):
     def rate(self) -> float:
         """Return the mean requests per second."""
 
-    @property
-    def thinnable(self) -> bool:
-        """Return whether some of its requests may be left out."""
-
     def arrivals(self, rng: np.random.Generator) -> Iterator[Arrival]:
         """Yield all arrivals in order of time, made on demand; without end unless the workload says otherwise."""
 

@@ -1,4 +1,4 @@
-"""Draw sizes from published quantiles, and times of arrivals: Gamma gaps, clients of unlike rates, bursts."""
+"""Draw sizes from published quantiles, and times of arrivals: Gamma gaps, clients of unlike rates."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -121,26 +121,6 @@ def client_times(rng: np.random.Generator, clients: list[tuple[float, float]]) -
 
     generators = rng.spawn(len(clients))
     return merge(*(one(number, generators[number], *client) for number, client in enumerate(clients)))
-
-
-class Bursts:
-    """Random bursts of random lengths; times must be requested in order.
-
-    ``every_seconds``: mean from the end of a burst to the begin of the next; ``seconds``: mean length; exponential.
-    """
-
-    def __init__(self, rng: np.random.Generator, every_seconds: float, seconds: float) -> None:
-        self._rng = rng
-        self._means = (every_seconds, seconds)
-        self._on = bool(rng.random() < seconds / (seconds + every_seconds))
-        self._until = rng.exponential(self._means[self._on])
-
-    def at(self, when: float) -> bool:
-        """Return whether there is a burst at that time; times must not go back."""
-        while when >= self._until:
-            self._on = not self._on
-            self._until += self._rng.exponential(self._means[self._on])
-        return self._on
 
 
 def skewed(number: int, first: int, part: float) -> list[float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -95,23 +94,6 @@ def import_trace(path: Path, format: TraceFormat, image_embeds: int = 0) -> Impo
     return Imported(Trace(header, requests=requests), len(rows) - len(kept))
 
 
-def format_of(path: Path) -> TraceFormat | None:
-    """Return the format of a file or folder as far as its first fields say it plainly, else None."""
-    if path.is_dir():
-        return None
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            line = file.readline(_HEAD_CHARACTERS)
-    except (OSError, UnicodeDecodeError):
-        return None
-    columns = {name.strip() for name in line.split(",")}
-    for found in _CSV:
-        if columns >= set(_FIELDS[found].names):
-            return found
-    keys = set(_KEY.findall(line))
-    return next((found for found, wanted in _KEYS.items() if keys >= wanted), None)
-
-
 class _Fields(NamedTuple):
     """Names what a format calls the time of a request, and the tokens of its prompt and of its output.
 
@@ -147,14 +129,6 @@ _FIELDS: Mapping[TraceFormat, _Fields] = {
     ),
 }
 _IMAGES = "NumImages"  # a column of Azure's multimodal trace alone
-_HEAD_CHARACTERS = 1 << 20
-_KEY = re.compile(r'"(\w+)"\s*:')
-_CSV = (TraceFormat.AZURE, TraceFormat.BURSTGPT)
-_KEYS = {
-    TraceFormat.MOONCAKE: set(_FIELDS[TraceFormat.MOONCAKE].names),
-    TraceFormat.AIPERF: {_FIELDS[TraceFormat.AIPERF].time, "metrics", "metadata"},  # a failed request has no tokens
-    TraceFormat.VLLM_BENCH: set(_FIELDS[TraceFormat.VLLM_BENCH].names),
-}
 
 
 def _request(row: _Row, at: float, image_embeds: int) -> Exact:

@@ -58,8 +58,6 @@ class Replay:
     5. All contents of items differ: a trace does not record which were equal.
     """
 
-    thinnable = True
-
     def __init__(self, trace: Trace, options: TraceOptions) -> None:
         recorded = trace.arrivals / trace.seconds
         self._scale = options.scale if options.rate is None else options.rate / recorded

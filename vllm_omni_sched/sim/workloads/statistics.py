@@ -26,9 +26,7 @@ from vllm_omni_sched.sim.work import Item
 from vllm_omni_sched.sim.workloads.base import Arrival
 from vllm_omni_sched.sim.workloads.distributions import Counts, client_times, contents, endless
 from vllm_omni_sched.sim.workloads.importers import TraceFormat, import_trace
-from vllm_omni_sched.sim.workloads.trace import FORMAT as TRACE_FORMAT
-from vllm_omni_sched.sim.workloads.trace import VERSION as TRACE_VERSION
-from vllm_omni_sched.sim.workloads.trace import Exact, Header, Trace
+from vllm_omni_sched.sim.workloads.trace import Exact
 
 FORMAT, VERSION = "vllm-omni-sched statistics", 1
 FRACTIONS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
@@ -70,15 +68,6 @@ class Statistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def rate(self) -> float:
         """Return the mean requests per second of all clients."""
         return math.fsum(client.rate for client in self.clients)
-
-
-def is_statistics(path: Path) -> bool:
-    """Return whether a file begins like one of statistics; False if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return FORMAT.encode() in file.read(200)
-    except OSError:
-        return False
 
 
 def read_statistics(path: Path) -> Statistics:
@@ -292,7 +281,6 @@ class StatisticsOptions(BaseModel):
     text_scale: float = Field(1.0, gt=0, le=1000, description="Factor on the text tokens.")
     output_scale: float = Field(1.0, gt=0, le=1000, description="Factor on the output tokens.")
     max_images: int = Field(1000, ge=0, description="Most images of a request; larger requests are cut to it.")
-    image_embeds: int = Field(0, ge=0, description="Encoder embeddings of each image; 0: as in the statistics.")
     sla: str = Field("interactive", min_length=1, description="The class of its requests.")
 
 
@@ -305,8 +293,6 @@ class DerivedLoad:
 
     Source: the file of the statistics names it.
     """
-
-    thinnable = True
 
     def __init__(self, statistics: Statistics, options: StatisticsOptions) -> None:
         self.rate = statistics.rate if options.rate is None else options.rate
@@ -340,25 +326,7 @@ class DerivedLoad:
             strict=True,
         ):
             shown = min(next(images), options.max_images)
-            yield text, output, [options.image_embeds or next(embeds) for _ in range(shown)]
-
-
-def drawn_trace(statistics: Statistics, seconds: float = 3600.0, most: int = 12_000, seed: int = 0) -> Trace:
-    """Return a trace of requests drawn from statistics: of so many seconds, or of the ``most`` requests.
-
-    Raises:
-        ConfigError: it has no request.
-    """
-    load = DerivedLoad(statistics, StatisticsOptions(file="statistics"))
-    requests: list[Exact] = []
-    for one in load.arrivals(np.random.default_rng(seed)):
-        if one.at >= seconds or len(requests) == most:
-            break
-        items = tuple((item.modality, item.embeds) for item in one.items)
-        requests.append(Exact(one.at, one.text_tokens, one.output_tokens, items, one.sla, one.client))
-    if not requests:
-        raise ConfigError(f"{statistics.source}: no request in {seconds:g} s")
-    return Trace(Header(TRACE_FORMAT, TRACE_VERSION, source=f"drawn from {load.source}"), requests=tuple(requests))
+            yield text, output, [next(embeds) for _ in range(shown)]
 
 
 def _whole(shares: Mapping[int, float]) -> dict[int, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import sim_results
-from tests.support.scenarios import GOOD, KNOWN
+from tests.support.scenarios import GOOD
 from vllm_omni_sched.sim.output import report
 from vllm_omni_sched.sim.output.files import provenance, replacing
 from vllm_omni_sched.sim.study.evaluate import Finding
@@ -21,7 +21,7 @@ from vllm_omni_sched.sim.study.running import run_study
 def found(folder: Path, more: str = "", before: str = "") -> tuple[Study, list[Finding]]:
     path = folder / "one.toml"
     path.write_text(before + GOOD + more)
-    study = load_study(path, known=KNOWN)
+    study = load_study(path)
     return study, list(run_study(study, sim_results.run))
 
 
@@ -53,7 +53,7 @@ def test_a_report_is_json_without_nan_and_without_paths(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text("{}")
     path = tmp_path / "one.toml"
     path.write_text(GOOD.replace('model = "qwen2.5-vl-7b"', 'calibration = "mine.json"'))
-    study = load_study(path, known=KNOWN)
+    study = load_study(path)
     (finding,) = run_study(study, sim_results.run)
     finding.summary["odd"] = [math.inf, math.nan, {"deep": (math.inf, 1)}]
     body = report.report(study, [finding], ["vllm-omni-sched", "simulate", str(path), f"--out={tmp_path}"])

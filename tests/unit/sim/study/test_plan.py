@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.scenarios import GOOD, KNOWN
+from tests.support.scenarios import GOOD
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.study.plan import Study, load_study
+from vllm_omni_sched.sim.workloads.trace import Exact, Header, write_trace
 
 
 def study(tmp_path: Path, more: str = "", before: str = "", **overrides: Any) -> Study:
     path = tmp_path / "one.toml"
     path.write_text(before + GOOD + more)
-    return load_study(path, overrides, KNOWN)
+    return load_study(path, overrides)
 
 
 VARIANTS = """
@@ -138,8 +139,9 @@ def test_a_bad_study_is_told(tmp_path: Path, more: str, said: str) -> None:
 
 def test_a_search_needs_a_value_to_start_from(tmp_path: Path) -> None:
     path = tmp_path / "one.toml"
-    text = GOOD.replace("servegen-mm-image", "trace").replace("rate = 4\npictures = 2", "file = 'week.csv'")
+    text = GOOD.replace("servegen-mm-image", "trace").replace('rate = 4\nsla = "interactive"', "file = 'week.jsonl'")
+    write_trace(tmp_path / "week.jsonl", Header("vllm-omni-sched trace", 1), [Exact(0.1, 9, 3, ())])
     path.write_text(text + "[search]\nkind = 'max_rate'\n")
     with pytest.raises(ConfigError, match=r"'workload\.rate', which has no value above 0: set it, or 'search\.start'"):
-        load_study(path, known=KNOWN)
-    assert load_study(path, {"search.start": 2.0}, KNOWN).search is not None
+        load_study(path)
+    assert load_study(path, {"search.start": 2.0}).search is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.scenarios import GOOD, KNOWN
+from tests.support.scenarios import GOOD
 from tests.support.sim_results import dies, record, run, synthetic
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.measure import Histogram
@@ -23,7 +23,7 @@ from vllm_omni_sched.sim.study.spread import interval, ratio_interval, spread
 def findings(tmp_path: Path, more: str = "", simulate: Any = run, before: str = "", jobs: int = 1) -> list[Finding]:
     path = tmp_path / "one.toml"
     path.write_text(before + GOOD + more)
-    return list(run_study(load_study(path, known=KNOWN), simulate, jobs))
+    return list(run_study(load_study(path), simulate, jobs))
 
 
 def result(scenario: Scenario, *records: Any, **changes: Any) -> Result:
@@ -216,7 +216,7 @@ def test_a_whole_number_is_asked_for_where_the_key_has_one(tmp_path: Path) -> No
     more = '[search]\nkind = "max_rate"\nkey = "stages.llm.max_num_seqs"\nprecision = 0.02\nstep = 1.3\n'
     path = tmp_path / "one.toml"
     path.write_text(GOOD + more)
-    (one,) = run_study(load_study(path, {"stages.llm.max_num_seqs": 10}, KNOWN), simulate)
+    (one,) = run_study(load_study(path, {"stages.llm.max_num_seqs": 10}), simulate)
     assert one.error == ""
     assert one.found is not None
     assert all(isinstance(number, int) for number in asked)

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from vllm_omni_sched.cli import app
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.workloads.importers import TraceFormat, format_of, import_trace
+from vllm_omni_sched.sim.workloads.importers import TraceFormat, import_trace
 from vllm_omni_sched.sim.workloads.trace import read_trace
 
 AIPERF_OK = {
@@ -173,15 +173,6 @@ def test_what_is_no_number_of_tokens_is_refused_with_its_place(
     with pytest.raises(ConfigError) as error:
         import_trace(written(tmp_path, text.replace("TOKENS", spelling)), format)
     assert f"theirs, {place} " in str(error.value)
-
-
-def test_the_fields_tell_the_format(tmp_path: Path) -> None:
-    files = {**FILES, TraceFormat.AIPERF: json.dumps(AIPERF_OK)}
-    assert {one: format_of(written(tmp_path, text)) for one, text in files.items()} == {one: one for one in files}
-    for text in ("", "a,b\n", '{"format": "vllm-omni-sched trace", "version": 1}\n', '{"timestamp": 1}\n'):
-        assert format_of(written(tmp_path, text)) is None
-    assert format_of(tmp_path) is None
-    assert format_of(tmp_path / "none") is None
 
 
 def test_a_packed_file_is_to_be_unpacked(tmp_path: Path) -> None:
