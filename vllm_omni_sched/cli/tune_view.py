@@ -12,8 +12,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from vllm_omni_sched.sim.tune.gain import Compared, Comparison, Gain
-    from vllm_omni_sched.sim.tune.search import Search
-    from vllm_omni_sched.sim.tune.space import Options
+    from vllm_omni_sched.sim.tune.search import Options, Search
 
 
 class Bar:
@@ -86,7 +85,7 @@ def as_yaml(options: Options, what: str = "", text: str = "") -> str:
     import yaml
 
     from vllm_omni_sched.config.load import grouped
-    from vllm_omni_sched.sim.tune.space import command_line, flags_of, policy_of
+    from vllm_omni_sched.sim.tune.search import command_line, flags_of, policy_of
 
     flags = command_line(flags_of(options))
     also = f"with vLLM's own {flags}" if flags else ""

@@ -125,10 +125,6 @@ class Record:
         """Return the mean time per output token after the first; 0 for a single token."""
         return (self.end - self.first) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
-    def meets(self, ttft_seconds: float, itl_seconds: float) -> bool:
-        """Return whether its first token and each later one came in time."""
-        return self.outcome is Outcome.DONE and self.ttft <= ttft_seconds and self.largest_gap <= itl_seconds
-
 
 class Gaps:
     """Largest step since a mark, to find the largest gap of each request in O(1) per step.

@@ -7,14 +7,13 @@ from typing import Any
 from zlib import crc32
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.extras import how_to_install
 from vllm_omni_sched.sim.scenario.loader import merged
 from vllm_omni_sched.sim.study.options import Search, Tune
 from vllm_omni_sched.sim.study.plan import Point
+from vllm_omni_sched.sim.tune import search as optimize
 
 TRAINING = 1_000_000
 """The first training seed. Reported seeds lie below."""
-_ASKED = 20  # times as many proposals as trials: a repeated combination is not a trial
 
 Score = Callable[[Point, Search | None], float | None]
 """Function that returns the score of a point, higher is better; None if it is impossible."""
@@ -81,22 +80,22 @@ def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tu
         return statistics.fmean(found)
 
     start: dict[tuple[int, ...], float | None] = {}  # where the search of a finalist begins
-    study = _study(point.label, options.trials)
-    study.enqueue_trial(dict.fromkeys(counts, 0))
     scores: dict[tuple[int, ...], float | None] = {}
-    asked = 0
-    while len(scores) < min(options.trials, possible) and asked < _ASKED * options.trials:
-        asked += 1
-        trial = study.ask()
-        which = {name: trial.suggest_categorical(name, tuple(range(count))) for name, count in counts.items()}
-        key = tuple(which.values())
-        if key not in scores:
-            scores[key] = tried(which, options.seeds, options.trial, best)
-            value = scores[key]
-            if value is not None and value > 0 and (best is None or value > best) and _rises(search):
-                best = value
-        known_score = scores[key]
-        study.tell(trial, _WORST if known_score is None else max(known_score, _WORST))
+
+    def proposed(trial: Any) -> dict[str, int]:
+        return {name: trial.suggest_categorical(name, tuple(range(count))) for name, count in counts.items()}
+
+    def scored(which: Mapping[str, int]) -> float | None:
+        nonlocal best
+        value = tried(which, options.seeds, options.trial, best)
+        if value is not None and value > 0 and (best is None or value > best) and _rises(search):
+            best = value
+        return value
+
+    first = dict.fromkeys(counts, 0)
+    trials, startup = min(options.trials, possible), max(8, options.trials // 3)
+    for which, value in optimize.search(proposed, scored, trials, crc32(point.label.encode()), startup, first):
+        scores[tuple(which.values())] = value
     known = [(key, value) for key, value in scores.items() if value is not None]
     if not known:
         raise ConfigError(f"{point.source.where}, {point.label}: no combination of its choices can run")
@@ -121,9 +120,6 @@ def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tu
     ]
     chosen = {name: point.choices[name][at] for name, at in zip(counts, again[0][0], strict=True)}
     return Tuned(chosen, _as_found(search, again[0][1]), len(scores), possible, tuple(finalists))
-
-
-_WORST = -1e9
 
 
 def _below(point: Point, rate: float, search: Search | None, score: Score) -> float | None:
@@ -157,18 +153,3 @@ def _coarser(search: Search | None, precision: float) -> Search | None:
         return None
     step = max(search.step, 1 + precision)
     return search.model_copy(update={"precision": max(search.precision, precision), "step": step})
-
-
-def _study(label: str, trials: int) -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise ConfigError(f"choices need Optuna: {how_to_install('tune')}") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=_seed(label), n_startup_trials=max(8, trials // 3))
-    return optuna.create_study(direction="maximize", sampler=sampler)
-
-
-def _seed(label: str) -> int:
-    """Return a seed that is the same in every process, unlike `hash`."""
-    return crc32(label.encode())

@@ -1,27 +1,24 @@
-"""Measure options under a load: a trace, different under each seed, or a scenario."""
+"""Measure options under the load of a scenario, different under each seed."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import KEY, load_config
 from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
-from vllm_omni_sched.sim.costs.base import EngineCosts
-from vllm_omni_sched.sim.engine.limits import EngineLimits
-from vllm_omni_sched.sim.episode import run_episode
-from vllm_omni_sched.sim.result import Run
+from vllm_omni_sched.sim.result import Result, Run
 from vllm_omni_sched.sim.scenario.checks import problems_of
+from vllm_omni_sched.sim.scenario.loader import build
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.stages import EngineStage
-from vllm_omni_sched.sim.tune.search import Evaluate, Measured
-from vllm_omni_sched.sim.tune.space import SEQUENCES, TOKENS, Options, flags_of, policy_of
-from vllm_omni_sched.sim.work import Request
-from vllm_omni_sched.sim.workloads.base import requests
-from vllm_omni_sched.sim.workloads.replay import Replay, TraceOptions
-from vllm_omni_sched.sim.workloads.trace import Trace
+from vllm_omni_sched.sim.tune.search import SEQUENCES, TOKENS, Evaluate, Measured, Options, flags_of, policy_of
+from vllm_omni_sched.sim.workloads.trace import Exact, read_trace, write_trace
 
 BLOCKS = 20
 """Least number of blocks into which a trace is cut."""
@@ -30,76 +27,54 @@ HELD_OUT = 1_000_000
 _FIELDS = {TOKENS: "max_num_batched_tokens", SEQUENCES: "max_num_seqs"}
 
 
-def on_trace(
-    trace: Trace,
-    replay: TraceOptions,
-    costs: EngineCosts,
-    limits: Callable[[Options], EngineLimits],
-    targets: tuple[float, float],
-) -> Evaluate:
-    """Return a function that simulates one engine under a trace, with exactly the given options.
-
-    Requests of a trace of intervals are drawn anew under each seed; for a trace of requests see `resample`.
+def trace_scenario(
+    source: Path, ttft: float, itl: float, machine: tuple[str, str, int], scale: float, item_embeds: int
+) -> Scenario:
+    """Return the scenario of a trace that one engine serves.
 
     Args:
-        limits: returns the sizes of an engine with these flags of vLLM.
-        targets: TTFT and inter-token latency of the SLO, in seconds.
+        machine: the model, the accelerator, and how many of it.
+
+    Raises:
+        ConfigError: the trace cannot be read, a name is unknown, or the model does not fit.
     """
-    workload = Replay(trace, replay)
-    whole = list(requests(workload, 0)) if trace.requests else []
-    seconds = trace.arrivals / workload.rate
-
-    def evaluate(options: Options, seed: int) -> Measured:
-        config = load_config({KEY: policy_of(options)})
-        arriving, length = requests(workload, seed), seconds
-        if whole:
-            rng = np.random.default_rng(seed)
-            arriving, length = resample(whole, seconds, rng, held_out=seed >= HELD_OUT), seconds / 2
-        seen = run_episode(arriving, costs, limits(flags_of(options)), config, length, targets, drain_seconds=60.0)
-        return Measured(seen.attainment, seen.ttft_p99)
-
-    return evaluate
+    model, device, devices = machine
+    raw = {
+        "name": f"{source.name} on {model} on {devices} x {device}",
+        "drain_seconds": 60.0,
+        "slo": {"ttft_seconds": ttft, "itl_seconds": itl},
+        "workload": {"kind": "trace", "file": source.name, "scale": scale, "item_embeds": item_embeds},
+        "cluster": {"device": device, "devices_per_node": max(devices, 8)},
+        "stages": [{"kind": "engine", "name": "llm", "model": model, "devices": devices}],
+    }
+    return build(raw, source.name, source.parent)
 
 
-def resample(
-    requests: Sequence[Request],
-    seconds: float,
-    rng: np.random.Generator,
-    held_out: bool,
-) -> Iterator[Request]:
-    """Yield requests like those of a trace: blocks of it, drawn with replacement (block bootstrap: Künsch, 1989).
+def resample(requests: Sequence[Exact], seconds: float, rng: np.random.Generator, held_out: bool) -> list[Exact]:
+    """Return requests like those of a trace: blocks of it, drawn with replacement (block bootstrap: Künsch, 1989).
 
     1. Blocks are half a minute long, or shorter where the trace has fewer than ``BLOCKS`` of them: what is
        correlated over longer times is lost.
     2. Every other block is for training, those between are held out: neither sees requests of the other.
-    3. As many blocks are drawn as make half the trace. Contents of a block that is drawn again are others than before.
+    3. As many blocks are drawn as make half the trace.
 
     Raises:
         ConfigError: one of the halves has no request.
     """
     number = max(BLOCKS, math.ceil(seconds / 30))
     length = seconds / number
-    blocks: list[list[Request]] = [[] for _ in range(number)]
+    blocks: list[list[Exact]] = [[] for _ in range(number)]
     for request in requests:
-        blocks[min(int(request.arrival / length), number - 1)].append(request)
+        blocks[min(int(request.at / length), number - 1)].append(request)
     ours = range(1 if held_out else 0, number, 2)
     if not any(blocks[at] for at in ours):
         raise ConfigError("the trace has too few requests to hold some of them out: record for longer")
-    count, times = 0, [0] * number
-    for place, at in enumerate(rng.choice(np.asarray(ours), size=number // 2).tolist()):
-        again, times[at] = times[at] << 64, times[at] + 1
-        for request in blocks[at]:
-            arrival = request.arrival - at * length + place * length
-            yield Request(
-                count,
-                max(arrival, 0.0),
-                request.text_tokens,
-                request.output_tokens,
-                tuple(item._replace(content=item.content + again) for item in request.items),
-                request.sla,
-                request.client,
-            )
-            count += 1
+    drawn: list[Exact] = []
+    while not drawn:
+        for place, at in enumerate(rng.choice(np.asarray(ours), size=number // 2).tolist()):
+            begin = (place - at) * length
+            drawn += [msgspec.structs.replace(one, at=max(one.at + begin, 0.0)) for one in blocks[at]]
+    return drawn
 
 
 def own_options(scenario: Scenario) -> Options:
@@ -131,15 +106,31 @@ def with_options(scenario: Scenario, options: Options) -> Scenario:
 
 
 def on_scenario(scenario: Scenario, simulate: Run) -> Evaluate:
-    """Return a function that simulates the scenario with exactly the given options, under other seeds."""
+    """Return a function that simulates the scenario with exactly the given options, under other seeds.
+
+    A trace of exact requests is the same under each seed: it is drawn anew, see `resample`.
+    """
+    trace = read_trace(str(scenario.workload.options["file"])) if scenario.workload.kind == "trace" else None
 
     def evaluate(options: Options, seed: int) -> Measured:
-        result = simulate(with_options(scenario, options).model_copy(update={"seed": seed}))
-        late = result.summary()["ttft_seconds"]["p99"]
-        # no request has had a first token: as late as the run was long
-        return Measured(result.attainment, result.seconds if late is None else late)
+        one = with_options(scenario, options).model_copy(update={"seed": seed})
+        if trace is None or not trace.requests:
+            return _measured(simulate(one))
+        drawn = resample(trace.requests, trace.seconds, np.random.default_rng(seed), held_out=seed >= HELD_OUT)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "drawn.jsonl"
+            write_trace(file, trace.header, drawn)
+            workload = one.workload.model_copy(update={"options": {**one.workload.options, "file": str(file)}})
+            half = {"workload": workload, "duration_seconds": one.duration_seconds / 2}
+            return _measured(simulate(one.model_copy(update=half)))
 
     return evaluate
+
+
+def _measured(result: Result) -> Measured:
+    late = result.summary()["ttft_seconds"]["p99"]
+    # no request has had a first token: as late as the run was long
+    return Measured(result.attainment, result.seconds if late is None else late)
 
 
 def tunable(scenario: Scenario) -> EngineStage:

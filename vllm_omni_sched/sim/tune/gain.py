@@ -7,8 +7,7 @@ from enum import Enum
 import numpy as np
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.tune.search import Evaluate, Measured
-from vllm_omni_sched.sim.tune.space import Options
+from vllm_omni_sched.sim.tune.search import Evaluate, Measured, Options
 
 _DRAWS = 10_000
 

@@ -1,6 +1,6 @@
 """Search for the options that do best under the training seeds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -8,7 +8,115 @@ import numpy as np
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.extras import how_to_install
-from vllm_omni_sched.sim.tune.space import SEQUENCES, TOKENS, Options, Parameter, flag_values, suggest
+
+Options = dict[str, Any]
+"""Options as under ``omni_sched`` in vLLM's ``--additional-config``, and flags of vLLM, whose names begin with ``--``;
+missing ones have their defaults."""
+
+TOKENS, SEQUENCES = "--max-num-batched-tokens", "--max-num-seqs"
+_TOKENS, _SEQUENCES = (256, 512, 1024, 2048, 4096, 8192), (8, 16, 32, 64, 128, 256)
+
+
+def flags_of(options: Options) -> Options:
+    """Return the flags of vLLM among the options."""
+    return {name: value for name, value in options.items() if name.startswith("--")}
+
+
+def policy_of(options: Options) -> Options:
+    """Return the options of the scheduler among the options."""
+    return {name: value for name, value in options.items() if not name.startswith("--")}
+
+
+def command_line(flags: Options) -> str:
+    """Return flags as they are given to ``vllm serve``."""
+    return " ".join(f"{name} {value}" for name, value in flags.items())
+
+
+def propose(trial: Any, itl_seconds: float, encodes: bool = True, max_num_seqs: int = 256) -> Options:
+    """Return the options of the scheduler that a trial of Optuna proposes for an engine, without those of no effect.
+
+    Args:
+        itl_seconds: ITL target of the SLO; targets lie between a fifth of it and all of it.
+        encodes: the engine has the encoder.
+    """
+
+    def number(name: str, low: float, high: float) -> float:
+        return float(f"{trial.suggest_float(name, low, high, log=True):.3g}")  # readable
+
+    choose = trial.suggest_categorical
+    low, high = 200 * itl_seconds, 1000 * itl_seconds
+    options: Options = {
+        "prefill_control": choose("prefill_control", ("off", "pid", "adaptive")),
+        "batch_control": choose("batch_control", ("off", "pid")),
+    }
+    if options["prefill_control"] != "off" or options["batch_control"] != "off":
+        options["control_target_ms"] = number("control_target_ms", low, high)
+    if options["batch_control"] != "off":
+        options["batch_max"] = trial.suggest_int("batch_max", min(8, max_num_seqs), max_num_seqs, log=True)
+    options["waiting_order"] = choose("waiting_order", ("arrival", "sla"))
+    options["pieces"] = choose("pieces", (False, True))
+    if encodes:
+        options["encode_ahead"] = choose("encode_ahead", (False, True))
+        if options["encode_ahead"]:
+            options["encode_lane_min_share"] = number("encode_lane_min_share", 0.05, 0.6)
+            options["itl_target_ms"] = number("itl_target_ms", low, high)
+        else:
+            options["encode_rounds"] = choose("encode_rounds", (False, True))
+    return options
+
+
+def flag_values(name: str, max_num_seqs: int) -> tuple[int, ...]:
+    """Return the values of a flag that are tried; more sequences than the server may run now are not."""
+    return _TOKENS if name == TOKENS else tuple(value for value in _SEQUENCES if value <= max_num_seqs)
+
+
+_WORST = -1e9
+_ASKED = 20  # times as many proposals as trials: a repeated one is no trial
+
+
+def search(
+    proposed: Callable[[Any], Options],
+    score: Callable[[Options], float | None],
+    trials: int,
+    seed: int,
+    startup: int = 10,
+    first: Options | None = None,
+) -> Iterator[tuple[Options, float | None]]:
+    """Yield so many different options with their scores, or fewer if there are no more.
+
+    They are those that the tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011) of Optuna proposes, the
+    first ``startup`` at random; before them ``first``. The same arguments yield the same.
+
+    Args:
+        proposed: returns the options of a trial of Optuna.
+        score: returns the score to maximise; None if the options are impossible.
+
+    Raises:
+        ConfigError: Optuna is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigError(f"Optuna is not installed: {how_to_install('tune')}") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    if first is not None:
+        study.enqueue_trial(first)
+    scores: dict[str, float | None] = {}
+    for _ in range(_ASKED * trials):
+        if len(scores) == trials:
+            return
+        trial = study.ask()
+        options = proposed(trial)
+        key = repr(sorted(options.items()))
+        is_new = key not in scores
+        if is_new:
+            scores[key] = score(options)
+        found = scores[key]
+        study.tell(trial, _WORST if found is None else max(found, _WORST))
+        if is_new:
+            yield options, found
 
 
 class Measured(NamedTuple):
@@ -45,15 +153,15 @@ class Tried:
 
 @dataclass(frozen=True)
 class Search:
-    """All options that were tried, best first; of equals the fewest. ``interrupted``: before the last trial."""
+    """All options that were tried, best first; of equals the fewest. ``trials``: with those that were refused."""
 
     tried: tuple[Tried, ...]
     trials: int
     interrupted: bool
 
 
-def search(
-    parameters: Sequence[Parameter],
+def best_options(
+    proposed: Callable[[Any], Options],
     evaluate: Evaluate,
     seeds: Sequence[int],
     trials: int,
@@ -61,10 +169,10 @@ def search(
     progress: Callable[[int, Tried], None] | None = None,
     accepted: Callable[[Options], bool] = lambda options: True,
 ) -> Search:
-    """Search with the tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011) of Optuna.
+    """Search for the options with the most requests within the SLO.
 
     1. Each trial runs under all training seeds, the same for each trial (common random numbers).
-    2. Repeated options are not run again, and those that a server would refuse are not run at all.
+    2. Options that a server would refuse are not run.
     3. An interrupt ends the search with what was tried so far.
 
     Args:
@@ -77,28 +185,23 @@ def search(
     """
     if trials < 1 or not seeds:
         raise ConfigError(f"need at least one trial and one seed, got {trials} and {len(seeds)}")
-    study = _study(seed)
-    found: dict[tuple[Any, ...], Tried] = {}
-    done = 0
+    tried: list[Tried] = []
+    done, interrupted = 0, False
+
+    def score(options: Options) -> float | None:
+        if not accepted(options):
+            return None
+        tried.append(Tried(options, tuple(evaluate(options, one) for one in seeds)))
+        return tried[-1].score
+
     try:
-        while done < trials:
-            trial = study.ask()
-            options = suggest(parameters, trial)
-            if not accepted(options):
-                study.tell(trial, state=_pruned())
-                done += 1
-                continue
-            key = tuple(sorted(options.items()))
-            if key not in found:
-                found[key] = Tried(options, tuple(evaluate(options, one) for one in seeds))
-            study.tell(trial, found[key].score)
+        for _ in search(proposed, score, trials, seed):
             done += 1
-            if progress is not None:
-                progress(done, max(found.values(), key=lambda one: one.score))
+            if progress is not None and tried:
+                progress(done, max(tried, key=lambda one: one.score))
     except KeyboardInterrupt:
-        pass
-    ordered = sorted(found.values(), key=lambda one: (-one.score, len(one.options)))
-    return Search(tuple(ordered), done, done < trials)
+        interrupted = True
+    return Search(tuple(sorted(tried, key=lambda one: (-one.score, len(one.options)))), done, interrupted)
 
 
 def tuned_flags(evaluate: Evaluate, seeds: Sequence[int], max_num_seqs: int) -> Options:
@@ -154,18 +257,3 @@ def pruned(
     except KeyboardInterrupt:
         pass
     return kept
-
-
-def _pruned() -> Any:
-    import optuna
-
-    return optuna.trial.TrialState.PRUNED
-
-
-def _study(seed: int) -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise ConfigError(f"Optuna is not installed: {how_to_install('tune')}") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
