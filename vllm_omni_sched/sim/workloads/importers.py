@@ -26,7 +26,6 @@ class TraceFormat(str, Enum):
     BURSTGPT = "burstgpt"
     VLLM_BENCH = "vllm-bench"
     AIPERF = "aiperf"
-    SERVEGEN = "servegen"
 
 
 @dataclass(frozen=True)
@@ -62,13 +61,8 @@ def import_trace(path: Path, format: TraceFormat, image_embeds: int = 0) -> Impo
     --save-detailed`` (JSON), AIPerf's ``profile_export.jsonl``.
 
     Raises:
-        ConfigError: the file cannot be read, is not of this format, or has no request; the message names the line. Or
-            the format has no requests: ServeGen publishes statistics of clients.
+        ConfigError: the file cannot be read, is not of this format, or has no request; the message names the line.
     """
-    if format not in _READERS:
-        raise ConfigError(
-            f"{path}: {format.value} has statistics of clients and no requests: import it with --statistics"
-        )
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

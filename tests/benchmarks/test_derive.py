@@ -9,21 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from vllm_omni_sched.cli import app
+from benchmarks.serve.derive import SERVEGEN, derive, write_statistics
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.workloads.base import requests
-from vllm_omni_sched.sim.workloads.importers import TraceFormat, import_trace
 from vllm_omni_sched.sim.workloads.registry import build
-from vllm_omni_sched.sim.workloads.statistics import (
-    FRACTIONS,
-    import_statistics,
-    read_statistics,
-    write_statistics,
-)
+from vllm_omni_sched.sim.workloads.statistics import FRACTIONS, read_statistics
 
-COMMITTED = sorted((Path(__file__).parents[4] / "benchmarks" / "serve" / "statistics").glob("*.json"))
+COMMITTED = sorted((Path(__file__).parents[2] / "benchmarks" / "serve" / "statistics").glob("*.json"))
 
 
 def period(text: str, images: str = "{1: 1.0}") -> dict[str, str]:
@@ -57,7 +50,7 @@ def servegen(tmp_path: Path) -> Path:
 
 
 def test_clients_of_servegen_are_weighted_by_their_requests(servegen: Path) -> None:
-    found = import_statistics(servegen, TraceFormat.SERVEGEN, licence="Apache-2.0")
+    found = derive(servegen, SERVEGEN, licence="Apache-2.0")
     assert found.source == "statistics derived from servegen: mm-image, 2 clients"
     assert found.licence == "Apache-2.0"
     larger, smaller = found.clients
@@ -73,7 +66,7 @@ def test_a_trace_of_requests_is_one_client(tmp_path: Path) -> None:
     lines = [{"timestamp": 3000 * (at // 9), "input_length": 10 * at, "output_length": at} for at in range(1, 1081)]
     file = tmp_path / "conversation_trace.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (client,) = import_statistics(file, TraceFormat.MOONCAKE).clients
+    (client,) = derive(file, "mooncake").clients
     assert client.rate == pytest.approx(3.0, rel=0.01)
     assert client.cv < 0.7  # nine arrive together every three seconds, but as many in each part of the trace
     assert client.images == {0: 1.0}
@@ -85,19 +78,19 @@ def test_images_of_a_trace_are_kept(tmp_path: Path) -> None:
     rows = "".join(f"2024-10-15 00:00:{at:02}.1,{at % 2},1000,5\n" for at in range(60))
     file = tmp_path / "azure.csv"
     file.write_text("TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n" + rows)
-    (client,) = import_statistics(file, TraceFormat.AZURE, image_embeds=300).clients
+    (client,) = derive(file, "azure", image_embeds=300).clients
     assert client.images == {0: 0.5, 1: 0.5}
     assert set(client.image_tokens) == {300}
 
 
 def test_a_file_of_statistics_is_read_as_it_was_written(servegen: Path, tmp_path: Path) -> None:
-    written = import_statistics(servegen, TraceFormat.SERVEGEN, licence="Apache-2.0")
+    written = derive(servegen, SERVEGEN, licence="Apache-2.0")
     write_statistics(tmp_path / "derived.json", written)
     assert read_statistics(tmp_path / "derived.json") == written
 
 
 def test_requests_are_drawn_as_the_statistics_say(servegen: Path, tmp_path: Path) -> None:
-    write_statistics(tmp_path / "derived.json", import_statistics(servegen, TraceFormat.SERVEGEN))
+    write_statistics(tmp_path / "derived.json", derive(servegen, SERVEGEN))
     load = build({"kind": "statistics", "file": "derived.json"}, folder=tmp_path)
     assert load.rate == 3.0
     found = list(islice(requests(load, 1), 20_000))
@@ -115,7 +108,7 @@ def test_requests_are_drawn_as_the_statistics_say(servegen: Path, tmp_path: Path
 
 
 def test_sizes_are_scaled(servegen: Path, tmp_path: Path) -> None:
-    write_statistics(tmp_path / "derived.json", import_statistics(servegen, TraceFormat.SERVEGEN))
+    write_statistics(tmp_path / "derived.json", derive(servegen, SERVEGEN))
     scales = {"text_scale": 0.1, "output_scale": 0.5, "max_images": 2, "rate": 6.0}
     load = build({"kind": "statistics", "file": "derived.json", **scales}, folder=tmp_path)
     found = list(islice(requests(load, 1), 5_000))
@@ -132,10 +125,6 @@ def test_statistics_of_the_repository_name_source_and_licence(file: Path) -> Non
     assert "Apache-2.0" in found.licence
     assert "github.com" in found.licence
     assert len(file.read_bytes()) < 50_000  # statistics, not the trace
-
-
-def test_statistics_of_both_traces_are_here() -> None:
-    assert [file.stem for file in COMMITTED] == ["mooncake-conversation", "servegen-images"]
 
 
 @pytest.mark.parametrize(
@@ -180,25 +169,10 @@ def test_what_is_wrong_in_a_file_is_named(change: dict[str, Any], says: str, tmp
 def test_what_is_wrong_in_a_folder_is_named(name: str, text: str, says: str, servegen: Path) -> None:
     (servegen / name).write_text(text)
     with pytest.raises(ConfigError) as error:
-        import_statistics(servegen, TraceFormat.SERVEGEN)
+        derive(servegen, SERVEGEN)
     assert says in str(error.value)
 
 
 def test_a_folder_without_clients_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no chunk-N-trace\.csv in it"):
-        import_statistics(tmp_path, TraceFormat.SERVEGEN)
-    with pytest.raises(ConfigError, match="import it with --statistics"):
-        import_trace(tmp_path, TraceFormat.SERVEGEN)
-
-
-def test_the_command_writes_statistics(servegen: Path, tmp_path: Path) -> None:
-    out = tmp_path / "derived.json"
-    arguments = ["import", str(servegen), "--format", "servegen", "--out", str(out)]
-    refused = CliRunner().invoke(app, arguments)
-    assert (refused.exit_code, "import it with --statistics" in " ".join(refused.output.split())) == (2, True)
-    refused = CliRunner().invoke(app, [*arguments, "--licence", "MIT"])
-    assert (refused.exit_code, "add --statistics" in " ".join(refused.output.split())) == (2, True)
-    ran = CliRunner().invoke(app, [*arguments, "--statistics", "--licence", "MIT"])
-    assert ran.exit_code == 0, ran.output
-    assert "2 clients with 3 requests a second" in ran.output
-    assert read_statistics(out).licence == "MIT"
+        derive(tmp_path, SERVEGEN)
