@@ -5,8 +5,7 @@ from dataclasses import fields
 from result_tables import plain_table
 
 from vllm_omni_sched.sim.costs.base import Source
-from vllm_omni_sched.sim.costs.decoders import CORE_PIXEL_SECONDS, NVDEC_FRAMES
-from vllm_omni_sched.sim.costs.hardware import DEVICES
+from vllm_omni_sched.sim.costs.hardware import CORE_PIXEL_SECONDS, DEVICES, NVDEC_FRAMES
 from vllm_omni_sched.sim.costs.models import MODELS
 from vllm_omni_sched.sim.costs.roofline import EFFICIENCY_SOURCES, Efficiency
 

@@ -18,7 +18,7 @@ from vllm_omni_sched.sim.costs.roofline import Efficiency, engine_costs
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.stages import EngineStage
 from vllm_omni_sched.sim.study.plan import load_study
-from vllm_omni_sched.sim.study.spread import interval, ratio_interval
+from vllm_omni_sched.sim.study.report import interval, ratio_interval
 from vllm_omni_sched.sim.work import Request
 from vllm_omni_sched.sim.workloads import base, registry
 

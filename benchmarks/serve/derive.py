@@ -20,7 +20,7 @@ import numpy as np
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.workloads.importers import TraceFormat, import_trace
-from vllm_omni_sched.sim.workloads.statistics import (
+from vllm_omni_sched.sim.workloads.replay import (
     FORMAT,
     FRACTIONS,
     LEAST_CV,

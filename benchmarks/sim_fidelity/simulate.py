@@ -16,8 +16,7 @@ from vllm_omni_sched.sim.engine.limits import EngineLimits, make_core
 from vllm_omni_sched.sim.engine.server import EngineServer
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
-from vllm_omni_sched.sim.server import Job
-from vllm_omni_sched.sim.work import Item, Request
+from vllm_omni_sched.sim.work import Item, Job, Request
 
 BATCHED_TOKENS, SEQUENCES, LANES = 2048, 64, 2
 """As `benchmarks.mixed.serve` starts its engines; and the encoder processes that ours has on two cores."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import style
-from vllm_omni_sched.sim.study.spread import interval
+from vllm_omni_sched.sim.study.report import interval
 
 Record = Mapping[str, Any]
 SEARCHED = {

@@ -14,7 +14,7 @@ from benchmarks.serve.derive import SERVEGEN, derive, write_statistics
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.workloads.base import requests
 from vllm_omni_sched.sim.workloads.registry import build
-from vllm_omni_sched.sim.workloads.statistics import FRACTIONS, read_statistics
+from vllm_omni_sched.sim.workloads.replay import FRACTIONS, read_statistics
 
 COMMITTED = sorted((Path(__file__).parents[2] / "benchmarks" / "serve" / "statistics").glob("*.json"))
 

@@ -3,8 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.sim.costs.decoders import CoreDecoder, NvdecDecoder
-from vllm_omni_sched.sim.costs.hardware import DEVICES, device
+from vllm_omni_sched.sim.costs.hardware import DEVICES, CoreDecoder, NvdecDecoder, device
 from vllm_omni_sched.sim.costs.measured import Calibration, EncodeCosts, FrontendCosts, MeasuredCosts, StepCosts
 from vllm_omni_sched.sim.costs.models import model
 from vllm_omni_sched.sim.costs.roofline import RooflineCosts

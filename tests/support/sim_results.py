@@ -6,8 +6,7 @@ import os
 import random
 from typing import Any
 
-from vllm_omni_sched.sim.measure import Histogram, Outcome, Record
-from vllm_omni_sched.sim.result import Progress, Result, Sample
+from vllm_omni_sched.sim.measure import Histogram, Outcome, Progress, Record, Result, Sample
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 
 

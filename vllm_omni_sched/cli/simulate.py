@@ -18,8 +18,8 @@ from vllm_omni_sched.cli.console import INTERRUPTED, PROBLEM, USAGE, leave, page
 from vllm_omni_sched.config.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vllm_omni_sched.sim.output.spans import Spans
-    from vllm_omni_sched.sim.result import Run
+    from vllm_omni_sched.sim.measure import Run
+    from vllm_omni_sched.sim.output import Spans
     from vllm_omni_sched.sim.study.evaluate import Finding
     from vllm_omni_sched.sim.study.plan import Study
 
@@ -57,7 +57,7 @@ def simulate(
     if not trace_seconds > 0:
         _leave(USAGE, f"--trace-seconds must be positive, got {trace_seconds:g}")
     # imported late: these modules need numpy
-    from vllm_omni_sched.sim.output.spans import Spans
+    from vllm_omni_sched.sim.output import Spans
     from vllm_omni_sched.sim.study.plan import load_study
 
     try:
@@ -119,7 +119,7 @@ def _written(
     trace: Path | None,
     spans: Spans | None,
 ) -> dict[str, Any]:
-    from vllm_omni_sched.sim.output import report
+    from vllm_omni_sched.sim.study import report
 
     body = report.report(study, findings, ["vllm-omni-sched", *sys.argv[1:]], interrupted)
     if out is not None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vllm_omni_sched.sim.scenario.scenario import Scenario
-    from vllm_omni_sched.sim.tune.gain import Comparison
-    from vllm_omni_sched.sim.tune.search import Evaluate, Measured, Options, Search, Tried
+    from vllm_omni_sched.sim.study.search import Evaluate, Measured, Options, Search, Tried
+    from vllm_omni_sched.sim.study.tune import Comparison
 
 _BEST = 3  # candidates that are compared with the baselines
 _OWN, _DEFAULTS = "the scenario's policy", "the server's defaults"
@@ -104,10 +104,10 @@ def tune(
 
     Ctrl-C ends the search and keeps the best so far. Exit status: 0 on success, 2 if an argument is invalid.
     """
-    from vllm_omni_sched.sim.output.files import write_text
+    from vllm_omni_sched.sim.output import write_text
     from vllm_omni_sched.sim.scenario.loader import load
-    from vllm_omni_sched.sim.tune.evaluate import trace_scenario
-    from vllm_omni_sched.sim.tune.search import Tried, changed_options, pruned
+    from vllm_omni_sched.sim.study.search import Tried, changed_options, pruned
+    from vllm_omni_sched.sim.study.tune import trace_scenario
 
     for name, value in (("--ttft", ttft), ("--itl", itl), ("--scale", scale)):
         if value is not None and not 0 < value < float("inf"):
@@ -142,8 +142,8 @@ def tune(
 
 
 def _job(scenario: Scenario) -> _Job:
-    from vllm_omni_sched.sim.tune.evaluate import has_lane, on_scenario, own_options, tunable, with_options
-    from vllm_omni_sched.sim.tune.search import propose
+    from vllm_omni_sched.sim.study.search import propose
+    from vllm_omni_sched.sim.study.tune import has_lane, on_scenario, own_options, tunable, with_options
 
     engine, slo = tunable(scenario), scenario.slo
     fixed: Options = {"interactive_ttft_ms": 1e3 * slo.ttft_seconds, "interactive_itl_ms": 1e3 * slo.itl_seconds}
@@ -172,7 +172,7 @@ def _job(scenario: Scenario) -> _Job:
 
 def _tune_flags(job: _Job, seeds: range) -> None:
     """Add vLLM with its own flags tuned to the baselines, if it does better than with those it has."""
-    from vllm_omni_sched.sim.tune.search import command_line, tuned_flags
+    from vllm_omni_sched.sim.study.search import command_line, tuned_flags
 
     job.flags = tuned_flags(job.evaluate, seeds, job.max_num_seqs)
     if job.flags:
@@ -180,7 +180,7 @@ def _tune_flags(job: _Job, seeds: range) -> None:
 
 
 def _search(job: _Job, trials: int, seeds: range, seed: int, quiet: bool) -> Search:
-    from vllm_omni_sched.sim.tune.search import best_options
+    from vllm_omni_sched.sim.study.search import best_options
 
     with tune_view.Bar("Searching", trials, quiet) as bar:
 
@@ -194,8 +194,7 @@ def _compare(job: _Job, best: list[Tried], seeds: int, held_out: int, seed: int,
     """Compare the best option sets with the baselines on held-out seeds; None if it was interrupted."""
     import numpy as np
 
-    from vllm_omni_sched.sim.tune.evaluate import HELD_OUT
-    from vllm_omni_sched.sim.tune.gain import compare
+    from vllm_omni_sched.sim.study.tune import HELD_OUT, compare
 
     wholes = [job.whole(one.options) for one in best]
     candidates = list(
@@ -221,8 +220,8 @@ def _compare(job: _Job, best: list[Tried], seeds: int, held_out: int, seed: int,
 def _record(
     job: _Job, verdict: str, options: Options, found: Search, compared: Comparison | None, seed: int
 ) -> dict[str, Any]:
-    from vllm_omni_sched.sim.output.files import provenance
-    from vllm_omni_sched.sim.tune.search import flags_of, policy_of
+    from vllm_omni_sched.sim.output import provenance
+    from vllm_omni_sched.sim.study.search import flags_of, policy_of
 
     return {
         "tune": job.what,

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 
 from vllm_omni_sched.config.errors import OmniSchedError
 from vllm_omni_sched.resource.engine.lane import WhereReason
-from vllm_omni_sched.sim.build.cluster import Cluster
+from vllm_omni_sched.sim.cluster import Cluster
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.measure import Record
-from vllm_omni_sched.sim.output.spans import Spans
+from vllm_omni_sched.sim.measure import Progress, Record, Result, Sample
+from vllm_omni_sched.sim.output import Spans
 from vllm_omni_sched.sim.pools.autoscale import ForecastScaler
-from vllm_omni_sched.sim.result import Progress, Result, Sample
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.stages import EncoderStage
 

@@ -12,8 +12,8 @@ from vllm_omni_sched.config.load import load_config, read_options
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario.loader import load
-from vllm_omni_sched.sim.tune import evaluate as evaluations
-from vllm_omni_sched.sim.tune.search import Measured
+from vllm_omni_sched.sim.study import tune as evaluations
+from vllm_omni_sched.sim.study.search import Measured
 from vllm_omni_sched.sim.workloads.trace import FORMAT, VERSION, Exact, Header, write_trace
 
 pytestmark = pytest.mark.once  # nothing here reaches vLLM

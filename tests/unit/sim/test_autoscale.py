@@ -1,6 +1,6 @@
 """What a scenario says of scaling is what scales."""
 
-from vllm_omni_sched.sim.build.cluster import Cluster
+from vllm_omni_sched.sim.cluster import Cluster
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveScaler
 from vllm_omni_sched.sim.run import simulate

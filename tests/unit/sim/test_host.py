@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.host import Cores, Host
-from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.kernel import Cores, Host, Simulator
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario.loader import build
 from vllm_omni_sched.sim.workloads.trace import Exact, Header, write_trace

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.sim_results import record
-from vllm_omni_sched.sim.measure import Histogram, Outcome, Record
-from vllm_omni_sched.sim.result import Result, percentiles
+from vllm_omni_sched.sim.measure import Histogram, Outcome, Record, Result, percentiles
 from vllm_omni_sched.sim.scenario.scenario import ClassTargets, Slo
 
 SLO = Slo(ttft_seconds=1.0, itl_seconds=0.1, attainment=0.9)

@@ -7,10 +7,11 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from vllm_omni_sched.sim.work import Clip, Item
-from vllm_omni_sched.sim.workloads.base import Arrival, ServedOptions
-from vllm_omni_sched.sim.workloads.distributions import (
+from vllm_omni_sched.sim.workloads.base import (
+    Arrival,
     Counts,
     Quantiles,
+    ServedOptions,
     client_times,
     contents,
     endless,

@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import read_options
 from vllm_omni_sched.config.nearest import did_you_mean
-from vllm_omni_sched.sim.workloads.base import Arrival, ServedOptions, Workload, WorkloadOptions
-from vllm_omni_sched.sim.workloads.distributions import endless
+from vllm_omni_sched.sim.workloads.base import Arrival, ServedOptions, Workload, WorkloadOptions, endless
 from vllm_omni_sched.sim.workloads.kinds import (
     ClipsOptions,
     Poisson,
@@ -24,8 +23,7 @@ from vllm_omni_sched.sim.workloads.kinds import (
     ServeGenText,
     VideoClips,
 )
-from vllm_omni_sched.sim.workloads.replay import Replay, TraceOptions
-from vllm_omni_sched.sim.workloads.statistics import DerivedLoad, StatisticsOptions, read_statistics
+from vllm_omni_sched.sim.workloads.replay import DerivedLoad, Replay, StatisticsOptions, TraceOptions, read_statistics
 from vllm_omni_sched.sim.workloads.trace import read_trace
 
 _NOISE_LIMIT = 3.0  # standard deviations

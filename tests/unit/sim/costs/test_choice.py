@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.costs.decoders import CoreDecoder, NvdecDecoder, decoder_of
+from vllm_omni_sched.sim.costs.hardware import CoreDecoder, NvdecDecoder, decoder_of
 from vllm_omni_sched.sim.costs.roofline import RooflineCosts, engine_costs
 from vllm_omni_sched.sim.scenario.stages import VideoStage
 

@@ -4,8 +4,7 @@ import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import SourceKind
-from vllm_omni_sched.sim.costs.decoders import CoreDecoder, NvdecDecoder
-from vllm_omni_sched.sim.costs.hardware import device
+from vllm_omni_sched.sim.costs.hardware import CoreDecoder, NvdecDecoder, device
 from vllm_omni_sched.sim.work import Clip
 
 HD = Clip(60.0, 30.0, 1280, 720, 60, 32)

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support import sim_results
 from tests.support.scenarios import GOOD
-from vllm_omni_sched.sim.output import report
-from vllm_omni_sched.sim.output.files import provenance, replacing
+from vllm_omni_sched.sim.output import provenance, replacing
+from vllm_omni_sched.sim.study import report
 from vllm_omni_sched.sim.study.evaluate import Finding
 from vllm_omni_sched.sim.study.plan import Study, load_study
 from vllm_omni_sched.sim.study.running import run_study

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vllm_omni_sched.sim.output.spans import Spans
+from vllm_omni_sched.sim.output import Spans
 
 
 def events(spans: Spans, folder: Path) -> list[dict[str, Any]]:

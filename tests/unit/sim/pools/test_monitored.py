@@ -10,11 +10,10 @@ from tests.support.pools import request
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.monitor.anomaly.finding import AnomalyKind
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.gated import GatedPool
-from vllm_omni_sched.sim.pools.orchestration import Orchestration
+from vllm_omni_sched.sim.pools.gated import GatedPool, Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
-from vllm_omni_sched.sim.pools.replicas import StageSpec
-from vllm_omni_sched.sim.servers.queue import QueueServer
+from vllm_omni_sched.sim.pools.pool import StageSpec
+from vllm_omni_sched.sim.servers import QueueServer
 
 pytestmark = pytest.mark.usefixtures("validated_core")
 

@@ -35,11 +35,9 @@ from vllm_omni_sched.resource.pipeline.stage_limits import ProgressiveWindow
 from vllm_omni_sched.resource.pipeline.work_left import WorkLeft
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.autoscale import ForecastScaler
-from vllm_omni_sched.sim.pools.choose import BalancerChooser, RoundRobinChooser
-from vllm_omni_sched.sim.pools.gated import GatedPool
-from vllm_omni_sched.sim.pools.orchestration import Orchestration
+from vllm_omni_sched.sim.pools.gated import GatedPool, Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
-from vllm_omni_sched.sim.pools.replicas import Replica, StageSpec
+from vllm_omni_sched.sim.pools.pool import BalancerChooser, Replica, RoundRobinChooser, StageSpec
 from vllm_omni_sched.sim.scenario.scenario import Autoscale, Failures
 
 pytestmark = pytest.mark.usefixtures("validated_core")

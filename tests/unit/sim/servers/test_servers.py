@@ -10,12 +10,9 @@ import pytest
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import Source, SourceKind
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.server import Job
-from vllm_omni_sched.sim.servers.encoder import EncoderServer
-from vllm_omni_sched.sim.servers.queue import QueueServer
-from vllm_omni_sched.sim.servers.shared import SharedServer
-from vllm_omni_sched.sim.servers.video import VideoServer, frames_of, pieces_of, spans_of, stock_decoding, wanted_of
-from vllm_omni_sched.sim.work import Clip, Item, Request
+from vllm_omni_sched.sim.servers import EncoderServer, QueueServer, SharedServer
+from vllm_omni_sched.sim.video import VideoServer, frames_of, pieces_of, spans_of, stock_decoding, wanted_of
+from vllm_omni_sched.sim.work import Clip, Item, Job, Request
 from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, VideoIndex
 from vllm_omni_sched.video.plan import Rates, plan
 from vllm_omni_sched.video.pool.assignment import PieceAssigner

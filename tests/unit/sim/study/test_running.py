@@ -11,13 +11,12 @@ import pytest
 from tests.support.scenarios import GOOD
 from tests.support.sim_results import dies, record, run, synthetic
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.measure import Histogram
-from vllm_omni_sched.sim.result import Result
+from vllm_omni_sched.sim.measure import Histogram, Result
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.study.evaluate import Finding
 from vllm_omni_sched.sim.study.plan import load_study
+from vllm_omni_sched.sim.study.report import interval, ratio_interval, spread
 from vllm_omni_sched.sim.study.running import run_study
-from vllm_omni_sched.sim.study.spread import interval, ratio_interval, spread
 
 
 def findings(tmp_path: Path, more: str = "", simulate: Any = run, before: str = "", jobs: int = 1) -> list[Finding]:

@@ -10,13 +10,11 @@ import pytest
 from tests.support.scenarios import GOOD
 from tests.support.sim_results import record
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.measure import Histogram
-from vllm_omni_sched.sim.result import Result
+from vllm_omni_sched.sim.measure import Histogram, Result
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.study.evaluate import Finding
 from vllm_omni_sched.sim.study.plan import Study, load_study
-from vllm_omni_sched.sim.study.running import run_study
-from vllm_omni_sched.sim.study.tuning import TRAINING
+from vllm_omni_sched.sim.study.running import TRAINING, run_study
 
 CHOICES = """
 [search]

@@ -6,9 +6,8 @@ import pytest
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import read_options
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.sim.tune.evaluate import resample
-from vllm_omni_sched.sim.tune.gain import Verdict, compare, paired_gain
-from vllm_omni_sched.sim.tune.search import Measured, Tried, best_options, changed_options, propose, pruned
+from vllm_omni_sched.sim.study.search import Measured, Tried, best_options, changed_options, propose, pruned
+from vllm_omni_sched.sim.study.tune import Verdict, compare, paired_gain, resample
 from vllm_omni_sched.sim.workloads.trace import Exact
 
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from vllm_omni_sched.sim.workloads import kinds
-from vllm_omni_sched.sim.workloads.base import requests
-from vllm_omni_sched.sim.workloads.distributions import (
+from vllm_omni_sched.sim.workloads.base import (
     Counts,
     Quantiles,
     client_times,
     gamma_times,
+    requests,
     skewed,
     spread,
 )

@@ -6,9 +6,8 @@ from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork, i
 from vllm_omni_sched.graph.flow import FlowPlan, RequestFlow
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.pipeline.stage_cost import Features
-from vllm_omni_sched.sim.server import Job
-from vllm_omni_sched.sim.servers.video import frames_of
-from vllm_omni_sched.sim.work import Request
+from vllm_omni_sched.sim.video import frames_of
+from vllm_omni_sched.sim.work import Job, Request
 
 
 @dataclass(slots=True, eq=False)
@@ -98,3 +97,14 @@ def work_of(request: Request, kind: StageKind) -> tuple[int, ...] | None:
     if kind is StageKind.AR or not request.items:
         return None
     return tuple(item.content for item in request.items)
+
+
+@dataclass(eq=False, kw_only=True)
+class SimulatedWork(StageWork):
+    """Represents the work of a simulated request in a stage.
+
+    ``request_run``: the request that leads; ``stage_run``: its job on a server.
+    """
+
+    request_run: RequestRun
+    stage_run: StageRun | None = None

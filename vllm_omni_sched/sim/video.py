@@ -6,10 +6,8 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
 from vllm_omni_sched.sim.costs.base import DecoderCosts
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.server import Done, Job, Server
-from vllm_omni_sched.sim.servers.queue import QueueServer
-from vllm_omni_sched.sim.servers.shared import SharedServer
-from vllm_omni_sched.sim.work import Clip
+from vllm_omni_sched.sim.servers import QueueServer, SharedServer
+from vllm_omni_sched.sim.work import Clip, Done, Job, Server
 from vllm_omni_sched.video.pool.assignment import Assignment, IdleDecoder, PieceAssigner, WaitingPiece, WaitingVideo
 
 PIECES_PER_DECODER = 6
