@@ -30,8 +30,6 @@ class QueueServer:
         ConfigError: ``places`` is below 1.
     """
 
-    __slots__ = ("_busy", "_done", "_ends", "_free", "_kind", "_rng", "_service", "_sim", "_waiting", "in_flight")
-
     def __init__(
         self, sim: Simulator, done: Done, places: int, service: Service, rng: Random, kind: str = "serve"
     ) -> None:
@@ -227,8 +225,6 @@ class EncoderServer:
     Raises:
         ConfigError: ``batch_items`` is below 1.
     """
-
-    __slots__ = ("_batch", "_began", "_busy", "_costs", "_done", "_ends", "_left", "_most", "_sim", "_waiting")
 
     def __init__(self, sim: Simulator, done: Done, costs: EngineCosts, batch_items: int = 8) -> None:
         if batch_items < 1:

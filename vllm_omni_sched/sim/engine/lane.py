@@ -21,21 +21,6 @@ class _Place:
     were left at ``since``. ``load``: the embeddings that it holds, and its measured speed.
     """
 
-    __slots__ = (
-        "begun",
-        "content",
-        "end",
-        "item",
-        "left",
-        "load",
-        "queue",
-        "since",
-        "speed",
-        "ticket",
-        "turn",
-        "whole",
-    )
-
     def __init__(self) -> None:
         self.queue: deque[tuple[str, int, str, int]] = deque()
         self.content: str | None = None
@@ -60,19 +45,6 @@ class SimLane:
         seconds: returns the seconds of an item from (modality, embeddings).
         encoded: called with the content, the ticket, the seconds, the modality and the embeddings of each encoded item.
     """
-
-    __slots__ = (
-        "_encoded",
-        "_epoch",
-        "_places",
-        "_seconds",
-        "_sim",
-        "_since",
-        "_worked",
-        "busy_seconds",
-        "until",
-        "working",
-    )
 
     def __init__(self, sim: Simulator, seconds: Callable[[str, int], float], encoded: Encoded, places: int = 1) -> None:
         self._sim, self._seconds, self._encoded = sim, seconds, encoded

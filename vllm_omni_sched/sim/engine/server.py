@@ -1,6 +1,5 @@
 """Simulate one engine: its front end, and its steps one after another."""
 
-from abc import ABC, abstractmethod
 from typing import Protocol
 
 from vllm_omni_sched.config.errors import ConfigError
@@ -15,39 +14,96 @@ from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.work import Done, Job, Request
 
+# of a processor of the LLM, for the lane: a process of niceness 10 has a tenth beside one of 0,
+# and for about a fifth of a step the LLM waits for its host
+_BESIDE_STEPS = 0.3
 
-class FrontEnd(ABC):
-    """Front end of an engine.
 
-    1. A job passes the front end, which serves one at a time, and then enters the engine (`_enter`).
-    2. It stays until its client has the answer, ``answer_seconds`` after its last token.
-    3. Jobs of an engine that died never answer: each life has a number, which all pending events carry.
+class Watcher(Protocol):
+    """Function that is called with each step, for a trace."""
+
+    def __call__(self, name: str, start: float, seconds: float, **facts: float) -> None: ...
+
+
+class EngineServer:
+    """Models a vLLM engine on its devices.
+
+    1. A request first passes the front end, which serves one at a time, then it waits. It stays until its client has
+       the answer, ``answer_seconds`` after its last token.
+    2. A step: decoding requests make a token each, prompts are computed (`Prompts`), items are encoded before
+       that (`Encoding`). The next one begins when it ends.
+    3. With ``encode_ahead`` items are encoded in a lane meanwhile (`Ahead`); then the LLM has what the lane leaves.
+       If the lane has its own processors and a place on the LLM's, that place has what steps leave it.
+    4. If decoding requests run out of KV memory, the one admitted last frees all its blocks and
+       waits again; its tokens are computed again.
+
+    Not modelled: the gain of async scheduling, which the costs of a step include.
+
+    Args:
+        done: called with each job when its client has its last token.
+        itl: histogram of the times between tokens of every request.
+        on_first_output: called with each job when it has its first token.
+
+    ``steps``: steps that began. ``preempted``: number of preemptions by rule 4.
     """
 
-    __slots__ = (
-        "_costs",
-        "_done",
-        "_epoch",
-        "_front_until",
-        "_item_embeds",
-        "_jobs",
-        "_kv_tokens",
-        "_on_first_output",
-        "_request_tokens",
-        "_sim",
-        "in_flight",
-    )
-
     def __init__(
-        self, sim: Simulator, costs: EngineCosts, limits: EngineLimits, done: Done, on_first_output: Done | None = None
+        self,
+        sim: Simulator,
+        costs: EngineCosts,
+        limits: EngineLimits,
+        core: EngineCore,
+        done: Done,
+        itl: Histogram,
+        watcher: Watcher | None = None,
+        on_first_output: Done | None = None,
     ) -> None:
         self._sim, self._costs, self._done, self._on_first_output = sim, costs, done, on_first_output
         self._kv_tokens, self._item_embeds = limits.kv_tokens, limits.item_embeds
         self._request_tokens = limits.kv_tokens  # of one request
         self._jobs: dict[int, tuple[Job, Sequence | None]] = {}  # with its sequence, while it is in the engine
         self._front_until = 0.0
-        self._epoch = 0
+        self._epoch = 0  # of its life: what belongs to one before never happens
         self.in_flight = 0
+        self.core = core
+        self._itl, self._watcher = itl, watcher
+        self.waiting = make_queue(core)
+        self.decodes = DecodingSequences()
+        self.encoding = Encoding(limits, core)
+        self.prompts = Prompts(limits, core, self.waiting, self.decodes, self.encoding)
+        self._view = StepView(sim, costs, core, self.waiting, self.decodes, self.prompts, self.encoding)
+        self.ahead: Ahead | None = None
+        if core.ahead is not None:
+            self.ahead = Ahead(sim, costs, limits, core, self._come_back)
+            self.prompts.ahead = self._view.ahead = self.ahead
+            self.ahead.view = self._view
+        # a lane with processors of its own, and a place on the LLM's
+        self._lane_shares = self.ahead is not None and limits.paced and limits.lane_beside and limits.lane_items > 1
+        self.preempted = 0
+        self._stepping = False
+        self._last_end = 0.0
+        self._rest = 0.0
+        self._llm_seconds = self._encode_seconds = self._lane_seconds = 0.0
+        self._lane_before = 0.0  # what the lane had worked when the engine became idle
+        # of the running step: its end, and its seconds of each kind of work, which come last in it
+        self._step_ends = self._step_llm = self._step_encode = 0.0
+        self._step_owed = 0.0  # of its seconds, those that make up for earlier steps
+        # of all steps that began: decoded tokens, KV entries that they read, and computed prompt tokens and pairs
+        self._made = self._read = self._prompt_tokens = 0
+        self._prompt_pairs = 0.0
+        self._measures = core.decides
+        self._may_be_plain = watcher is None and not self._lane_shares
+        if core.lending is not None and self.ahead is not None:  # the end of an encode may lend what steps count on
+            self._may_be_plain = False
+        self._lending = core.lending
+        if core.lending is not None:
+            self._request_tokens -= core.lending.most_blocks
+        self._plain = False  # no request can enter, and no prompt is computed: the next step is like this one
+        # cached, since each step uses them
+        self._step_seconds, self._gap = costs.step_seconds, itl.add
+        self._run = sim.soon  # schedules the end of a step
+
+    # -- the front end
 
     def submit(self, job: Job) -> None:
         """Submit a job to the front end.
@@ -95,10 +151,6 @@ class FrontEnd(ABC):
     def _is_here(self, epoch: int, job: Job) -> bool:
         return epoch == self._epoch and self._jobs.get(job.request.number, (None,))[0] is job
 
-    @abstractmethod
-    def _enter(self, came: tuple[int, Job]) -> None:
-        """Enter the engine, if the job is still here (`_is_here`)."""
-
     def _say(self, job: Job, at: float) -> None:
         """Pass on the first token of a job."""
         job.first = at + self._costs.answer_seconds
@@ -133,106 +185,97 @@ class FrontEnd(ABC):
         self._front_until = 0.0
         return lost
 
+    def _enter(self, came: tuple[int, Job]) -> None:
+        epoch, job = came
+        if not self._is_here(epoch, job):
+            return
+        request = job.request
+        sequence = self._new_sequence(job)
+        if self._measures:
+            self.core.enter(sequence.request_id, sequence.sla, self._sim.now, request.arrival)
+        self._jobs[request.number] = (job, sequence)
+        self.waiting.push(sequence, self._sim.now)
+        self._plain = False
+        self._wake()
 
-# of a processor of the LLM, for the lane: a process of niceness 10 has a tenth beside one of 0,
-# and for about a fifth of a step the LLM waits for its host
-_BESIDE_STEPS = 0.3
+    def _new_sequence(self, job: Job) -> Sequence:
+        return Sequence(job, self.core.classes[job.request.sla], self._sim.now)
 
+    def abort(self, job: Job) -> None:
+        """Forget a job; unknown ones are ignored."""
+        sequence = self._leave(job) if self._is_here(self._epoch, job) else None
+        if sequence is None:
+            return
+        self._withdraw(sequence)
+        self._forget(sequence, counts=False)
+        if self.waiting.sequences:  # there may be room for them now
+            self._plain = False
+            self._wake()
 
-class Watcher(Protocol):
-    """Function that is called with each step, for a trace."""
+    def _withdraw(self, sequence: Sequence) -> None:
+        """Remove a sequence from wherever it is."""
+        if sequence.request_id in self.decodes.sequences:
+            self.decodes.remove(sequence)
+        elif sequence in self.prompts.running:
+            self.prompts.remove(sequence)
+        elif not self.waiting.remove(sequence) and self.ahead is not None:
+            self.ahead.held.pop(sequence.request_id, None)
 
-    def __call__(self, name: str, start: float, seconds: float, **facts: float) -> None: ...
+    def kill(self) -> list[Job]:
+        """Kill the engine and return its jobs."""
+        llm, encode = self._to_come()
+        self._llm_seconds -= llm
+        self._encode_seconds -= encode
+        self._step_ends = self._sim.now
+        lost = self._die()
+        self.core.reset(self._sim.now)
+        if self.ahead is not None:
+            self.ahead.kill()
+        for sequence in self.waiting.first(len(self.waiting.sequences), self._sim.now):
+            self.waiting.remove(sequence)
+        for sequence in list(self.decodes.sequences.values()):
+            self.decodes.remove(sequence)
+        self.prompts.forget()
+        self.encoding.clear()
+        if self.ahead is not None and not self._stepping:
+            self._lane_seconds += self.ahead.lane.worked_seconds() - self._lane_before
+        if self.ahead is not None:
+            self._lane_before = self.ahead.lane.worked_seconds()
+        self._stepping = self._plain = False
+        return lost
 
+    def _first(self, sequence: Sequence, now: float) -> None:
+        sequence.made += 1
+        if sequence.last_token is None:
+            self._say(sequence.job, now)
+        else:
+            gap = now - sequence.last_token
+            sequence.largest_gap = max(sequence.largest_gap, gap)
+            self._itl.add(gap)
+        if sequence.made >= sequence.output_tokens:
+            self._finish(sequence)
+        else:
+            self.decodes.add(sequence)
 
-class Steps(FrontEnd):
-    """Steps of `EngineServer`, one after another."""
+    def _finish(self, sequence: Sequence) -> None:
+        job = sequence.job
+        job.largest_gap = sequence.largest_gap
+        self._forget(sequence)
+        self._jobs[job.request.number] = (job, None)  # until its client has the answer
+        self._answer(job)
 
-    __slots__ = (
-        "_encode_seconds",
-        "_gap",
-        "_itl",
-        "_lane_before",
-        "_lane_seconds",
-        "_lane_shares",
-        "_last_end",
-        "_lending",
-        "_llm_seconds",
-        "_made",
-        "_may_be_plain",
-        "_measures",
-        "_plain",
-        "_prompt_pairs",
-        "_prompt_tokens",
-        "_read",
-        "_rest",
-        "_run",
-        "_step_encode",
-        "_step_ends",
-        "_step_llm",
-        "_step_owed",
-        "_step_seconds",
-        "_stepping",
-        "_view",
-        "_watcher",
-        "ahead",
-        "core",
-        "decodes",
-        "encoding",
-        "preempted",
-        "prompts",
-        "waiting",
-    )
+    def _forget(self, sequence: Sequence, *, counts: bool = True) -> None:
+        self.encoding.release(sequence)
+        if self._measures:
+            self.core.leave(sequence.request_id, sequence.made if counts else 0, self._sim.now)
 
-    def __init__(
-        self,
-        sim: Simulator,
-        costs: EngineCosts,
-        limits: EngineLimits,
-        core: EngineCore,
-        done: Done,
-        itl: Histogram,
-        watcher: Watcher | None = None,
-        on_first_output: Done | None = None,
-    ) -> None:
-        super().__init__(sim, costs, limits, done, on_first_output)
-        self.core = core
-        self._itl, self._watcher = itl, watcher
-        self.waiting = make_queue(core)
-        self.decodes = DecodingSequences()
-        self.encoding = Encoding(limits, core)
-        self.prompts = Prompts(limits, core, self.waiting, self.decodes, self.encoding)
-        self._view = StepView(sim, costs, core, self.waiting, self.decodes, self.prompts, self.encoding)
-        self.ahead: Ahead | None = None
-        if core.ahead is not None:
-            self.ahead = Ahead(sim, costs, limits, core, self._come_back)
-            self.prompts.ahead = self._view.ahead = self.ahead
-            self.ahead.view = self._view
-        # a lane with processors of its own, and a place on the LLM's
-        self._lane_shares = self.ahead is not None and limits.paced and limits.lane_beside and limits.lane_items > 1
-        self.preempted = 0
-        self._stepping = False
-        self._last_end = 0.0
-        self._rest = 0.0
-        self._llm_seconds = self._encode_seconds = self._lane_seconds = 0.0
-        self._lane_before = 0.0  # what the lane had worked when the engine became idle
-        # of the running step: its end, and its seconds of each kind of work, which come last in it
-        self._step_ends = self._step_llm = self._step_encode = 0.0
-        self._step_owed = 0.0  # of its seconds, those that make up for earlier steps
-        # of all steps that began: decoded tokens, KV entries that they read, and computed prompt tokens and pairs
-        self._made = self._read = self._prompt_tokens = 0
-        self._prompt_pairs = 0.0
-        self._measures = core.decides
-        self._may_be_plain = watcher is None and not self._lane_shares
-        if core.lending is not None and self.ahead is not None:  # the end of an encode may lend what steps count on
-            self._may_be_plain = False
-        self._lending = core.lending
-        if core.lending is not None:
-            self._request_tokens -= core.lending.most_blocks
-        self._plain = False  # no request can enter, and no prompt is computed: the next step is like this one
-        # cached, since each step uses them
-        self._step_seconds, self._gap = costs.step_seconds, itl.add
-        self._run = sim.soon  # schedules the end of a step
+    def _come_back(self, sequences: list[Sequence]) -> None:
+        for sequence in reversed(sequences):
+            self.waiting.push(sequence, self._sim.now, again=True)
+        self._plain = False
+        self._wake()
+
+    # -- steps
 
     def busy_seconds(self) -> dict[str, float]:
         """Return the seconds of steps by kind of work, up to now, and those of the lane.
@@ -426,129 +469,3 @@ class Steps(FrontEnd):
         self._read += context
         self._step_ends, self._step_llm, self._step_encode = self._sim.now + seconds, seconds, 0.0
         return True
-
-    @abstractmethod
-    def _first(self, sequence: Sequence, now: float) -> None:
-        """Record the token that a computed prompt makes."""
-
-    @abstractmethod
-    def _finish(self, sequence: Sequence) -> None:
-        """Record the end of a sequence that has made its last token."""
-
-    @abstractmethod
-    def _come_back(self, sequences: list[Sequence]) -> None:
-        """Queue sequences again whose items the lane has encoded."""
-
-
-class EngineServer(Steps):
-    """Models a vLLM engine on its devices.
-
-    1. A request first passes the front end, which serves one at a time, then it waits.
-    2. A step: decoding requests make a token each, prompts are computed (`Prompts`), items are encoded before
-       that (`Encoding`). The next one begins when it ends.
-    3. With ``encode_ahead`` items are encoded in a lane meanwhile (`Ahead`); then the LLM has what the lane leaves.
-       If the lane has its own processors and a place on the LLM's, that place has what steps leave it.
-    4. If decoding requests run out of KV memory, the one admitted last frees all its blocks and
-       waits again; its tokens are computed again.
-
-    Not modelled: the gain of async scheduling, which the costs of a step include.
-
-    Args:
-        done: called with each job when its client has its last token.
-        itl: histogram of the times between tokens of every request.
-        on_first_output: called with each job when it has its first token.
-
-    ``steps``: steps that began. ``preempted``: number of preemptions by rule 4.
-    """
-
-    __slots__ = ()
-
-    def _enter(self, came: tuple[int, Job]) -> None:
-        epoch, job = came
-        if not self._is_here(epoch, job):
-            return
-        request = job.request
-        sequence = self._new_sequence(job)
-        if self._measures:
-            self.core.enter(sequence.request_id, sequence.sla, self._sim.now, request.arrival)
-        self._jobs[request.number] = (job, sequence)
-        self.waiting.push(sequence, self._sim.now)
-        self._plain = False
-        self._wake()
-
-    def _new_sequence(self, job: Job) -> Sequence:
-        return Sequence(job, self.core.classes[job.request.sla], self._sim.now)
-
-    def abort(self, job: Job) -> None:
-        """Forget a job; unknown ones are ignored."""
-        sequence = self._leave(job) if self._is_here(self._epoch, job) else None
-        if sequence is None:
-            return
-        self._withdraw(sequence)
-        self._forget(sequence, counts=False)
-        if self.waiting.sequences:  # there may be room for them now
-            self._plain = False
-            self._wake()
-
-    def _withdraw(self, sequence: Sequence) -> None:
-        """Remove a sequence from wherever it is."""
-        if sequence.request_id in self.decodes.sequences:
-            self.decodes.remove(sequence)
-        elif sequence in self.prompts.running:
-            self.prompts.remove(sequence)
-        elif not self.waiting.remove(sequence) and self.ahead is not None:
-            self.ahead.held.pop(sequence.request_id, None)
-
-    def kill(self) -> list[Job]:
-        """Kill the engine and return its jobs."""
-        llm, encode = self._to_come()
-        self._llm_seconds -= llm
-        self._encode_seconds -= encode
-        self._step_ends = self._sim.now
-        lost = self._die()
-        self.core.reset(self._sim.now)
-        if self.ahead is not None:
-            self.ahead.kill()
-        for sequence in self.waiting.first(len(self.waiting.sequences), self._sim.now):
-            self.waiting.remove(sequence)
-        for sequence in list(self.decodes.sequences.values()):
-            self.decodes.remove(sequence)
-        self.prompts.forget()
-        self.encoding.clear()
-        if self.ahead is not None and not self._stepping:
-            self._lane_seconds += self.ahead.lane.worked_seconds() - self._lane_before
-        if self.ahead is not None:
-            self._lane_before = self.ahead.lane.worked_seconds()
-        self._stepping = self._plain = False
-        return lost
-
-    def _first(self, sequence: Sequence, now: float) -> None:
-        sequence.made += 1
-        if sequence.last_token is None:
-            self._say(sequence.job, now)
-        else:
-            gap = now - sequence.last_token
-            sequence.largest_gap = max(sequence.largest_gap, gap)
-            self._itl.add(gap)
-        if sequence.made >= sequence.output_tokens:
-            self._finish(sequence)
-        else:
-            self.decodes.add(sequence)
-
-    def _finish(self, sequence: Sequence) -> None:
-        job = sequence.job
-        job.largest_gap = sequence.largest_gap
-        self._forget(sequence)
-        self._jobs[job.request.number] = (job, None)  # until its client has the answer
-        self._answer(job)
-
-    def _forget(self, sequence: Sequence, *, counts: bool = True) -> None:
-        self.encoding.release(sequence)
-        if self._measures:
-            self.core.leave(sequence.request_id, sequence.made if counts else 0, self._sim.now)
-
-    def _come_back(self, sequences: list[Sequence]) -> None:
-        for sequence in reversed(sequences):
-            self.waiting.push(sequence, self._sim.now, again=True)
-        self._plain = False
-        self._wake()

@@ -17,20 +17,6 @@ class StepView:
     ``ahead``: its lane, if there is one.
     """
 
-    __slots__ = (
-        "_beside",
-        "_core",
-        "_costs",
-        "_decodes",
-        "_encoding",
-        "_owed",
-        "_prompts",
-        "_sim",
-        "_waiting",
-        "ahead",
-        "has_encoding",
-    )
-
     def __init__(
         self,
         sim: Simulator,

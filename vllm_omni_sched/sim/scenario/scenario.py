@@ -1,4 +1,4 @@
-"""Define the scenario of one run: workload, cluster, targets, failures and scaling; and check what must fit together."""
+"""Define the scenario of one run: workload, cluster, targets, failures, scaling; and check what must fit together."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
