@@ -44,16 +44,16 @@ def engine_limits(stage: EngineStage, encodes: bool, kv_tokens: int) -> EngineLi
     """
     tokens = stage.max_num_batched_tokens
     embeds = max(tokens, largest_item(stage, stage.kv_tokens or kv_tokens))
-    budget, reserve, each = stage.encoder_budget_embeds or embeds, stage.encoder_reserve_embeds, 0.0
+    reserve, each = stage.encoder_reserve_embeds, 0.0
     if stage.encode_bytes_per_embed is not None and stage.model is not None:
         each = model(stage.model).llm.kv_bytes_per_token(stage.devices) / stage.encode_bytes_per_embed
-        kv_tokens -= math.ceil((budget if reserve is None else reserve) / each)
+        kv_tokens -= math.ceil((embeds if reserve is None else reserve) / each)
     return EngineLimits(
         stage.kv_tokens or kv_tokens,
         stage.max_num_seqs,
         tokens,
-        budget,
-        stage.encoder_cache_embeds or embeds,
+        embeds,
+        embeds,
         encodes,
         lane_items=stage.lane_items,
         paced=stage.lane_on != "device",
@@ -181,7 +181,7 @@ class Cluster:
         if scenario.orchestration is not None:
             ways = [path for at, path in enumerate(paths.values()) if path not in list(paths.values())[:at]]
             rng = self._rng("orchestration")
-            orchestration = Orchestration(sim, scenario.orchestration, specs, ways, rng, scenario.monitored)
+            orchestration = Orchestration(sim, scenario.orchestration, specs, ways, rng)
         learns = orchestration is None and any(
             stage.balance == "cost" or _scaled(scenario, stage) for stage in scenario.stages
         )

@@ -150,9 +150,6 @@ class _Run:
         for pool in self._pools:
             name = pool.spec.name
             counts.update({f"{name}_deaths": pool.deaths, f"{name}_started": pool.added, f"{name}_stopped": pool.gone})
-        orchestration = self._cluster.pipeline.orchestration
-        if orchestration is not None:
-            counts.update(f"anomalies_{one.kind.value}" for _, one in orchestration.anomalies)
         scaler = self._cluster.scaler
         if isinstance(scaler, ForecastScaler):
             counts.update({f"forecast_{said}": bins for said, bins in scaler.forecast_counts.items()})

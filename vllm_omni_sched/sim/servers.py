@@ -6,7 +6,6 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random  # noqa: TID251 (the type of an argument)
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.work import Done, Item, Job
@@ -25,16 +24,11 @@ class QueueServer:
     Args:
         places: jobs at once; ``service``: seconds of each, 0 or more.
         kind: kind of its busy seconds.
-
-    Raises:
-        ConfigError: ``places`` is below 1.
     """
 
     def __init__(
         self, sim: Simulator, done: Done, places: int, service: Service, rng: Random, kind: str = "serve"
     ) -> None:
-        if places < 1:
-            raise ConfigError(f"places must be 1 or more, got {places}")
         self._sim, self._done, self._service, self._rng, self._kind = sim, done, service, rng, kind
         self._free = places
         self._waiting: deque[Job] = deque()
@@ -221,14 +215,9 @@ class EncoderServer:
     1. Items wait in the order in which their requests arrived, first come first served.
     2. A batch is the first waiting items of one modality, at most ``batch_items``; one batch at a time.
     3. A request is done with its last item; one without items is done at once.
-
-    Raises:
-        ConfigError: ``batch_items`` is below 1.
     """
 
     def __init__(self, sim: Simulator, done: Done, costs: EngineCosts, batch_items: int = 8) -> None:
-        if batch_items < 1:
-            raise ConfigError(f"batch_items must be 1 or more, got {batch_items}")
         self._sim, self._done, self._costs, self._most = sim, done, costs, batch_items
         self._waiting: deque[tuple[Job, Item]] = deque()
         self._left: dict[Job, int] = {}  # items of each job that are not encoded yet

@@ -2,7 +2,6 @@
 
 from random import Random  # noqa: TID251 (the type of an argument)
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.order import INTERACTIVE, SlaClass
 from vllm_omni_sched.sim.costs.base import DecoderCosts
 from vllm_omni_sched.sim.kernel import Simulator
@@ -121,9 +120,6 @@ class VideoServer:
         kind: of them: ``cpu`` or ``nvdec``.
         threads: most that may work on a piece; 1 for engines of a GPU.
         thread_gain: what another thread adds of a core's work; assumed.
-
-    Raises:
-        ConfigError: ``decoders`` or ``threads`` is below 1.
     """
 
     def __init__(
@@ -136,8 +132,6 @@ class VideoServer:
         threads: int = 1,
         thread_gain: float = THREAD_GAIN,
     ) -> None:
-        if decoders < 1 or threads < 1:
-            raise ConfigError(f"decoders and threads must be 1 or more, got {decoders} and {threads}")
         self.share = PieceAssigner()
         self._sim, self._done, self._costs = sim, done, costs
         self._decoders, self._kind, self._threads, self._gain = decoders, kind, threads, thread_gain

@@ -37,44 +37,25 @@ class DeviceKind:
     video_hertz: float
     nvlink_bytes_per_second: float
     pcie_bytes_per_second: float
-    source: Source
-
-
-def _published(text: str) -> Source:
-    return Source(SourceKind.PUBLISHED, text)
 
 
 DEVICES = {
     kind.name: kind
     for kind in (
-        DeviceKind(
-            "a100-40gb", 40 * 10**9, 1555e9, 312e12, 5, NvdecGeneration.TURING, 1290e6, 300e9, 32e9,
-            _published("NVIDIA A100 data sheet and Ampere architecture white paper, SXM4 40 GB"),
-        ),
-        DeviceKind(
-            "a100-80gb", 80 * 10**9, 2039e9, 312e12, 5, NvdecGeneration.TURING, 1290e6, 300e9, 32e9,
-            _published("NVIDIA A100 data sheet and Ampere architecture white paper, SXM4 80 GB"),
-        ),
-        DeviceKind(
-            "h100-80gb", 80 * 10**9, 3350e9, 989e12, 7, NvdecGeneration.TURING, 1545e6, 450e9, 64e9,
-            _published("NVIDIA H100 data sheet and Hopper architecture white paper, SXM5"),
-        ),
-        DeviceKind(
-            "h200-141gb", 141 * 10**9, 4800e9, 989e12, 7, NvdecGeneration.TURING, 1545e6, 450e9, 64e9,
-            _published("NVIDIA H200 data sheet, SXM; the chip is the H100's"),
-        ),
-        DeviceKind(
-            "b200-180gb", 180 * 10**9, 7700e9, 2250e12, 0, NvdecGeneration.ADA, 0.0, 900e9, 64e9,
-            _published("NVIDIA Blackwell data sheet; peaks are half of those with sparsity"),
-        ),
-        DeviceKind(
-            "l40s", 48 * 10**9, 864e9, 362.05e12, 3, NvdecGeneration.ADA, 2160e6, 0.0, 32e9,
-            _published("NVIDIA L40S data sheet"),
-        ),
-        DeviceKind(
-            "a6000", 48 * 10**9, 768e9, 154.8e12, 2, NvdecGeneration.AMPERE, 1665e6, 56.25e9, 32e9,
-            _published("NVIDIA RTX A6000 data sheet; its tensor peak is with sparsity, this is half of it"),
-        ),
+        # NVIDIA A100 data sheet and Ampere architecture white paper, SXM4 40 GB
+        DeviceKind("a100-40gb", 40 * 10**9, 1555e9, 312e12, 5, NvdecGeneration.TURING, 1290e6, 300e9, 32e9),
+        # NVIDIA A100 data sheet and Ampere architecture white paper, SXM4 80 GB
+        DeviceKind("a100-80gb", 80 * 10**9, 2039e9, 312e12, 5, NvdecGeneration.TURING, 1290e6, 300e9, 32e9),
+        # NVIDIA H100 data sheet and Hopper architecture white paper, SXM5
+        DeviceKind("h100-80gb", 80 * 10**9, 3350e9, 989e12, 7, NvdecGeneration.TURING, 1545e6, 450e9, 64e9),
+        # NVIDIA H200 data sheet, SXM; the chip is the H100's
+        DeviceKind("h200-141gb", 141 * 10**9, 4800e9, 989e12, 7, NvdecGeneration.TURING, 1545e6, 450e9, 64e9),
+        # NVIDIA Blackwell data sheet; peaks are half of those with sparsity
+        DeviceKind("b200-180gb", 180 * 10**9, 7700e9, 2250e12, 0, NvdecGeneration.ADA, 0.0, 900e9, 64e9),
+        # NVIDIA L40S data sheet
+        DeviceKind("l40s", 48 * 10**9, 864e9, 362.05e12, 3, NvdecGeneration.ADA, 2160e6, 0.0, 32e9),
+        # NVIDIA RTX A6000 data sheet; its tensor peak is with sparsity, this is half of it
+        DeviceKind("a6000", 48 * 10**9, 768e9, 154.8e12, 2, NvdecGeneration.AMPERE, 1665e6, 56.25e9, 32e9),
     )
 }  # fmt: skip
 

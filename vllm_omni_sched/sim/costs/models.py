@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vllm_omni_sched.sim.costs.base import Source, SourceKind, pick
+from vllm_omni_sched.sim.costs.base import pick
 
 LargestItem = Callable[[int], int]
 """Function from ``max_model_len`` to the embeddings of the largest item."""
@@ -174,7 +174,6 @@ class ModelShape:
     llm: LlmShape
     encodings: Mapping[str, Encoding]
     published_parameters: int
-    source: Source
     max_model_len: int = 32768
     largest_item: LargestItem = no_items
 
@@ -231,9 +230,7 @@ def _large_vit(hidden: int) -> TowerShape:
 
 
 def _models() -> Iterator[ModelShape]:
-    def card(repository: str) -> Source:
-        return Source(SourceKind.PUBLISHED, f"config.json of {repository}; parameters as Transformers counts them")
-
+    # Shapes are those of `config.json` of each repository; parameters as Transformers counts them.
     small, large = _qwen25_llm(28, 3584, 28, 4, 18944), _qwen25_llm(80, 8192, 64, 8, 29568)
     for size, llm, ffn, parameters in (
         ("3b", _qwen25_llm(36, 2048, 16, 2, 11008, 151936), 3420, 3_754_622_976),
@@ -241,9 +238,8 @@ def _models() -> Iterator[ModelShape]:
         ("32b", _qwen25_llm(64, 5120, 40, 8, 27648), 3456, 33_452_718_336),
         ("72b", large, 3456, 73_410_777_344),
     ):
-        source = card(f"Qwen/Qwen2.5-VL-{size.upper()}-Instruct")
         pictures = _qwen25_pictures(ffn, llm.hidden)
-        yield ModelShape(f"qwen2.5-vl-{size}", llm, pictures, parameters, source, 128_000, qwen25_vl)
+        yield ModelShape(f"qwen2.5-vl-{size}", llm, pictures, parameters, 128_000, qwen25_vl)
 
     sound = TowerShape(  # windows of 2 s are 100 positions of it, 50 embeddings
         32, 1280, 5120, 2, 128 * 3, (1280, 3584), full_layers=0, window_patches=100, other_parameters=3 * 1280**2
@@ -252,8 +248,7 @@ def _models() -> Iterator[ModelShape]:
         "qwen2.5-omni-7b",
         small,
         {**_qwen25_pictures(3420, 3584), "audio": Encoding(sound, SOUND_SECONDS)},
-        8_931_813_888,
-        Source(SourceKind.PUBLISHED, "config.json of Qwen/Qwen2.5-Omni-7B; the thinker, as Transformers counts it"),
+        8_931_813_888,  # of the thinker
         32_768,
         qwen25_vl,
     )
@@ -263,21 +258,18 @@ def _models() -> Iterator[ModelShape]:
         "llava-1.5-7b",
         LlmShape(32, 4096, 32, 32, 11008, 32064),
         {"image": Encoding(clip, 336 * 336 / 576 * PIXEL_SECONDS, 576)},
-        7_063_427_072,
-        card("llava-hf/llava-1.5-7b-hf, whose last vision layer is not run"),
+        7_063_427_072,  # its last vision layer is not run
         4096,
         fixed(576),
     )
 
-    on_card = Source(SourceKind.PUBLISHED, "config.json and card of OpenGVLab/InternVL2_5-8B")
     internlm = LlmShape(32, 4096, 32, 8, 14336, 92553)
     yield ModelShape(
         # vLLM accepts no video for it: its tokenizer has no video token
         "internvl2.5-8b",
         internlm,
         _tiles(_small_vit(4096)),
-        8_080_000_000,
-        on_card,
+        8_080_000_000,  # by its card
         32_768,
         tiles(256, video=False),
     )
@@ -286,8 +278,7 @@ def _models() -> Iterator[ModelShape]:
         ("38b", _qwen25_llm(64, 5120, 40, 8, 27648, 151674), _large_vit(5120), 38_388_452_992),
         ("78b", _qwen25_llm(80, 8192, 64, 8, 29568, 151674), _large_vit(8192), 78_408_606_336),
     ):
-        source = card(f"OpenGVLab/InternVL3-{size.upper()}")
-        yield ModelShape(f"internvl3-{size}", llm, _tiles(tower), parameters, source, 32_768, tiles(256))
+        yield ModelShape(f"internvl3-{size}", llm, _tiles(tower), parameters, 32_768, tiles(256))
 
 
 MODELS = {shape.name: shape for shape in _models()}

@@ -2,7 +2,7 @@
 
 A step takes as long as its operations, or as reading the weights and the KV cache, whichever is longer (Williams,
 Waterman and Patterson, "Roofline: an insightful visual performance model", CACM 2009). `Efficiency` has the fractions
-of the peaks that work reaches, and the fixed costs of a step, each with its source.
+of the peaks that work reaches, and the fixed costs of a step.
 """
 
 import math
@@ -19,7 +19,7 @@ from vllm_omni_sched.sim.work import Request
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Fractions of peaks, in (0, 1], and fixed costs.
+    """Fractions of peaks, in (0, 1], and fixed costs; `docs/simulator/costs.md` has the source of each.
 
     ``compute``, ``bandwidth``: fractions that the LLM reaches. ``encoder_compute``: fraction that a tower reaches.
     ``saturating_share``: the fraction of the streaming multiprocessors that suffices for the full bandwidth.
@@ -57,45 +57,6 @@ class Efficiency:
                 raise ConfigError(
                     f"efficiency {one.name!r} must be finite and 0 or more, got {getattr(self, one.name)}"
                 )
-
-
-EFFICIENCY_SOURCES = {
-    "compute": Source(
-        SourceKind.PUBLISHED,
-        "Bullet (ASPLOS 2026), figure 5a: Llama-3.1-8B on an A100 in chunks of 1,024 tokens gets 71 to 61 %",
-    ),
-    "bandwidth": Source(
-        SourceKind.PUBLISHED, "gpt-fast, README: an A100 80 GB of 2,039 GB/s peaks at about 1,700 GB/s in practice"
-    ),
-    "encoder_compute": Source(
-        SourceKind.MEASURED,
-        "0.41 on an H200: 1,056 images a second by ViT-L/14 at 336 pixels, 8 at a time (benchmarks.gpu.lanes)",
-    ),
-    "saturating_share": Source(
-        SourceKind.PUBLISHED,
-        "Bullet (ASPLOS 2026), section 3.2.2 and figure 8: 30 of the 108 multiprocessors of an A100 saturate its "
-        "memory; taken for other devices too",
-    ),
-    "lane_share": Source(
-        SourceKind.ASSUMED,
-        "two streams that could each fill the device have half of it each; that the lane's has the lower priority is "
-        "not counted. An H200 gave a lane 0.68 of the images that it encodes alone, and decoding beside it 0.46 of its "
-        "own speed (benchmarks.gpu.lanes, share 1)",
-    ),
-    "step_seconds": Source(
-        SourceKind.PUBLISHED,
-        "gpt-fast, README: Llama-2-7B takes 9.5 ms for a token on an A100; without the reading of the weights",
-    ),
-    "encode_seconds": Source(SourceKind.ASSUMED, "about 400 kernel launches of 7 us, and the copy of the pixels"),
-    "all_reduce_seconds": Source(
-        SourceKind.PUBLISHED, "fitted to gpt-fast's tokens per second of Llama-2-7B on 2, 4 and 8 A100 with NVLink"
-    ),
-    "memory": Source(SourceKind.PUBLISHED, "vLLM's default of --gpu-memory-utilization"),
-    "activation_bytes": Source(SourceKind.ASSUMED, "8,192 tokens of activations, the encoder cache, captured graphs"),
-    "request_seconds": Source(SourceKind.ASSUMED, "HTTP, JSON, the chat template"),
-    "text_token_seconds": Source(SourceKind.ASSUMED, "half a million tokens per second by a fast tokenizer"),
-    "answer_seconds": Source(SourceKind.ASSUMED, "sampling back to the host, detokenizing, one event of a stream"),
-}
 
 
 class RooflineCosts:

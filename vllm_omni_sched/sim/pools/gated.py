@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from random import Random  # noqa: TID251 (the type of an argument)
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from vllm_omni_sched.core.pipeline.core import PipelineCore
 from vllm_omni_sched.core.pipeline.requests import PipelineRequest, StageWork
 from vllm_omni_sched.graph.flow import FlowPlan
 from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
-from vllm_omni_sched.monitor.anomaly.finding import Anomaly
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.pool import Chooser, Make, Pool, Replica, RoundRobinChooser, StageSpec
 from vllm_omni_sched.sim.pools.requests import RequestRun, SimulatedWork, StageRun, features_of, keys_of, work_of
@@ -55,7 +54,6 @@ class Orchestration:
         specs: the stages, by number.
         paths: all paths of requests through the stages, or their plans.
         rng: random source.
-        monitored: whether the core looks for anomalies.
     """
 
     def __init__(
@@ -65,13 +63,10 @@ class Orchestration:
         specs: Sequence[StageSpec],
         paths: Sequence[tuple[int, ...] | FlowPlan],
         rng: Random,
-        monitored: bool = False,
     ) -> None:
         self.config, self.rng, self._sim = config, rng, sim
         self.context = PipelineContext(config, graph_of(specs, paths), rng)
-        self.core = PipelineCore(self.context, keeps_outputs=True, checked=monitored)
-        self.monitored = monitored
-        self.anomalies: list[tuple[float, Anomaly]] = []  # with the time when each was found
+        self.core = PipelineCore(self.context, keeps_outputs=True)
         self.pools: dict[int, GatedPool] = {}
         self.pipeline: Pipeline
 
@@ -102,23 +97,10 @@ class Orchestration:
                     self._sim.at(at, self._woken, (stage_id, at))
                 case e.GivenUp(work, request_ids):
                     self.pipeline.give_up(work.stage_id, request_ids)
-                case e.AnomalyBegins(_, anomaly):
-                    self.anomalies.append((self._sim.now, anomaly))
                 case e.Restart(stage_id, index):
                     self.pipeline.restart_replica(stage_id, index)
                 case _:
                     pass
-
-    def check_while(self, active: Callable[[], bool]) -> None:
-        """Let the core look for anomalies now and then, while requests are present."""
-
-        def check(_: None) -> None:
-            if active():
-                self.tell(e.Check())
-                self._sim.after(interval, check)
-
-        interval = self.config.monitoring.anomaly.interval_seconds
-        self._sim.after(interval, check)
 
     def _woken(self, of: tuple[int | None, float]) -> None:
         self.tell(e.Woken(*of))

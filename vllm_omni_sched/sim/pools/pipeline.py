@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random  # noqa: TID251 (the type of an argument)
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.graph.flow import FlowPlan, StagePhase
 from vllm_omni_sched.sim.kernel import Simulator
@@ -110,9 +109,6 @@ class Pipeline:
         left: told of each work that a stage has done, for traces.
         closed: a closed loop: so many requests come by their arrival times, and from then on one when one leaves.
         until: when a closed loop ends.
-
-    Raises:
-        ConfigError: a path is empty, or names a stage that does not exist.
     """
 
     def __init__(
@@ -130,12 +126,6 @@ class Pipeline:
         closed: int | None = None,
         until: float = INF,
     ) -> None:
-        for modality, one in paths.items():
-            path = one.stages if isinstance(one, FlowPlan) else one
-            if not path or not all(0 <= stage < len(pools) for stage in path):
-                raise ConfigError(f"path of {modality or 'others'!r}: {path} must name some of {len(pools)} stages")
-        if "" not in paths:
-            raise ConfigError("paths: set the path of requests of other modalities with the key ''")
         self.sim, self.pools, self.orchestration = sim, tuple(pools), orchestration
         self.runs: dict[int, RequestRun] = {}  # present requests, by number
         self.arrived = self.done = self.failed = 0
@@ -149,8 +139,6 @@ class Pipeline:
         self._restart_seconds: dict[tuple[int, int], float] = {}
         if orchestration is not None:
             orchestration.pipeline = self
-            if orchestration.monitored:
-                orchestration.check_while(self.active)
         self._recovering = orchestration if orchestration is not None and orchestration.recovers else None
         self._credits = None if orchestration is None else orchestration.context.credits
         for pool in pools:

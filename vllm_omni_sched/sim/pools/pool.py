@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from random import Random  # noqa: TID251 (the type of an argument)
 from typing import TYPE_CHECKING, Protocol
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.resource.pipeline.balance import Balancer, LazyReplicas
 from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
@@ -30,9 +29,6 @@ class StageSpec:
 
     ``at_once``: requests that a replica can run at a time. ``startup_seconds``: of a replica that is added.
     ``devices``: of each replica. ``work``: adapts a request to the stage; None: it is used as it is.
-
-    Raises:
-        ConfigError: a number is out of its range.
     """
 
     name: str
@@ -42,13 +38,6 @@ class StageSpec:
     startup_seconds: float = 0.0
     devices: int = 1
     work: Callable[[Request], Request] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("replicas", "at_once", "devices"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"stage {self.name}: {name} must be 1 or more, got {getattr(self, name)}")
-        if not 0 <= self.startup_seconds < float("inf"):
-            raise ConfigError(f"stage {self.name}: startup_seconds must be 0 or more, got {self.startup_seconds}")
 
 
 @dataclass(slots=True, eq=False)

@@ -328,10 +328,6 @@ class Scenario(Options):
     orchestration: StageSchedConfig | None = Field(
         None, description="Options of the scheduler over stages; absent: round robin, no gate, no recovery."
     )
-    monitored: bool = Field(
-        False,
-        description="Detect anomalies (`orchestration.monitoring.anomaly`), as in serving, and count them.",
-    )
     stages: tuple[Stage, ...] = Field(strict=False, description="Stages of a request, in order.")
     failures: tuple[Failures, ...] = Field((), strict=False, description="Failures of replicas.")
     respawn: bool = Field(

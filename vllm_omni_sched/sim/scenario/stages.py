@@ -91,23 +91,11 @@ class EngineStage(_Stage):
         "model's processor and `max_model_len`; of a calibration: none is larger than a step. Pixel limits in "
         "`--mm-processor-kwargs` and modalities switched off by `--limit-mm-per-prompt` lower it.",
     )
-    encoder_cache_embeds: int | None = Field(
-        None,
-        ge=1,
-        description="Size of the encoder cache in embeddings, to study other sizes: vLLM has no flag for it. "
-        "Default, as in vLLM: the larger of `max_num_batched_tokens` and `largest_item_embeds`.",
-    )
-    encoder_budget_embeds: int | None = Field(
-        None,
-        ge=1,
-        description="Embeddings encoded in a step (vLLM's `max_num_encoder_input_tokens`, for which it has no flag "
-        "either). Default: as for `encoder_cache_embeds`.",
-    )
     encoder_reserve_embeds: int | None = Field(
         None,
         ge=1,
         description="Embeddings that can be encoded at a time in the memory that the engine sets aside for them; with "
-        "`policy.kv_lending` more can, in lent KV blocks. Default: `encoder_budget_embeds`.",
+        "`policy.kv_lending` more can, in lent KV blocks. Default: those of a step.",
     )
     encode_bytes_per_embed: FractionalBytes | None = Field(
         None,
@@ -161,7 +149,6 @@ class VideoStage(_Stage):
         "`--media-io-kwargs`, and the default is 2, as there.",
     )
     collaborative: bool = Field(True, description="All decoders of a node share a video; otherwise each video has one.")
-    calibration: str | None = Field(None, description="File of measured costs; default: the published ones.")
     megapixels_per_second: float | None = Field(
         None, gt=0, description="Speed of one decoder; default: that of the costs."
     )

@@ -10,7 +10,7 @@ import numpy as np
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.measure import Outcome, Progress, Result, Run
 from vllm_omni_sched.sim.output import Spans
-from vllm_omni_sched.sim.study.options import FOLLOWS, Search
+from vllm_omni_sched.sim.study.options import Search
 from vllm_omni_sched.sim.study.plan import Point, value_at
 
 
@@ -236,27 +236,16 @@ def _crossing(edge: Edge, attained: Mapping[float, float], attainment: float) ->
 def _tightest_slo(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:
     slo = point.scenario().slo
     load = {} if search.load == 1 else {search.key: search.load * float(value_at(point, search.key))}
-    tried: list[dict[str, float]] = []
-    best, factor, kept = math.inf, 1.0, None
-    for _ in range(search.rounds if search.follow else 1):
-        result = one(load | {key: 1000 * factor * getattr(slo, FOLLOWS[key]) for key in search.follow})
-        reached = needed(result.factors(), slo.attainment)
-        tried.append({"set": factor, "reached": reached})
-        if kept is None or reached < best:
-            best, kept = reached, result
-        if not math.isfinite(reached) or abs(reached - factor) <= search.precision * factor:
-            break
-        factor = reached
-    assert kept is not None
+    result = one(load)
+    best = needed(result.factors(), slo.attainment)
     met = math.isfinite(best)
     found = {
         "kind": search.kind,
         "value": best if met else None,
         "ttft_seconds": best * slo.ttft_seconds if met else None,
         "itl_seconds": best * slo.itl_seconds if met else None,
-        "tried": [{key: value if math.isfinite(value) else None for key, value in each.items()} for each in tried],
     }
-    return found, kept
+    return found, result
 
 
 def _throughput(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:

@@ -7,16 +7,6 @@ from pydantic import Field, field_validator, model_validator
 from vllm_omni_sched.config.stage_options.base import Options
 from vllm_omni_sched.sim.scenario.loader import flatten
 
-FOLLOWS = {
-    "policy.itl_target_ms": "itl_seconds",
-    "policy.control_target_ms": "itl_seconds",
-    "policy.interactive_itl_ms": "itl_seconds",
-    "policy.realtime_itl_ms": "itl_seconds",
-    "policy.interactive_ttft_ms": "ttft_seconds",
-    "policy.realtime_ttft_ms": "ttft_seconds",
-}
-"""Options in milliseconds that may follow a target of the SLO, with that target."""
-
 
 class _Choices(Options):
     """Values, and choices between values."""
@@ -85,19 +75,6 @@ class Search(Options):
     load: float = Field(
         1.0, gt=0, description="Fraction of the scenario's rate at which `tightest_slo` loads the system."
     )
-    rounds: int = Field(6, ge=1, le=100, description="Most runs of `tightest_slo`, if options follow.")
-    follow: tuple[str, ...] = Field(
-        (),
-        strict=False,
-        description="Options that `tightest_slo` sets to the corresponding target: " + ", ".join(FOLLOWS) + ".",
-    )
-
-    @model_validator(mode="after")
-    def _may_follow(self) -> "Search":
-        for key in self.follow:
-            if key not in FOLLOWS:
-                raise ValueError(f"'follow': '{key}' corresponds to no target of the SLO; known: {', '.join(FOLLOWS)}")
-        return self
 
 
 class StudyOptions(Options):

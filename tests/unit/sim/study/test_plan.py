@@ -119,7 +119,6 @@ def test_a_study_with_nothing_left_to_choose_is_not_tuned(tmp_path: Path) -> Non
         ("[search]\nkind = 'max-rate'", "'search.kind' must be one of ['max_rate', 'tightest_slo', 'throughput']"),
         ("[search]\nkind = 'max_rate'\nprecison = 0.1", "'search.precison'; did you mean 'search.precision'?"),
         ("[search]\nkind = 'max_rate'\nkey = 'workload.tempo'", "'search.key' is 'workload.tempo', which has no value"),
-        ("[search]\nkind = 'tightest_slo'\nfollow = ['policy.pace']", "'policy.pace' corresponds to no target"),
         ("[sweep]\n'workload.rate' = []", "'sweep.workload.rate' has no values"),
         ("[sweep]\n'workload.rate' = 3", "'sweep.workload.rate': input should be a valid list, got 3"),
         ("[sweep]\n'workload.rate' = [1, -1]", "one.toml, workload.rate -1: option 'workload.rate': input should be"),

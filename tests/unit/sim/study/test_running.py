@@ -92,21 +92,6 @@ def test_the_tightest_slo_is_searched_at_a_fraction_of_the_rate(tmp_path: Path) 
     assert rates[1] == pytest.approx(0.85 * rates[0])
 
 
-def test_options_that_stand_for_the_slo_follow_it(tmp_path: Path) -> None:
-    targets: list[float] = []
-
-    def simulate(scenario: Scenario, *_: Any) -> Result:
-        targets.append(scenario.policy.itl_target_ms)
-        reached = 0.02 + scenario.policy.itl_target_ms / 1000 / 2  # ends at 0.04
-        return result(scenario, *[record(n, first=n + 0.01, largest_gap=reached) for n in range(10)])
-
-    search = '[search]\nkind = "tightest_slo"\nfollow = ["policy.itl_target_ms"]\nrounds = 20\nprecision = 0.01\n'
-    (one,) = findings(tmp_path, search, simulate)
-    assert targets[:2] == [100.0, pytest.approx(70.0)]
-    assert one.found is not None
-    assert one.found["itl_seconds"] == pytest.approx(0.04, rel=0.02)
-
-
 def test_an_slo_that_cannot_be_met_has_no_factor(tmp_path: Path) -> None:
     (one,) = findings(tmp_path, '[search]\nkind = "tightest_slo"\n', lambda s, *_: result(s, record(), lost=1))
     assert one.found is not None
