@@ -78,5 +78,5 @@ def run(scenario: Scenario, progress: Progress | None = None, spans: Any = None)
         progress(scenario.duration_seconds, result.events)
     if spans is not None:
         spans.span("llm", 0, "step", 1.0, 0.5, {"decodes": 3})
-        spans.counter("llm", "queued", 1.0, 4)
+        spans.span("llm", 0, "request 4", 1.0, 0.5)
     return result

@@ -275,7 +275,7 @@ class Cluster:
         stage = self._scenario.stages[stage_run.stage]
         if self._spans is not None and not isinstance(stage, EngineStage) and self._spans.wants(stage_run.submitted):
             name, seconds = f"request {stage_run.request.number}", self.sim.now - stage_run.submitted
-            self._spans.span(stage.name, stage_run.replica, name, stage_run.submitted, seconds, track="requests")
+            self._spans.span(stage.name, stage_run.replica, name, stage_run.submitted, seconds)
 
     def _chooser(self, stage: Stage) -> Chooser:
         match stage.balance:

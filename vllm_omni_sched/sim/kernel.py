@@ -27,14 +27,6 @@ class Simulator:
         self._heap: list[tuple[float, int, Action, Any]] = []
         self._number = 0
 
-    def __len__(self) -> int:
-        """Return the number of scheduled events."""
-        return len(self._heap)
-
-    def clock(self) -> float:
-        """Return ``now``, for code that needs a clock function."""
-        return self.now
-
     def at(self, when: float, action: Action, argument: Any = None) -> None:
         """Schedule ``action(argument)`` for that time.
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from vllm_omni_sched.config.extras import version_of
 
@@ -108,76 +108,38 @@ def _shorten(word: str) -> str:
 
 
 MOST_EVENTS = 400_000
-_TRACKS = 1000  # range of thread numbers of a replica
-
-
-class _Span(NamedTuple):
-    """A span; times in nanoseconds, so that ends can be compared."""
-
-    start: int
-    end: int
-    stage: str
-    replica: int
-    track: str
-    name: str
-    args: Mapping[str, Any] | None
 
 
 class Spans:
-    """Keeps the reports of servers and pools, up to a time and a number, and writes them.
+    """Keeps what replicas report, up to a time and a number, and writes it for `ui.perfetto.dev`.
 
-    1. A span that begins before ``until`` seconds is kept, a later one is not.
-    2. Beyond ``most`` spans and counters nothing more is kept; ``dropped`` counts the rest.
-    3. Spans on one thread nest: spans of a replica that overlap only in part get threads of their own.
-
-    ``wants(seconds)`` returns whether a span that begins then would be kept.
+    Chrome's trace events as JSON: a process for each stage, a thread for each replica, and beside them the requests,
+    which overlap. A span that begins before ``until`` seconds is kept; of those beyond ``most``, which are not,
+    ``dropped`` is the number.
     """
 
     def __init__(self, until: float = float("inf"), most: int = MOST_EVENTS) -> None:
         self.until = until
         self.dropped = 0
         self._most = most
-        self._spans: list[_Span] = []
-        self._counters: list[tuple[int, str, str, float]] = []
+        self._spans: list[tuple[str, int, str, float, float, Mapping[str, Any] | None]] = []
 
     def __len__(self) -> int:
-        """Return the number of spans and counters kept."""
-        return len(self._spans) + len(self._counters)
+        """Return the number of spans kept."""
+        return len(self._spans)
 
     def wants(self, seconds: float) -> bool:
         """Return whether a span that begins at that time would be kept."""
         return seconds < self.until and len(self) < self._most
 
     def span(
-        self,
-        stage: str,
-        replica: int,
-        name: str,
-        start: float,
-        seconds: float,
-        args: Mapping[str, Any] | None = None,
-        track: str = "",
+        self, stage: str, replica: int, name: str, start: float, seconds: float, args: Mapping[str, Any] | None = None
     ) -> None:
-        """Add a span of work of a replica. ``track``: keeps it apart from other work, such as ``lane``.
-
-        Raises:
-            ValueError: it takes a negative time.
-        """
-        if seconds < 0:
-            raise ValueError(f"span {name!r} of {stage!r} at {start} s takes {seconds} s")
-        if self._kept(start):
-            begin, end = round(start * 1e9), round((start + seconds) * 1e9)
-            self._spans.append(_Span(begin, end, stage, replica, track, name, args))
-
-    def counter(self, stage: str, name: str, at: float, value: float) -> None:
-        """Set a number of a stage from then on."""
-        if self._kept(at):
-            self._counters.append((round(at * 1e9), stage, name, value))
-
-    def _kept(self, start: float) -> bool:
-        if start < self.until and len(self) >= self._most:
+        """Add a span; with ``args`` it is work of the replica beside no other, without a request in it."""
+        if self.wants(start):
+            self._spans.append((stage, replica, name, start, seconds, args))
+        elif start < self.until:
             self.dropped += 1
-        return self.wants(start)
 
     def write(self, path: Path) -> None:
         """Write all that is kept as JSON; only one event at a time is built in memory.
@@ -192,53 +154,16 @@ class Spans:
             file.write("\n]}\n")
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        stages: dict[str, int] = {}
-        for stage in [*(one.stage for one in self._spans), *(one[1] for one in self._counters)]:
-            if stage not in stages:
-                stages[stage] = len(stages) + 1
-                yield _named("process_name", f"{stage} (simulated)", stages[stage], 0)
-        tracks = _Tracks()
-        for one in sorted(self._spans, key=lambda span: (span.start, -span.end)):
-            pid, (tid, fresh) = stages[one.stage], tracks.place(one)
-            if fresh:
-                yield _named("thread_name", fresh, pid, tid)
-            event = {"ph": "X", "name": one.name, "pid": pid, "tid": tid}
-            event |= {"ts": one.start / 1000, "dur": (one.end - one.start) / 1000}
-            yield event | ({"args": dict(one.args)} if one.args else {})
-        for at, stage, name, value in sorted(self._counters, key=lambda counter: counter[0]):
-            yield {"ph": "C", "name": name, "pid": stages[stage], "ts": at / 1000, "args": {name: value}}
-
-
-class _Tracks:
-    """Assigns threads to spans, which must come in the order of their start, longer ones first."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[str, int, str], list[list[int]]] = {}
-        self._tids: dict[tuple[str, int, str, int], int] = {}
-        self._used: dict[tuple[str, int], int] = {}
-
-    def place(self, span: _Span) -> tuple[int, str]:
-        """Return the number of the thread, and its name if it is new."""
-        track = span.stage, span.replica, span.track
-        lanes = self._open.setdefault(track, [])
-        at = 0
-        for ends in lanes:
-            while ends and ends[-1] <= span.start:
-                ends.pop()
-            if not ends or span.end <= ends[-1]:
-                ends.append(span.end)
-                break
-            at += 1
-        else:
-            lanes.append([span.end])
-        key = (*track, at)
-        if key in self._tids:
-            return self._tids[key], ""
-        used = self._used[track[:2]] = self._used.get(track[:2], -1) + 1
-        self._tids[key] = span.replica * _TRACKS + used
-        parts = [f"replica {span.replica}", span.track, f"({at + 1})" if at else ""]
-        return self._tids[key], " ".join(part for part in parts if part)
-
-
-def _named(kind: str, name: str, pid: int, tid: int) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+        stages = {name: pid for pid, name in enumerate(dict.fromkeys(one[0] for one in self._spans), 1)}
+        for name, pid in stages.items():
+            yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": f"{name} (simulated)"}}
+        for stage, replica in dict.fromkeys(one[:2] for one in self._spans):
+            named = {"name": f"replica {replica}"}
+            yield {"ph": "M", "name": "thread_name", "pid": stages[stage], "tid": replica, "args": named}
+        for number, (stage, replica, name, start, seconds, args) in enumerate(self._spans):
+            event = {"name": name, "pid": stages[stage], "tid": replica, "ts": start * 1e6}
+            if args is None:
+                yield {"ph": "b", "cat": "requests", "id": number, **event}
+                yield {"ph": "e", "cat": "requests", "id": number, **event, "ts": (start + seconds) * 1e6}
+            else:
+                yield {"ph": "X", **event, "dur": seconds * 1e6, "args": dict(args)}

@@ -89,7 +89,12 @@ def test_all_files_are_written(asked: list[Scenario], tmp_path: Path) -> None:
     stem = "pictures-on-one-node"
     assert sorted(path.name for path in out.iterdir()) == [f"{stem}.json", "trace.json"]
     assert json.loads((out / f"{stem}.json").read_text())["simulated"] is True
-    assert {event["ph"] for event in json.loads((out / "trace.json").read_text())["traceEvents"]} == {"M", "X", "C"}
+    assert {event["ph"] for event in json.loads((out / "trace.json").read_text())["traceEvents"]} == {
+        "M",
+        "X",
+        "b",
+        "e",
+    }
 
 
 def test_a_point_that_fails_is_named_and_the_rest_is_there(

@@ -2,10 +2,8 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from heapq import heappop, heappush
-from typing import Protocol
 
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import PromptItem
@@ -202,64 +200,46 @@ class DecodingSequences(Gaps):
         return next(reversed(self.sequences.values()))
 
 
-class Waiting(Protocol):
-    """Queue of waiting sequences."""
-
-    @property
-    def sequences(self) -> Mapping[str, Sequence]:
-        """Return all waiting sequences by name."""
-
-    def push(self, sequence: Sequence, now: float, *, again: bool = False) -> None:
-        """Add a sequence; ``again``: it ran before, or was held back."""
-
-    def peek(self, now: float) -> Sequence | None:
-        """Return the next sequence, None if the queue is empty."""
-
-    def pop(self, now: float) -> Sequence:
-        """Remove and return the sequence that `peek` returns."""
-
-    def remove(self, sequence: Sequence) -> bool:
-        """Remove a sequence, and return whether it waited here."""
-
-    def first(self, count: int, now: float) -> list[Sequence]:
-        """Return at most the first ``count`` sequences for a plan."""
-
-
-class ByArrival:
-    """First come, first served; a sequence that comes again goes to the front."""
+class Waiting:
+    """The waiting sequences by name: first come, first served; one that comes again goes to the front."""
 
     def __init__(self) -> None:
         self.sequences: OrderedDict[str, Sequence] = OrderedDict()
 
     def push(self, sequence: Sequence, now: float, *, again: bool = False) -> None:
+        """Add a sequence; ``again``: it ran before, or was held back."""
         self.sequences[sequence.request_id] = sequence
         if again:
             self.sequences.move_to_end(sequence.request_id, last=False)
 
     def peek(self, now: float) -> Sequence | None:
+        """Return the next sequence, None if the queue is empty."""
         return next(iter(self.sequences.values()), None)
 
     def pop(self, now: float) -> Sequence:
+        """Remove and return the sequence that `peek` returns."""
         return self.sequences.popitem(last=False)[1]
 
     def remove(self, sequence: Sequence) -> bool:
+        """Remove a sequence, and return whether it waited here."""
         return self.sequences.pop(sequence.request_id, None) is not None
 
     def first(self, count: int, now: float) -> list[Sequence]:
+        """Return at most the first ``count`` sequences for a plan."""
         return [sequence for sequence, _ in zip(self.sequences.values(), range(count), strict=False)]
 
 
-class BySla:
+class BySla(Waiting):
     """Queue of ``waiting_order: sla``: by class, slack, cost, affinity and age.
 
     A sequence that comes again keeps its arrival, and so its place.
     """
 
     def __init__(self, core: EngineCore) -> None:
+        super().__init__()
         assert core.order is not None
         self.queue = WaitingQueue(core.order)
         self._core = core
-        self.sequences: dict[str, Sequence] = {}
         self._next: tuple[float, Placed] | None = None  # of the last `peek`, while the queue is as it was
 
     def push(self, sequence: Sequence, now: float, *, again: bool = False) -> None:
@@ -298,6 +278,6 @@ class BySla:
         return [self.sequences[one.request_id] for one, _ in zip(ordered, range(count), strict=False)]
 
 
-def make_queue(core: EngineCore) -> ByArrival | BySla:
+def make_queue(core: EngineCore) -> Waiting:
     """Return an empty queue in the order that the core's options ask for."""
-    return ByArrival() if core.order is None else BySla(core)
+    return Waiting() if core.order is None else BySla(core)

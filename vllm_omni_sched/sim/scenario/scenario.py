@@ -54,8 +54,6 @@ def _of_stages(scenario: "Scenario") -> Iterator[str]:
                     f"'stages.{stage.name}' of kind '{stage.kind}' comes after 'stages.{seen[later]}' of kind "
                     f"'{later}': move it before"
                 )
-        if isinstance(stage, EngineStage):
-            yield from _of_encoder(scenario, stage, seen.get("encoder"), "engine" in seen)
         seen.setdefault(stage.kind, stage.name)
     yield from _of_sources(scenario)
     if len(out := [stage.name for stage in stages if stage.output]) > 1:
@@ -75,18 +73,6 @@ def _of_sources(scenario: "Scenario") -> Iterator[str]:
                 yield f"{key} names {name!r} twice: name it once"
         if stage.reads == () and at:
             yield f"{key} is empty, but only the first stage gets the request: name a stage before it"
-
-
-def _of_encoder(scenario: "Scenario", stage: EngineStage, encoder: str | None, later: bool) -> Iterator[str]:
-    key = f"'stages.{stage.name}.encoder'"
-    ahead = scenario.policy.encode_ahead
-    if stage.encoder == "elsewhere" and encoder is None:
-        yield f"{key} is 'elsewhere', but no stage of kind 'encoder' comes before it: add one, or remove the key"
-    elif stage.encoder in ("in_step", "lane") and encoder is not None and not later:
-        yield f"{key} is '{stage.encoder}', but 'stages.{encoder}' encodes before it: set it to 'elsewhere'"
-    elif (stage.encoder == "lane" and not ahead) or (stage.encoder == "in_step" and ahead):
-        on = "true" if ahead else "false"
-        yield f"{key} is '{stage.encoder}', but 'policy.encode_ahead' is {on}: remove {key}, and the policy decides"
 
 
 def _of_steps(scenario: "Scenario") -> Iterator[str]:
@@ -377,8 +363,6 @@ class Scenario(Options):
 
     def encoder_of(self, stage: EngineStage) -> str:
         """Return where that engine's items are encoded: ``in_step``, ``lane`` or ``elsewhere``."""
-        if stage.encoder is not None:
-            return stage.encoder
         before = self.stages[: self.stages.index(stage)]
         if any(one.kind == "encoder" for one in before):
             return "elsewhere"

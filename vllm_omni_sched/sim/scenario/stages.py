@@ -64,11 +64,6 @@ class EngineStage(_Stage):
         None, description="File of measured costs, relative to the scenario; instead of `model`."
     )
     devices: int = Field(1, ge=1, le=1024, description="Accelerators of a replica (tensor parallel).")
-    encoder: Literal["in_step", "lane", "elsewhere"] | None = Field(
-        None,
-        description="Where items are encoded; default: `elsewhere` behind an encoder stage, else `lane` with "
-        "`policy.encode_ahead`, else `in_step`.",
-    )
     max_num_seqs: int = Field(256, ge=1, description="Requests that run at once, as in vLLM.")
     max_num_batched_tokens: int = Field(8192, ge=1, description="Tokens of a step, as in vLLM.")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Fraction of the memory, as in vLLM.")

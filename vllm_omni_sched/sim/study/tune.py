@@ -232,14 +232,7 @@ def with_options(scenario: Scenario, options: Options) -> Scenario:
     """
     policy, flags, tuned = load_config({KEY: policy_of(options)}), flags_of(options), tunable(scenario).name
     sizes = {_FIELDS[name]: value for name, value in flags.items()}
-    # where items are encoded follows from the policy, as in a server
-    stages = tuple(
-        stage.model_copy(update={"encoder": None})
-        if isinstance(stage, EngineStage) and stage.encoder in ("lane", "in_step")
-        else stage
-        for stage in scenario.stages
-    )
-    stages = tuple(stage.model_copy(update=sizes) if stage.name == tuned else stage for stage in stages)
+    stages = tuple(stage.model_copy(update=sizes) if stage.name == tuned else stage for stage in scenario.stages)
     changed = scenario.model_copy(update={"policy": policy, "stages": stages})
     for problem in problems_of(changed):
         raise ConfigError(problem)
