@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.support import sim_results
 from tests.support.scenarios import GOOD
 from vllm_omni_sched.cli import app, simulate
-from vllm_omni_sched.cli.simulate_view import screen
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.scenario.scenario import Scenario
-from vllm_omni_sched.sim.study.plan import load_study
-from vllm_omni_sched.sim.study.running import run_study
 
 pytestmark = pytest.mark.once  # nothing here reaches vLLM
 
@@ -135,12 +130,6 @@ def test_what_makes_no_sense_is_told_before_anything_runs(
     assert asked == []
 
 
-def test_a_file_that_is_not_there(asked: list[Scenario], tmp_path: Path) -> None:
-    status, _, wrong = call(tmp_path / "none.toml")
-    assert status == 2
-    assert "none.toml: No such file or directory" in wrong
-
-
 def test_a_folder_that_cannot_be_written(asked: list[Scenario], tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     status, _, wrong = call(file(tmp_path), "--out", tmp_path / "out")
@@ -180,19 +169,3 @@ def test_points_that_were_done_before_an_interrupt_are_kept(
     assert body["interrupted"] == {"points": 2, "of": 4}
     assert [one["values"]["workload.rate"] for one in body["results"]] == [1.0, 2.0] == had[:2]
     assert said
-
-
-def test_searches_say_what_they_are_not_sure_of(tmp_path: Path) -> None:
-    study = load_study(file(tmp_path, '[search]\nkind = "max_rate"\n'))
-    (finding,) = run_study(study, sim_results.run)
-    assert finding.found is not None
-    shown = []
-    for change in ({}, {"monotone": False}, {"fails_at": None}, {"value": 0.0}):
-        finding.found |= {"value": 3.0, "monotone": True, "fails_at": 3.1, **change}
-        console = Console(width=200, file=io.StringIO())
-        with console.capture() as captured:
-            console.print(screen(study, [finding]))
-        shown.append(captured.get().splitlines()[-1])
-    assert shown[0].strip().startswith("3 ")
-    for line, said in zip(shown[1:], ("3 (not monotone)", "3 or more", "never met"), strict=True):
-        assert said in line

@@ -30,7 +30,7 @@ CASES = {
     "stock": (10.0, "", 3, ""),
     "short of KV memory": (16.0, "", 1, "kv_tokens = 60000\nmax_num_seqs = 128\nlargest_item_embeds = 8192"),
     "ours": (10.0, OURS, 3, ""),
-    "ours, short of KV memory": (8.0, OURS, 1, 'kv_tokens = 60000'),
+    "ours, short of KV memory": (8.0, OURS, 1, "kv_tokens = 60000"),
     "on shared processors": (6.0, OURS, 2, 'lane_on = "shared"'),
     "all policies": (10.0, ALL, 3, ""),
     "by cost": (10.0, "", 3, 'balance = "cost"'),

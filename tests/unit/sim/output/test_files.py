@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import sim_results
 from tests.support.scenarios import GOOD
-from vllm_omni_sched.sim.output import provenance, replacing
+from vllm_omni_sched.sim.output import replacing
 from vllm_omni_sched.sim.study import report
 from vllm_omni_sched.sim.study.evaluate import Finding
 from vllm_omni_sched.sim.study.plan import Study, load_study
@@ -72,11 +72,3 @@ def test_a_report_of_several_seeds_has_their_spread(tmp_path: Path) -> None:
     body = report.report(study, findings, ["x"])
     assert [row["seeds"] for row in body["spread"]] == [[3, 4]]
     assert "spread" not in report.report(*found(tmp_path), ["x"])
-
-
-def test_provenance_says_all_that_is_needed() -> None:
-    record = provenance(["vllm-omni-sched", "simulate"], 7, {"llm": "roofline: H100"}, "text")
-    assert set(record) == {
-        "date", "command", "revision", "version", "python", "numpy", "seed", "costs", "workload"
-    }  # fmt: skip
-    assert (record["seed"], record["costs"], record["workload"]) == (7, {"llm": "roofline: H100"}, "text")

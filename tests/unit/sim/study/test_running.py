@@ -112,12 +112,6 @@ def test_throughput_counts_what_ends_in_the_middle(tmp_path: Path) -> None:
     assert (seen[0].workload.rate, seen[0].warm_up_seconds, seen[0].drain_seconds) == (40.0, 0.0, 0.0)
 
 
-def test_what_is_not_saturated_is_said(tmp_path: Path) -> None:
-    (one,) = findings(tmp_path, '[search]\nkind = "throughput"\n', lambda s, *_: result(s, record(30)))
-    assert one.found is not None
-    assert one.found["saturated"] is False
-
-
 def test_a_point_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     def simulate(scenario: Scenario, *_: Any) -> Result:
         if scenario.workload.rate == 2:

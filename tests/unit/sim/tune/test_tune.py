@@ -128,24 +128,10 @@ def test_progress_tells_the_best_so_far():
     assert [best for _, best in said] == sorted(best for _, best in said)
 
 
-@pytest.mark.parametrize(("seeds", "trials"), [([], 5), ([1], 0)])
-def test_a_search_needs_a_trial_and_a_seed(seeds, trials):
-    with pytest.raises(ConfigError, match="at least one trial and one seed"):
-        best_options(space, known, seeds, trials, seed=1)
-
-
 def test_options_that_do_no_good_are_left_out():
     options = {"mode": "on", "target": 20.0, "useless": True}
     best = Tried(options, (known(options, 0),))
     assert pruned(best, known, [0]).options == {"mode": "on", "target": 20.0}
-
-
-def test_an_interrupt_ends_the_pruning():
-    def evaluate(options, seed):
-        raise KeyboardInterrupt
-
-    best = Tried({"mode": "on"}, (Measured(0.9, 1.0),))
-    assert pruned(best, evaluate, [0]) is best
 
 
 def test_what_is_as_by_default_need_not_be_told():
@@ -191,18 +177,6 @@ def test_the_interval_holds_about_as_often_as_it_says():
         gain = gain_of(random.normal(0.02, 0.05, 20), seed=at)
         held += gain.low <= 0.02 <= gain.high
     assert 0.88 <= held / 200 <= 0.98  # percentile bootstraps of 20 are a little short
-
-
-def test_more_confidence_is_wider():
-    differences = [0.1, -0.1, 0.05, -0.06, 0.2]
-    narrow, wide = gain_of(differences), gain_of(differences, confidence=0.99)
-    assert wide.low < narrow.low < narrow.high < wide.high
-
-
-@pytest.mark.parametrize(("ours", "default"), [([1.0], [1.0]), ([1.0, 2.0], [1.0])])
-def test_a_gain_needs_pairs(ours, default):
-    with pytest.raises(ValueError, match="pairs are needed"):
-        paired_gain(ours, default, np.random.default_rng(0))
 
 
 DEFAULTS = {"defaults": {}}
@@ -300,8 +274,3 @@ def test_what_is_drawn_is_in_order_and_as_dense_as_the_trace():
 def test_a_trace_of_one_block_cannot_be_held_out():
     with pytest.raises(ConfigError, match="too few requests"):
         resample(TRACE[:1], 600.0, np.random.default_rng(1), held_out=True)
-
-
-def test_the_score_of_equal_ones_is_higher_with_a_lower_ttft():
-    late, soon, better = (Tried({}, (Measured(*run),)) for run in ((0.5, 2.0), (0.5, 1.0), (0.500002, 1e9)))
-    assert late.score < soon.score < better.score
