@@ -148,7 +148,7 @@ def _job(scenario: Scenario) -> _Job:
     engine, slo = tunable(scenario), scenario.slo
     fixed: Options = {"interactive_ttft_ms": 1e3 * slo.ttft_seconds, "interactive_itl_ms": 1e3 * slo.itl_seconds}
     own = own_options(scenario)
-    how = {"itl_seconds": slo.itl_seconds, "encodes": has_lane(scenario), "max_num_seqs": engine.max_num_seqs}
+    encodes = has_lane(scenario)
 
     def accepted(options: Options) -> bool:
         try:
@@ -160,7 +160,7 @@ def _job(scenario: Scenario) -> _Job:
     return _Job(
         on_scenario(scenario, runner()),
         accepted,
-        lambda trial: propose(trial, **how),
+        lambda trial: propose(trial, slo.itl_seconds, encodes, engine.max_num_seqs),
         ({_OWN: own} if own else {}) | {_DEFAULTS: {}},
         fixed,
         scenario.policy.model_dump(mode="json"),
