@@ -13,7 +13,7 @@ from vllm_omni_sched.monitor.forecast.load import ForecastOptions
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions
 from vllm_omni_sched.resource.pipeline.balance import CostBalancer, LeastQueue
 from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
-from vllm_omni_sched.sim.costs.base import DecoderCosts, EngineCosts
+from vllm_omni_sched.sim.costs.base import EngineCosts
 from vllm_omni_sched.sim.costs.hardware import decoder_of
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts, UnsteadyCosts
 from vllm_omni_sched.sim.costs.models import model
@@ -122,35 +122,6 @@ class Engines:
             self.on_first_output(job)
 
 
-def make_encoders(sim: Simulator, stage: EncoderStage, costs: EngineCosts) -> Make:
-    """Return a factory of encoders that are separate from the LLM."""
-    return lambda index, done: EncoderServer(sim, done, costs, stage.batch_items)
-
-
-def make_decoders(sim: Simulator, stage: VideoStage, costs: DecoderCosts, rng: Random) -> Make:
-    """Return a factory of nodes that decode video."""
-    threads = 16 if stage.decoders == "cpu" else 1
-
-    def make(index: int, done: Done) -> Server:
-        if stage.collaborative:
-            return VideoServer(sim, done, costs, stage.per_replica, stage.decoders, threads)
-        engines = stage.decoders == "nvdec"
-        return stock_decoding(sim, done, costs, stage.per_replica, rng, stage.per_replica, engines=engines)
-
-    return make
-
-
-def make_queues(sim: Simulator, stage: ServersStage, rng: Random) -> Make:
-    """Return a factory of servers that each run one request at a time per place."""
-    mean = stage.seconds
-    exponential = stage.service == "exponential"
-
-    def service(job: Job, rng: Random) -> float:
-        return rng.expovariate(1 / mean) if exponential else mean
-
-    return lambda index, done: QueueServer(sim, done, stage.per_replica, service, rng)
-
-
 _MODALITIES = ("text", "image", "audio", "video")
 
 
@@ -233,10 +204,20 @@ class Cluster:
         if isinstance(stage, VideoStage):
             decoder = decoder_of(stage, device)
             self.sources[stage.name] = f"{decoder.source.kind.value}: {decoder.source.text}"
-            return make_decoders(sim, stage, decoder, self._rng(stage.name))
+            rng, places, kind = self._rng(stage.name), stage.per_replica, stage.decoders
+            if stage.collaborative:
+                threads = 16 if kind == "cpu" else 1
+                return lambda index, done: VideoServer(sim, done, decoder, places, kind, threads)
+            return lambda index, done: stock_decoding(sim, done, decoder, places, rng, places, engines=kind == "nvdec")
         if isinstance(stage, ServersStage):
             self.sources[stage.name] = "assumed: the scenario's seconds"
-            return make_queues(sim, stage, self._rng(stage.name))
+            mean, exponential = stage.seconds, stage.service == "exponential"
+            rng, places = self._rng(stage.name), stage.per_replica
+
+            def service(job: Job, rng: Random) -> float:
+                return rng.expovariate(1 / mean) if exponential else mean
+
+            return lambda index, done: QueueServer(sim, done, places, service, rng)
         memory = stage.gpu_memory_utilization if isinstance(stage, EngineStage) else 0.9
         measured = None if stage.calibration is None else Path(stage.calibration)
         costs = engine_costs(stage.name, device, stage.model, measured, stage.devices, Efficiency(memory=memory))
@@ -246,7 +227,8 @@ class Cluster:
             costs = UnsteadyCosts(costs, self._rng(f"{stage.name} steps"))
         self.sources[stage.name] = f"{costs.source.kind.value}: {costs.source.text}"
         if isinstance(stage, EncoderStage):
-            return make_encoders(sim, stage, costs)
+            items = stage.batch_items
+            return lambda index, done: EncoderServer(sim, done, costs, items)
         watch = self._watcher(stage) if self._spans is not None else None
         engines = Engines(sim, scenario, stage, costs, self._itl_of(stage), watch, self.host)
         self.engines.append(engines)

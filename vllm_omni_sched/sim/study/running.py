@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from zlib import crc32
 
@@ -25,29 +25,10 @@ Score = Callable[[Point, Search | None], float | None]
 """Function that returns the score of a point, higher is better; None if it is impossible."""
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """The chosen options, and how they were found.
-
-    ``options``: by the name of the choice. ``trials``: combinations that were tried, of ``possible``. ``finalists``:
-    those that were tried again, best first, each with its ``value`` under the training seeds. ``runs``: simulations.
-    """
-
-    options: Mapping[str, Any]
-    value: float | None
-    trials: int
-    possible: int
-    finalists: tuple[Mapping[str, Any], ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the values for result files."""
-        return {
-            "chosen": dict(self.options),
-            "value_in_training": self.value,
-            "trials": self.trials,
-            "possible": self.possible,
-            "finalists": [dict(one) for one in self.finalists],
-        }
+Tuned = Mapping[str, Any]
+"""How choices were made, for result files: the ``chosen`` values by the name of the choice, their
+``value_in_training``, the ``trials`` of all ``possible`` combinations, and the ``finalists`` with their ``value``, best
+first."""
 
 
 def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tuned:
@@ -125,7 +106,13 @@ def tune(point: Point, search: Search | None, options: Tune, score: Score) -> Tu
         for key, value in again
     ]
     chosen = {name: point.choices[name][at] for name, at in zip(counts, again[0][0], strict=True)}
-    return Tuned(chosen, _as_found(search, again[0][1]), len(scores), possible, tuple(finalists))
+    return {
+        "chosen": chosen,
+        "value_in_training": _as_found(search, again[0][1]),
+        "trials": len(scores),
+        "possible": possible,
+        "finalists": finalists,
+    }
 
 
 def _below(point: Point, rate: float, search: Search | None, score: Score) -> float | None:
@@ -264,9 +251,9 @@ def _evaluated(
     try:
         if tuned is None:
             return evaluate(point, search, run, report, spans)
-        start = tuned.value if search is not None and search.kind == "max_rate" else None
-        finding = evaluate(point.chosen(tuned.options, start=start), search, run, report, spans)
-        finding.tuned = tuned.as_json()
+        start = tuned["value_in_training"] if search is not None and search.kind == "max_rate" else None
+        finding = evaluate(point.chosen(tuned["chosen"], start=start), search, run, report, spans)
+        finding.tuned = tuned
         return finding
     except FAILURES as error:
         return _failed(point, _message(error))
