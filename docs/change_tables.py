@@ -5,7 +5,7 @@ from typing import Any
 
 from result_tables import NOTHING, short, table
 
-from vllm_omni_sched.sim.study.spread import interval
+from vllm_omni_sched.sim.study.report import interval
 
 Record = Mapping[str, Any]
 Cell = tuple[float | None, str]

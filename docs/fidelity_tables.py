@@ -84,13 +84,11 @@ def _milliseconds(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def simulated(results: Sequence[Result], pipeline: bool = False) -> str:
-    """Show what the engine, or the pipeline, was measured and simulated to take, all loads together; misses in bold."""
+def simulated(results: Sequence[Result]) -> str:
+    """Show what the pipeline was measured and simulated to take, all loads together; misses in bold."""
     parts = []
     for result in results:
-        if any("arrivals" in record for record in result["results"]) is not pipeline:
-            continue
-        together = [r for r in result["results"] if r["load"] is None and r.get("arrivals", "all") == "all"]
+        together = [r for r in result["results"] if r["load"] is None and r["arrivals"] == "all"]
         variants = list(dict.fromkeys(record["variant"] for record in together))
         rows = [
             (measure, *(cell for variant in variants for cell in _of_simulated(line[variant])))

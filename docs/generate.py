@@ -320,8 +320,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "stages": lambda: stage_tables.stages(result_tables.load(RESULTS, "stages")),
     "scenario": simulator_tables.keys,
     "backtest": lambda: fidelity_tables.backtest(result_tables.load(RESULTS, "backtest")),
-    "fidelity-engine": lambda: fidelity_tables.simulated(result_tables.load(RESULTS, "sim_fidelity")),
-    "fidelity-pipeline": lambda: fidelity_tables.simulated(result_tables.load(RESULTS, "sim_fidelity"), pipeline=True),
+    "fidelity-pipeline": lambda: fidelity_tables.simulated(result_tables.load(RESULTS, "sim_fidelity")),
     "fidelity-gpu": lambda: fidelity_tables.h200(
         result_tables.load(RESULTS, "gpu"), json.loads((RESULTS / "studies" / "h200-mixed.json").read_text())
     ),

@@ -1,4 +1,4 @@
-"""Tables of the studies `paper` and `ablation`, from the files that simulations have left: no number is written here.
+"""Tables of the studies `paper` and `lending`, from the files that simulations have left: no number is written here.
 
 A file that is not there leaves `NOTHING` in its place.
 """
@@ -11,16 +11,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import tomllib
 from result_tables import NOTHING, short, table
 
 from vllm_omni_sched.sim.costs.base import EngineCosts
-from vllm_omni_sched.sim.costs.choice import engine_costs
-from vllm_omni_sched.sim.costs.roofline import Efficiency
+from vllm_omni_sched.sim.costs.roofline import Efficiency, engine_costs
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.stages import EngineStage
 from vllm_omni_sched.sim.study.plan import load_study
-from vllm_omni_sched.sim.study.spread import interval, ratio_interval
+from vllm_omni_sched.sim.study.report import interval, ratio_interval
 from vllm_omni_sched.sim.work import Request
 from vllm_omni_sched.sim.workloads import base, registry
 
@@ -197,44 +195,8 @@ def _operations_seconds(costs: EngineCosts, request: Request) -> float:
     return encode + prefill + costs.step_seconds(out, out * (prompt + out // 2), _MUCH, 0.0) - alone
 
 
-# ---- ablations
-
-
-def ablation(body: Mapping[str, Any], mechanisms: Collection[str]) -> str:
-    """Show a row for each of the mechanisms: each measure with it alone → with all but it."""
-    by: dict[str, list[Record]] = {}
-    for one in body["results"]:
-        if "summary" in one:
-            by.setdefault(one["variant"], []).append(one["summary"])
-    named = [name for name in mechanisms if f"only {name}" in by]
-    pairs = [("none → all", "none", "all"), *((name, f"only {name}", f"all but {name}") for name in named)]
-    rows = [
-        [said, *(f"{_measured(by[first], of)} → {_measured(by[second], of)}" for of in _MEASURES.values())]
-        for said, first, second in pairs
-        if first in by and second in by
-    ]
-    head = ("alone → all but it", *_MEASURES)
-    return table(head, rows) + source(body)
-
-
-def _mechanisms(file: str) -> Collection[str]:
-    """Return the mechanisms of a study that there are now: its result may have others."""
-    return tomllib.loads((FILES / file).read_text())["ablation"]["mechanisms"].keys()
-
-
-_MEASURES: Mapping[str, Callable[[Record], float | None]] = {
-    "within the SLO, requests/s": lambda one: one["goodput_per_second"],
-    "ITL P99, ms": lambda one: _ms(one["itl_seconds"]["p99"]),
-    "TTFT P99, s": lambda one: one["ttft_seconds"]["p99"],
-}
-
-
 def _measured(summaries: Sequence[Record], of: Callable[[Record], float | None]) -> str:
     return _interval([value for one in summaries if (value := of(one)) is not None])
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else 1e3 * seconds
 
 
 # ---- memory lent to encodes
@@ -432,9 +394,6 @@ PARTS = {
     "paper-assumptions": _of("paper-assumptions", searched, "Requests within the SLO of each system, by assumption"),
     "paper-points": _of("paper-points", lambda body: points(body, study("paper-concurrency"))),
     "paper-headline": _of("paper", lambda body: headline(body, study("paper-slo"), study("paper-decoding"))),
-    "ablation": _of("ablation", lambda body: ablation(body, _mechanisms("ablation.toml"))),
-    "ablation-mixed": _of("ablation-mixed", lambda body: ablation(body, _mechanisms("ablation-mixed.toml"))),
-    "ablation-failures": _of("ablation-failures", lambda body: ablation(body, _mechanisms("ablation-failures.toml"))),
     "study-lending": _of("lending", lending),
 }
 """By the names that pages use."""

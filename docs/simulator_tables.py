@@ -70,22 +70,6 @@ def _flat(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
             found |= _flat(inner[0], f"{prefix}{name}.")
         else:
             found[f"{prefix}{name}"] = field
-            if len(inner) > 1:
-                found |= {f"{prefix}{name}.{key}": field for key, field in _one_of(inner).items()}
-    return found
-
-
-def _one_of(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
-    """Keys of several tables, one of which is written: each with the values of the first key that have it."""
-    first = next(iter(models[0].model_fields))
-    kinds = {get_args(model.model_fields[first].annotation)[0]: model for model in models}
-    meaning = " ".join(f"`{kind}`: {model.__doc__}" for kind, model in kinds.items())
-    found = {first: FieldInfo(annotation=Literal[tuple(kinds)], description=meaning)}
-    for name in dict.fromkeys(name for model in models for name in model.model_fields if name != first):
-        of = [kind for kind, model in kinds.items() if name in model.model_fields]
-        field = kinds[of[0]].model_fields[name]
-        said = f"{field.description} Of {', '.join(f'`{kind}`' for kind in of)}."
-        found[name] = FieldInfo(annotation=field.annotation, default=field.default, description=said)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.backtest import ENGINE, POLICY, SIMULATIONS, SLO, WARM_UP_SECONDS
 from benchmarks.backtest.figures import FIGURES
-from vllm_omni_sched.sim.result import Result
+from vllm_omni_sched.sim.measure import Result
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario.loader import load
 

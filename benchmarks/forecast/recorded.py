@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.forecast.patterns import Series
-from vllm_omni_sched.sim.workloads.statistics import servegen_rates
+from benchmarks.serve.derive import servegen_rates
 
 FILE = Path(__file__).with_name("servegen.json")
 SOURCE = "ServeGen (arXiv 2505.09999), github.com/alibaba/ServeGen: rates of all clients of a category, summed"

@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.mixed.workload import IMAGES
-from vllm_omni_sched.sim.workloads.base import requests
-from vllm_omni_sched.sim.workloads.distributions import gamma_times
+from vllm_omni_sched.sim.workloads.base import gamma_times, requests
 from vllm_omni_sched.sim.workloads.registry import build
-from vllm_omni_sched.sim.workloads.statistics import read_statistics
+from vllm_omni_sched.sim.workloads.replay import read_statistics
 
 SIDE = 336  # pixels of a picture, each way
 MOST_PICTURES = 9  # of a request, as the servers accept

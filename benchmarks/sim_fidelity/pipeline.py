@@ -34,12 +34,12 @@ REFERENCES = 2  # in a row
 
 def run(options: argparse.Namespace) -> None:
     """Measure, or read what was measured; simulate, compare, and write what was found."""
-    if options.pipeline_measured:
-        waves = json.loads(options.pipeline_measured.read_text())
+    if options.measured:
+        waves = json.loads(options.measured.read_text())
     else:
         waves = [wave for variant in options.variants for wave in measure(variant, options)]
-    if options.pipeline_keep:
-        options.pipeline_keep.write_text(json.dumps(waves))
+    if options.keep:
+        options.keep.write_text(json.dumps(waves))
     pairs: list[Pair] = []
     costs: dict[str, Fitted] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -8,7 +8,6 @@ from typing import Any
 
 from benchmarks.harness import style
 from benchmarks.sim_fidelity.pipeline_compare import ALL, MEASURES, Pair, grouped, values
-from benchmarks.sim_fidelity.plot import cdf, points
 
 
 def draw(path: Path, pairs: Sequence[Pair], records: Sequence[dict[str, Any]]) -> Path:
@@ -37,3 +36,17 @@ def draw(path: Path, pairs: Sequence[Pair], records: Sequence[dict[str, Any]]) -
     figure.text(0.02, 1 - 0.38 * inch, quiet, fontsize=9.5, color=style.MUTED, va="top")
     figure.subplots_adjust(left=0.05, right=0.99, top=1 - 0.95 * inch, bottom=0.4 * inch, hspace=0.6)
     return style.save(figure, path, dpi=80)  # many rows
+
+
+def cdf(axis: Any, title: str, measured: list[float], simulated: list[float], parts: list[float]) -> None:
+    style.panel_title(axis, title)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:,g}")
+    axis.xaxis.set_minor_formatter("")
+    real = points(sorted(measured), parts)
+    axis.plot([1e3 * value for value in real], parts, color=style.STOCK, linewidth=2, label="measured")
+    axis.plot([1e3 * value for value in simulated], parts, color=style.OURS, linewidth=2, label="simulated")
+
+
+def points(ordered: list[float], parts: list[float]) -> list[float]:
+    return [ordered[min(int(part * len(ordered)), len(ordered) - 1)] for part in parts]

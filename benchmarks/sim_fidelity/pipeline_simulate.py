@@ -9,10 +9,10 @@ from typing import Any
 from benchmarks.sim_fidelity.pace import costs_at
 from benchmarks.sim_fidelity.pipeline_fit import CORES, Fitted
 from benchmarks.sim_fidelity.pipeline_loads import SAYS_EACH
-from vllm_omni_sched.sim.costs.calibration import write_calibration
+from vllm_omni_sched.sim.costs.measured import write_calibration
 from vllm_omni_sched.sim.measure import Histogram
 from vllm_omni_sched.sim.run import simulate
-from vllm_omni_sched.sim.scenario.loader import build, installed
+from vllm_omni_sched.sim.scenario.loader import build
 from vllm_omni_sched.sim.workloads.trace import Exact, Header, write_trace
 
 REPLICAS, MAX_NUM_SEQS, BATCHED_TOKENS, KV_TOKENS = 2, 8, 1024, 32_768
@@ -71,7 +71,7 @@ def simulated(fitted: Fitted, wave: Mapping[str, Any], folder: Path) -> dict[str
     entries = [Exact(at=one["at"], text_tokens=one["prompt_tokens"], output_tokens=one["thinks"]) for one in ordered]
     write_trace(trace, Header(format="vllm-omni-sched trace", version=1, source="measured"), entries)
     raw = scenario(files, pace * fitted.link_seconds, trace, wave["variant"] == "ours", wave["seed"])
-    result = simulate(build(raw, "pipeline", folder, installed()))
+    result = simulate(build(raw, "pipeline", folder))
     records = sorted(result.records, key=lambda record: record.number)
     if len(records) != len(told):
         raise RuntimeError(f"{len(told)} requests were measured, and {len(records)} left the simulated pipeline")

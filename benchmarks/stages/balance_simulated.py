@@ -19,9 +19,9 @@ from benchmarks.stages.record import Bar, entry
 from vllm_omni_sched.graph.order import BATCH, Undated, WaitingOrder, WaitingRequest
 from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_gate import GateRequest, StageGate
-from vllm_omni_sched.sim.costs.calibration import write_calibration
+from vllm_omni_sched.sim.costs.measured import write_calibration
 from vllm_omni_sched.sim.run import simulate
-from vllm_omni_sched.sim.scenario.loader import build, installed
+from vllm_omni_sched.sim.scenario.loader import build
 from vllm_omni_sched.sim.workloads.trace import Exact, Header, write_trace
 
 STEP_SECONDS = 0.004  # of a decode step of the tiny talker
@@ -92,7 +92,7 @@ def makespan(
     }
     if policy not in (STOCK, LEAST_QUEUE):
         raw["orchestration"] = {"graph": {"priority": {"without_deadline": policy}}}
-    result = simulate(build(raw, "balance", folder, installed()))
+    result = simulate(build(raw, "balance", folder))
     if len(result.records) != len(entries):
         raise RuntimeError(f"{len(entries)} requests were sent, and {len(result.records)} left the simulated stage")
     return max(record.end for record in result.records) - LATER

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import style
-from vllm_omni_sched.sim.output.style import colours_of
 
 PANELS = {
     "in bursts %": "tokens within 0.1 ms of the one before, %",
@@ -24,7 +23,7 @@ def draw(path: Path, records: Sequence[dict[str, Any]]) -> Path | None:
     counts = list(dict.fromkeys(record["streams"] for record in records))
     found = {(r["streams"], r["variant"], r["measure"]): r for r in records}
     figure, (arrivals, *axes) = style.new_figure(15.5, 4.4, ncols=1 + len(PANELS), width_ratios=[2, 1, 1])
-    colours = list(map(colours_of(variants).__getitem__, variants))
+    colours = list(map(style.colours_of(variants).__getitem__, variants))
     fewest = min(counts)
     lines = {r["variant"]: r["arrivals"] for r in records if r["streams"] == fewest and "arrivals" in r}
     shown = [[1e3 * at for at in lines[variant] if at <= SHOWN_SECONDS] for variant in variants]

@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.backtest import EMBEDS, SLO, WARM_UP_SECONDS
-from benchmarks.backtest.__main__ import rounds_of
+from benchmarks.backtest import EMBEDS, WARM_UP_SECONDS
 from benchmarks.backtest.compare import compare
-from benchmarks.backtest.figures import FIGURES, measured_figures
-from benchmarks.backtest.predict import hash_of, predict, seal, write_scenario
-from benchmarks.backtest.speed import reference_seconds, slower
-from benchmarks.backtest.traces import MOST_PICTURES, TRACES, Planned, plan, write
+from benchmarks.backtest.figures import FIGURES
+from benchmarks.backtest.predict import predict, write_scenario
+from benchmarks.backtest.traces import Planned, plan, write
 from vllm_omni_sched.sim.workloads.trace import read_trace
 
 COSTS = {
@@ -51,30 +49,6 @@ def drawn(name: str, seed: int = 1) -> list[Planned]:
     return plan(name, 20.0, seed, Letters())
 
 
-@pytest.mark.parametrize("name", TRACES)
-def test_a_trace_is_that_of_its_seed_and_begins_with_the_warm_up(name: str) -> None:
-    one, again, other = drawn(name), drawn(name), drawn(name, 2)
-    assert one == again != other
-    assert [request.at for request in one] == sorted(request.at for request in one)
-    warm = [request for request in one if request.at < WARM_UP_SECONDS]
-    assert [request.pictures for request in warm] == [0, 0, 1, 1, 0]
-    assert len(one) > len(warm) + 10
-    assert all(request.text_tokens == len(request.text) + 2 for request in one)
-
-
-def test_the_traces_differ_in_kind() -> None:
-    pictures = {name: [request.pictures for request in drawn(name)[5:]] for name in TRACES}
-    assert not any(pictures["mooncake-conversation"] + pictures["servegen-day"])
-    assert 0 < max(pictures["servegen-images"]) <= MOST_PICTURES
-
-
-def test_the_day_is_busiest_when_the_published_one_is() -> None:
-    """From 20:00 to 24:00 it has more than twice the arrivals of 08:00 to 12:00."""
-    times = [request.at - WARM_UP_SECONDS for request in plan("servegen-day", 600.0, 3, Letters())[5:]]
-    parts = [sum(600 / 6 * at <= time < 600 / 6 * (at + 1) for time in times) for at in range(6)]
-    assert parts[5] > 2 * parts[2]
-
-
 def test_the_simulator_gets_the_same_requests(tmp_path: Path) -> None:
     planned = drawn("servegen-images")
     write(tmp_path / "a.jsonl", "servegen-images", planned, 1)
@@ -101,32 +75,8 @@ def test_a_lonely_request_is_predicted_as_its_costs_say(tmp_path: Path) -> None:
     assert set(found) == set(FIGURES)
 
 
-def test_an_image_beside_a_text_is_predicted_apart_for_stock_and_ours(tmp_path: Path) -> None:
-    planned = [
-        Planned(1.0, "", 1, 5, 10),
-        Planned(2.0, "", 1, 5, 10),
-        Planned(WARM_UP_SECONDS + 1, "", 0, 200, 10),
-        Planned(WARM_UP_SECONDS + 1.5, "", 1, 5, 10),
-    ]
-    within = {variant: figures_of(tmp_path, planned, variant)["within SLO"] for variant in ("stock", "ours")}
-    assert within["stock"]["predicted"] == 0.5  # the encode holds the text up
-    assert within["ours"]["predicted"] == 1.0
-
-
 def answer(due: float, outputs: list[float], tokens: int | None = None, late: float = 0.0) -> dict[str, Any]:
     return {"due": due, "sent": due + late, "outputs": outputs, "tokens": tokens or len(outputs), "pictures": 0}
-
-
-def test_times_count_from_when_a_request_is_sent_and_the_warm_up_does_not_count() -> None:
-    at = WARM_UP_SECONDS
-    found = measured_figures([answer(1.0, [5.0, 9.0]), answer(at, [at + 0.2, at + 0.25, at + 0.3], late=0.1)])
-    assert found["TTFT P50"] == pytest.approx(0.1)
-    assert found["ITL P99"] == pytest.approx(0.05)
-    assert found["end to end P50"] == pytest.approx(0.2)
-    assert found["tokens / s"] == pytest.approx(10.0)
-    assert found["within SLO"] == 1.0
-    slow = measured_figures([answer(at, [at + 0.2, at + 0.2 + 1.1 * SLO["itl_seconds"]])])
-    assert slow["within SLO"] == 0.0
 
 
 def test_an_error_is_held_against_its_bar_and_against_the_spread_of_the_measurement() -> None:
@@ -150,27 +100,3 @@ def test_an_error_is_held_against_its_bar_and_against_the_spread_of_the_measurem
     assert thrice[0]["measured"] == pytest.approx(0.11)  # one slow start does not count
     once = compare([{"trace": "t", "variant": "stock", "figures": expected}], {("t", "stock"): rounds[:1]})
     assert {(record["spread"], record["explained"]) for record in once} == {(None, None)}
-
-
-def test_predictions_are_written_with_their_time_and_any_change_of_them_shows(tmp_path: Path) -> None:
-    file = tmp_path / "predictions.json"
-    seal(file, [{"trace": "t"}], seed=3)
-    body = json.loads(file.read_text())
-    assert (body["predictions"], body["seed"]) == ([{"trace": "t"}], 3)
-    assert body["date"]
-    before = hash_of(file)
-    file.write_text(file.read_text().replace('"t"', '"u"'))
-    assert hash_of(file) != before
-
-
-def test_a_disturbed_replay_counts_only_where_there_is_no_other() -> None:
-    def replay(variant: str, disturbed: bool, answers: list[int]) -> dict[str, Any]:
-        return {"trace": "t", "variant": variant, "disturbed": disturbed, "answers": answers}
-
-    found = rounds_of([replay("stock", True, [1]), replay("stock", False, [2]), replay("ours", True, [3])])
-    assert found == {("t", "stock"): [[2]], ("t", "ours"): [[3]]}
-
-
-def test_the_speed_of_the_machine_is_compared_with_that_at_the_calibration():
-    assert reference_seconds(1) > 0
-    assert slower([1.0, 1.0], [1.2, 1.1, 1.2, 5.0]) == pytest.approx(1.2)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.failover import faults, hosts
-from benchmarks.failover.__main__ import parse
+from benchmarks.failover import faults
 from vllm_omni_sched.monitor.journal.fault import Fault
 
 
@@ -52,12 +47,6 @@ def test_outages_are_those_that_the_journal_tells_of_after_the_fault_of_a_round(
         assert vars(one) == pytest.approx(vars(other))
 
 
-def test_what_happened_before_or_to_another_replica_is_none_of_them() -> None:
-    assert faults.outages([played("killed", 107.0, [0])], KILLED) == []
-    assert faults.outages([played("killed", 100.0, [1])], KILLED) == []
-    assert faults.outages([played("killed", 100.0, [0])], KILLED[:2]) == []  # it has not come back
-
-
 def records(rounds: list[faults.Round], journal: list[Fault]) -> dict[str, dict[str, Any]]:
     found = [*faults.counts(rounds, journal), *faults.record(rounds, faults.outages(rounds, journal))]
     return {one["measure"]: one for one in found}
@@ -86,77 +75,3 @@ def test_each_failure_of_a_request_misses_its_own_bar(answer: dict[str, Any], me
     found = records([played("killed", 100.0, [0], [told(), answer])], KILLED)
     assert [name for name, one in found.items() if one.get("met") is False] == [measure]
     assert found[measure]["ours"]["most"] == 1
-
-
-def test_a_replica_that_is_late_or_does_not_come_back_misses_a_bar() -> None:
-    late = entries(0, ("died", 104.0, None), ("restarting", 104.0, 0.0), ("back", 110.0, 6.0))
-    found = records([played("killed", 100.0, [0])], late)
-    assert found["killed: until it served again, beyond its start"]["met"] is False
-    one = played("killed", 100.0, [0])
-    one["wave"]["back"] = False
-    assert records([one], KILLED[:2])["replicas that did not come back"]["met"] is False
-
-
-def test_a_failover_that_is_late_or_does_not_happen_misses_a_bar() -> None:
-    def judged(*found: hosts.Failover | None) -> dict[str, bool]:
-        return {one["measure"]: one["met"] for one in hosts.record("faults", found) if "met" in one}
-
-    good = hosts.Failover("whole host", noticed=1.2, taken_over=1.4, back=9.0)
-    late = hosts.Failover("link cut", noticed=1.2, taken_over=2.1, back=4.0)
-    whole, taken = "faults of hosts after which not all was as before", "until the standby ran its requests"
-    assert judged(good) == {whole: True, f"whole host: {taken}": True}
-    assert judged(good, late) == {whole: True, f"whole host: {taken}": True, f"link cut: {taken}": False}
-    assert judged(good, None)[whole] is False
-    assert judged() == {}
-
-
-class Machine:
-    """Hosts and a front end for `hosts.play`, which the test makes answer."""
-
-    def __init__(self) -> None:
-        self.main, self.standby = SimpleNamespace(address="main"), SimpleNamespace(address="standby")
-        self.did: list[str] = []
-        self.up = {"main": 1, "standby": 2}
-
-    def ask(self, requests: list[Any]) -> None:
-        self.did.append(f"asks {len(requests)}")
-
-    def told(self, requests: list[Any]) -> list[dict[str, Any]]:
-        return [told() for _ in requests]
-
-    def serving(self) -> dict[str, int]:
-        return self.up
-
-    def running(self, host: Any) -> int:
-        return 2
-
-    def fault(self, kind: str) -> None:
-        self.did.append(kind)
-        del self.up["main"]
-
-    def mend(self, kind: str) -> None:
-        self.did.append(f"mends {kind}")
-        self.up["main"] = 3
-
-    def wait(self, condition: Callable[[], Any]) -> float | None:
-        return time.monotonic() if condition() else None
-
-
-def test_a_round_of_a_host_asks_twice_and_has_its_fault_meanwhile() -> None:
-    machine = Machine()
-    played, failover = hosts.play(machine, "link cut", Random(0))  # type: ignore[arg-type]
-    assert machine.did == ["asks 12", "asks 12", "link cut", "mends link cut"]
-    assert failover is not None
-    assert 0 <= failover.noticed <= failover.taken_over <= failover.back
-    assert {one["met"] for one in faults.counts([played], []) if "met" in one} == {True}
-
-
-def test_a_standby_that_does_not_take_over_is_no_failover() -> None:
-    machine = Machine()
-    machine.running = lambda host: 2 if host is machine.main else 0  # type: ignore[method-assign]
-    _, failover = hosts.play(machine, "whole host", Random(0))  # type: ignore[arg-type]
-    assert failover is None
-
-
-def test_forty_rounds_are_the_default() -> None:
-    assert parse([]).rounds == 40

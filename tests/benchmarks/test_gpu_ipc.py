@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from benchmarks.gpu import ipc
-from benchmarks.gpu.ipc import THEIRS, VARIANTS
+from benchmarks.gpu.ipc import THEIRS
 from benchmarks.gpu.ipc import __main__ as program
-from benchmarks.gpu.ipc.peer import is_right, pattern
-from benchmarks.gpu.ipc.report import Found, Round, a_round, complaints, record, table
+from benchmarks.gpu.ipc.report import Found, Round, complaints, record
 
 SIZES = {"1 MB": 1 << 20}
 
@@ -37,33 +35,6 @@ def found(**more: Any) -> Found:
     )
 
 
-def test_a_round_is_from_put_to_got() -> None:
-    sent = {"begun": [1.0, 2.0, 3.0], "put": [0.1, 0.2, 0.3], "on_device": 2}
-    made = a_round(sent, {"got": [1.5, 2.5, 5.0], "get": [0.1, 0.1, 0.4], "wrong": 1})
-    assert made.seconds["end to end"] == pytest.approx(0.5)
-    assert made.seconds["put"] == pytest.approx(0.2)
-    assert (made.wrong, made.messages, made.on_device) == (1, 3, 2)
-
-
-def test_ratios_are_taken_round_by_round_and_rows_can_be_written() -> None:
-    rows = json.loads(json.dumps(record(found(refused={("1 GB", "arena"): "no room"}), SIZES)))
-    whole = next(row for row in rows if (row.get("measure"), row["variant"]) == ("end to end", "cuda_ipc"))
-    assert whole["median"] == pytest.approx(1e-3)
-    assert whole["theirs_over_it"] == 4.0
-    assert whole["gigabytes_per_second"] == pytest.approx((1 << 20) / 1e-3 / 1e9, abs=1e-3)
-    assert (whole["wrong"], whole["through_host"]) == (0, 0)
-    assert {"size": "1 GB", "variant": "arena", "refused": "no room"} in rows
-    assert {"variant": "cuda_ipc", "measure": "order", "messages": 10, "early": 9, "wrong": 0} in rows
-
-
-def test_the_table_has_a_line_per_cell_and_says_what_was_refused() -> None:
-    rows = record(found(refused={("1 GB", "arena"): "no room"}), SIZES)
-    shown = table(rows, "some GPU")
-    assert list(shown.columns[1].cells) == ["cuda_ipc", THEIRS, "cuda_ipc", "arena"]
-    assert list(shown.columns[2].cells)[2:] == ["9 of 10 put before the kernel had ended, 0 wrong", "no room"]
-    assert list(shown.columns[7].cells)[:2] == ["4", ""]
-
-
 def test_wrong_content_and_detours_are_complained_about() -> None:
     assert complaints(record(found(), SIZES)) == []
     bad = found()
@@ -74,20 +45,6 @@ def test_wrong_content_and_detours_are_complained_about() -> None:
         "cuda_ipc, order: 1 wrong",
         "cuda_ipc, 1 MB: 3 went through the host",
     ]
-
-
-def test_what_a_message_holds_is_told_from_any_other() -> None:
-    assert is_right(pattern(400, 3, "cpu"), 400, 3)
-    assert not is_right(pattern(400, 4, "cpu"), 400, 3)
-    broken = pattern(400, 3, "cpu")
-    broken[99] += 1
-    assert not is_right(broken, 400, 3)
-
-
-def test_arguments_have_defaults_and_lists() -> None:
-    assert program.parse([]).variants == list(VARIANTS)
-    options = program.parse(["--sizes", "64 KB, 1 GB", "--variants", "arena; cuda_ipc, views"])
-    assert (options.sizes, options.variants) == (["64 KB", "1 GB"], ["arena", "cuda_ipc, views"])
 
 
 def test_both_sides_work_on_the_host_where_nothing_stays_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

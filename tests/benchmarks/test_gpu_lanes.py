@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 from contextlib import nullcontext
 from typing import Any
@@ -11,14 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu.lanes import __main__ as program
 from benchmarks.gpu.lanes import run as runner
-from benchmarks.gpu.lanes.models import HIDDEN, VOCABULARY, Decoder, VisionTower
-from benchmarks.gpu.lanes.plot import picture
-from benchmarks.gpu.lanes.report import Sample, lines, record, table
+from benchmarks.gpu.lanes.models import VisionTower
+from benchmarks.gpu.lanes.report import Sample, lines
 from benchmarks.gpu.lanes.variants import DECODE_ALONE, ENCODE_ALONE, Variant, variants
 from tests.support.stream_device import HostDevice
-from vllm_omni_sched.config.errors import LaneError
 
 
 def sample(milliseconds: float, images: float = 0.0) -> Sample:
@@ -43,45 +39,6 @@ def test_ratios_are_taken_round_by_round():
     assert side.itl_p50.median == pytest.approx(0.015)
     assert found["encode alone"].itl_p99 is None
     assert found["decode alone"].images is None
-
-
-def test_the_aim_is_both_tokens_and_images():
-    assert [line.variant for line in lines(ROUNDS) if line.meets_the_aim] == ["lane, share 0.5"]
-
-
-def test_the_table_has_a_line_per_variant_and_says_what_was_refused():
-    shown = table(lines(ROUNDS), {"lane, 16 SMs": "no green contexts"}, "some GPU")
-    assert list(shown.columns[0].cells) == [*ROUNDS, "lane, 16 SMs"]
-    assert list(shown.columns[1].cells)[-1] == "no green contexts"
-    assert list(shown.columns[4].cells) == ["1.00", "", "1.50", "1.10", ""]
-
-
-def test_the_record_is_in_seconds_and_can_be_written():
-    rows = json.loads(json.dumps(record(lines(ROUNDS), {"lane, 16 SMs": "no green contexts"})))
-    assert rows[2]["itl_p50_seconds"]["median"] == pytest.approx(0.015)
-    assert rows[2]["images_of_alone"] == 0.9
-    assert rows[-1] == {"variant": "lane, 16 SMs", "refused": "no green contexts"}
-    assert "images_per_second" not in rows[0]
-
-
-def test_the_picture_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
-    assert picture(tmp_path / "lanes.png", lines(ROUNDS), "some GPU").stat().st_size > 0
-
-
-def test_what_runs_alone_comes_first_and_no_name_twice():
-    names = [variant.name for variant in variants([16, 32], [1.0, 0.5])]
-    assert names[:2] == [DECODE_ALONE.name, ENCODE_ALONE.name]
-    assert len(names) == len(set(names)) == 13
-
-
-def test_shapes_are_those_of_a_7b_model_and_a_vit_l():
-    with torch.device("meta"):
-        assert Decoder(1, 2, 8)(torch.randn(2, HIDDEN)).shape == (2,)
-        assert Decoder(1, 2, 8).head.out_features == VOCABULARY
-        pauses: list[None] = []
-        assert VisionTower()(torch.randn(3, 3, 336, 336), lambda: pauses.append(None)).shape == (3, 576, HIDDEN)
-    assert len(pauses) == 24
 
 
 class Step:
@@ -112,18 +69,3 @@ def test_each_variant_encodes_while_tokens_go_on(variant: Variant, monkeypatch):
     assert set(found.gaps) == {1.0}
     assert found.images_per_second > 0
     assert "omni-sched-lane" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_a_part_of_the_device_that_cannot_be_had_is_a_refusal_of_that_variant_alone(monkeypatch):
-    def run(variant: Variant, *_: Any, **__: Any) -> Sample:
-        if variant.sms is not None:
-            raise LaneError("no green contexts")
-        return sample(10.0, 5.0)
-
-    monkeypatch.setattr(program, "build", lambda options: None)
-    monkeypatch.setattr(runner, "DecodeStep", lambda load, prior: None)
-    monkeypatch.setattr(runner, "run", run)
-    rounds, refused = program.measure(program.parse(["--sms", "16", "--shares", "1", "--rounds", "2"]))
-    assert refused == {"side stream, 16 SMs": "no green contexts", "lane, 16 SMs": "no green contexts"}
-    assert {len(samples) for samples in rounds.values()} == {2}
-    assert not set(rounds) & set(refused)

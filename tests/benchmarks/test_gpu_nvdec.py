@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.gpu.nvdec import CODECS, driver
 from benchmarks.gpu.nvdec import __main__ as program
-from benchmarks.gpu.nvdec.clips import EMBEDDED, digest, embedded, made
-from benchmarks.gpu.nvdec.crew import Crew, Refused, Task, shares, tasks
+from benchmarks.gpu.nvdec.clips import EMBEDDED, digest, embedded
+from benchmarks.gpu.nvdec.crew import Crew, shares, tasks
 from benchmarks.gpu.nvdec.engine import serve
-from benchmarks.gpu.nvdec.report import CPU, NVDEC, Cell, Found, complaints, record, table
+from benchmarks.gpu.nvdec.report import CPU, NVDEC, Cell, Found, complaints, record
 from tests.support.nvcodec import HostDevice, NvCodec
 from vllm_omni_sched.video.decoders.nvdec.decoder import NvdecDecoder
 from vllm_omni_sched.video.decoders.nvdec.library import Library
@@ -67,23 +66,10 @@ def test_a_card_decodes_the_embedded_clip_as_it_says(tmp_path: Path) -> None:
     assert [digest(frame) for frame in frames] == clip.digests
 
 
-def test_some_frames_are_wanted_and_all() -> None:
-    some, every = tasks(made("h264", 1, width=96, height=64, rate=40, gop=10))
-    assert (some.name, len(some.wanted), every.name, len(every.wanted)) == ("32 frames", 32, "all frames", 40)
-
-
 def test_the_longest_piece_goes_first_to_whoever_has_least() -> None:
     given = shares([piece(n, cost) for n, cost in enumerate([1.0, 5.0, 3.0, 2.0])], 2)
     assert [[one.number for one in mine] for mine in given] == [[1, 0], [2, 3]]
     assert len(shares([piece(0, 1.0)], 7)) == 1
-
-
-@without_a_card
-def test_a_decoder_that_cannot_work_is_a_refusal() -> None:
-    with pytest.raises(Refused, match=r"no_library|no_driver"):
-        Crew(NVDEC, [0], 4096)
-    with Crew(CPU, [0], 4096) as one, pytest.raises(Refused, match=r"\w"):
-        one.latency(embedded(), Task("beyond its room", [0, 1]), 1)
 
 
 @without_a_card
@@ -97,59 +83,3 @@ def test_cpu_and_card_are_measured_and_what_refuses_is_told() -> None:
     assert [row["decoder"] for row in rows if "refused" in row] == [NVDEC]
     (complaint,) = complaints(rows)
     assert complaint.startswith("NVDEC decoded nothing: ")
-
-
-def test_ratios_are_taken_round_by_round() -> None:
-    rows = record(found())
-    two = next(row for row in rows if row["decoders"] == 2)
-    assert (two["latency_of_one"], two["latency_of_cpu"]) == (2.0, 10.0)
-    assert (two["rate_of_one"], two["rate_of_cpu"]) == (1.8, 3.0)
-    cpu = next(row for row in rows if row["decoder"] == CPU)
-    assert "latency_of_cpu" not in cpu
-    assert complaints(rows) == []
-
-
-def test_wrong_pixels_are_complained_about_and_shown() -> None:
-    rows = record(found(wrong={("a clip", "all, nvdec"): (60, 2)}, refused={("b", NVDEC): "codec"}))
-    assert complaints(rows) == ["a clip, all, nvdec: 2 frames differ"]
-    shown = table(rows, "some GPU")
-    assert list(shown.columns[2].cells) == ["1 nvdec", "2 nvdec", "4 cpu", "58 of 60 frames equal the CPU's", "nvdec"]
-
-
-def test_engines_are_those_that_the_driver_names() -> None:
-    says = {"h264": {"supported": True, "engines": 3}, "av1": {"error": "CUDA error 801"}}
-    assert program.engines(says, 2) == [0, 1, 0, 1, 0, 1]
-    assert program.engines({"error": "libnvcuvid.so.1: cannot open"}, 1) == [0]
-    assert program.counts(NVDEC, 3) == [1, 2, 3]
-    assert program.counts(CPU, 1) == [1]
-
-
-def test_the_driver_is_asked_in_the_layout_of_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ctypes
-
-    assert ctypes.sizeof(driver.Caps) == 88
-    assert (driver.Caps.supported.offset, driver.Caps.max_width.offset, driver.Caps.min_width.offset) == (24, 28, 40)
-
-    def answer(pointer: Any) -> int:
-        caps = pointer._obj
-        caps.supported, caps.engines, caps.max_width, caps.max_height = caps.codec != 11, 7, 4096, 4080
-        return 801 if caps.codec == 10 else 0
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: type("Nvcuvid", (), {"cuvidGetDecoderCaps": staticmethod(answer)}))
-    says = driver.capabilities()
-    assert says["h264"] == {"supported": True, "engines": 7, "max": [4096, 4080], "min": [0, 0]}
-    assert says["av1"]["supported"] is False
-    assert says["vp9"] == {"error": "cuvidGetDecoderCaps: CUDA error 801"}
-
-
-def test_libraries_that_are_missing_are_told_as_the_loader_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "LIBRARIES", ("libc.so.6", "libnothing.so.1"))
-    told = driver.libraries()
-    assert told["libc.so.6"] == "found"
-    assert "libnothing.so.1" in told["libnothing.so.1"]
-
-
-def test_arguments_have_defaults_and_lists() -> None:
-    assert program.parse([]).codecs == list(CODECS)
-    options = program.parse(["--codecs", "h264, av1", "--engines", "0,0,1"])
-    assert (options.codecs, options.engines) == (["h264", "av1"], [0, 0, 1])

@@ -1,14 +1,10 @@
 """`mixed` without an engine: arrivals, and what is made of the rounds."""
 
-from collections import Counter
-
 import pytest
 
-from benchmarks.mixed.__main__ import _ranks, parse
 from benchmarks.mixed.plot import draw
-from benchmarks.mixed.pooled import gaps_beside, pooled
+from benchmarks.mixed.pooled import pooled
 from benchmarks.mixed.report import measures, record, same_tokens
-from benchmarks.mixed.workload import arrivals
 
 
 def request(kind, at, ttft, gaps=(), digest="same", **more):
@@ -25,14 +21,6 @@ def answer(stall, digest="same"):
             request("session", 9.0, 0.02, latencies=[0.02, 0.04]),
         ],
     }
-
-
-def test_gaps_beside_images_are_those_in_which_one_waits():
-    text, image, _ = answer(0.4)["requests"]
-    beside = gaps_beside([text], [image])
-    assert max(beside) == 0.4
-    assert 10 <= len(beside) <= 12  # the stall, and what follows within 0.1 s
-    assert gaps_beside([text], []) == []
 
 
 def test_a_stall_costs_the_slo():
@@ -77,47 +65,3 @@ def test_records_hold_medians_and_whether_tokens_are_the_same(tmp_path):
     assert records["ours", 0.5, "requests with the tokens of stock %"]["samples"] == 9
     assert draw(tmp_path / "mixed.png", list(records.values())).stat().st_size > 10_000
     assert draw(tmp_path / "none.png", [r for r in records.values() if r["load"] == 1.0]) is None
-
-
-def test_rounds_that_not_all_variants_have_ended_are_not_recorded():
-    answers = {
-        ("stock", 1.0): [answer(0.4)] * 2,
-        ("ours", 1.0): [answer(0.1)] * 2,
-        ("stock", 2.0): [answer(0.4)] * 2,
-        ("ours", 2.0): [answer(0.1)],  # interrupted
-        ("ours", 3.0): [answer(0.1)],
-    }
-    found = [r for r in record(answers) if r["measure"] == "text ITL max"]
-    samples = {(r["variant"], r["load"]): r["samples"] for r in found}
-    assert samples == {("stock", 1.0): 2, ("ours", 1.0): 2, ("stock", 2.0): 1, ("ours", 2.0): 1}
-
-
-def test_a_variant_that_is_not_there_is_named(capsys):
-    with pytest.raises(SystemExit):
-        parse(["--variants", "stock,our"])
-    assert "unknown variant 'our'; there are stock, stock on all cores, ours" in capsys.readouterr().err
-
-
-def test_the_same_seed_gives_the_same_arrivals_and_load_scales_them():
-    assert arrivals(0.5, 60, 3) == arrivals(0.5, 60, 3) != arrivals(0.5, 60, 4)
-    assert len(arrivals(2.0, 200, 0)) > 3 * len(arrivals(0.5, 200, 0))
-    (frames,) = [a for a in arrivals(0.5, 20, 0, frames=32) if len(a.image_seeds) == 32]
-    drawn = Counter(seed for a in arrivals(2.0, 200, 0, pictures=4) for seed in a.image_seeds)
-    assert [number for number, _ in drawn.most_common()] == [0, 1, 2, 3]
-    assert frames.at == 10.0
-
-
-def test_a_round_without_text_or_without_any_request_has_no_measures_of_them():
-    assert measures({"requests": [], "seconds": 1.0}) == {}
-    image = {"kind": "image", "ttft": 0.5, "at": 0.1, "gaps": [], "tokens": 1}
-    found = measures({"requests": [image], "seconds": 1.0})
-    assert found["image TTFT P50"] == 500.0
-    assert "text ITL P50" not in found
-
-
-def test_each_rank_has_its_own_cores(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {1, 3, 5, 7})
-    assert _ranks(1) == {}
-    assert _ranks(2) == {"VLLM_CPU_OMP_THREADS_BIND": "1,3|5,7"}
-    with pytest.raises(SystemExit, match="at least 5 processors; this machine has 4"):
-        _ranks(5)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.engine.lending.blocks import LentBlocks
-from vllm_omni_sched.engine.lending.pages import KvPages, Layer, kv_pages_of, sure_bytes
+from vllm_omni_sched.engine.lending.pages import KvPages, Layer, kv_pages_of
 from vllm_omni_sched.resource.engine.lending import EncodeDemand, LendingSnapshot, MemoryLending
 
 TOTAL, LAYERS, BLOCK = 24, 2, 3 * mmap.PAGESIZE
@@ -236,36 +236,10 @@ def test_pages_that_a_block_shares_with_its_neighbour_are_kept() -> None:
     assert (data == 2).all()
 
 
-def test_blocks_that_there_are_not_are_refused() -> None:
-    real = Real()
-    with pytest.raises(ValueError, match="and the cache has 25"):
-        real.pages.give_back([TOTAL + 1])
-
-
-@pytest.mark.parametrize(("layer", "sure"), [(100, 0), (4096, 0), (8191, 4096), (28672, 24576)])
-def test_what_is_sure_to_be_given_back(layer: int, sure: int) -> None:
-    assert mmap.PAGESIZE == 4096
-    assert sure_bytes(layer) == sure
-    data = np.zeros(8 * 4096 + layer, dtype=np.uint8)
-    for offset in (0, 1, 64, 4095):
-        found = KvPages([Layer(data.ctypes.data + offset, layer, 1)]).ranges([0])
-        assert sum(length for _, length in found) >= sure
-
-
 class _Runner:
     def __init__(self, tensor: Any, blocks: int) -> None:
         self.kv_caches = [tensor]
         self.kv_cache_config = type("Config", (), {"num_blocks": blocks})
-
-
-def test_the_layers_of_a_runner() -> None:
-    import torch
-
-    whole = torch.zeros(4, 2, 8, 16)
-    (layer,) = kv_pages_of(_Runner(whole, 4))._layers
-    assert layer == Layer(whole.data_ptr(), 2 * 8 * 16 * 4, 4)
-    (split,) = kv_pages_of(_Runner(whole, 2))._layers  # two blocks of the kernel in each
-    assert split == Layer(whole.data_ptr(), 2 * 2 * 8 * 16 * 4, 2)
 
 
 def test_a_cache_whose_blocks_are_in_pieces_is_refused() -> None:

@@ -103,17 +103,6 @@ def test_a_failure_is_told_and_the_next_job_goes_on(groups: list[LaneGroup]) -> 
     assert [total.tolist() for total in found] == [[float(len(groups))] * 3] * len(groups)
 
 
-def test_all_fail_by_themselves_at_the_same_place(groups: list[LaneGroup]) -> None:
-    def fails(group: LaneGroup) -> Any:
-        group.exchange(torch.zeros(HUGE))
-        raise ValueError("poisoned")
-
-    assert all(isinstance(error, ValueError) for error in on_all(groups, job(fails)))
-    assert [len(found) for found in on_all(groups, job(lambda group: group.exchange(torch.zeros(1))))] == [
-        len(groups)
-    ] * len(groups)
-
-
 def test_one_fails_after_the_others_have_finished(groups: list[LaneGroup]) -> None:
     def fails_late(group: LaneGroup) -> Any:
         group.exchange(torch.zeros(2))
@@ -156,25 +145,6 @@ def test_ranks_that_do_not_make_the_same_calls_are_told_apart() -> None:
         group.close()
 
 
-def test_time_spent_waiting_is_counted() -> None:
-    pair = groups_of(2)
-    begun = threading.Event()
-
-    def late(group: LaneGroup) -> float:
-        if group.rank == 1:
-            begun.wait(0.05)
-        group.exchange(torch.zeros(1))
-        return group.idle_seconds
-
-    early, other = on_all(pair, job(late))
-    assert early > other
-    for group in pair:
-        group.close()
-
-
-# -- the shared memory -----------------------------------------------------
-
-
 def slots_of(group: LaneGroup) -> int:
     """The size of the slots of this rank's memory, in bytes."""
     assert group._slots is not None
@@ -192,33 +162,6 @@ def test_slots_grow_with_the_tensors_and_stay_within_a_job(groups: list[LaneGrou
     for found in on_all(groups, job(sums)):
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert [slots_of(group) for group in groups] == [8 << 16] * ranks
-
-
-def test_memory_of_an_earlier_large_job_is_given_back(groups: list[LaneGroup]) -> None:
-    slots = []
-    for size in (HUGE, HUGE // 4, 16, 16):
-        found = on_all(groups, job(lambda group, size=size: group.sum(torch.ones(size))))  # type: ignore[misc]
-        assert all(torch.equal(total, torch.full((size,), float(len(groups)))) for total in found)
-        slots.append(slots_of(groups[0]))
-    assert slots == [4 * HUGE, 4 * HUGE, 4 * HUGE, 64]  # it is known after a job that it was small
-
-
-def test_slots_take_turns_so_that_what_was_got_last_is_not_written_over(groups: list[LaneGroup]) -> None:
-    """A slow rank still reads the tensors of the last call when the others have come to the next one."""
-    others_wait = threading.Event()
-
-    def calls(group: LaneGroup) -> list[torch.Tensor]:
-        group.exchange(torch.zeros(2))
-        last = group._parts(torch.full((2,), group.rank + 1.0))
-        if group.rank == 0:
-            others_wait.wait(LONG)
-            return [part.clone() for part in last]
-        group._slots.write(torch.full((2,), -1.0))  # type: ignore[union-attr]  # as in the next call
-        if group.rank == len(groups) - 1:
-            others_wait.set()
-        return []
-
-    assert [part.tolist() for part in on_all(groups, job(calls))[0]] == [[r + 1.0] * 2 for r in range(len(groups))]
 
 
 def test_after_a_failure_a_slow_rank_still_reads_what_it_got() -> None:
@@ -282,9 +225,6 @@ def test_memory_is_sent_once_and_no_descriptor_stays_open(groups: list[LaneGroup
     with nothing_left_open():
         on_all(groups, job(lambda group: [group.sum(torch.zeros(64)) for _ in range(3)]))
         on_all(groups, job(lambda group: group.sum(torch.zeros(128))))  # in larger memory
-
-
-# -- the meeting -----------------------------------------------------------
 
 
 def meet(ranks: int, secret: str = "secret", generation: int = 0, timeout: float = LONG) -> list[Any]:

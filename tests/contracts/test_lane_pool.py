@@ -133,8 +133,3 @@ def test_a_step_takes_its_processors_back(two_widths: LanePool) -> None:
     two_widths.set_llm_idle(False)
     two_widths.submit(Job("a", "told"))
     assert [done.result for done in collect(two_widths, 1)] == [[False]]
-
-
-def test_a_team_needs_a_lane() -> None:
-    with pytest.raises(ValueError, match="at least one lane"):
-        LanePool([])

@@ -23,7 +23,8 @@ from vllm_omni_sched.config.errors import (
     UnsupportedValueError,
 )
 from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME
-from vllm_omni_sched.preprocess.options import MIB, PreprocessOptions
+from vllm_omni_sched.preprocess import pool as pool_module
+from vllm_omni_sched.preprocess.options import DEADLINE_SECONDS, MIB, PreprocessOptions
 from vllm_omni_sched.preprocess.order import Outcome
 from vllm_omni_sched.preprocess.pool import NullObserver, PreprocessPool
 
@@ -129,23 +130,6 @@ def test_jobs_run_in_several_processes_at_a_time(pool: PreprocessPool, tmp_path:
     assert [job.take() for job in jobs] == ["waited", "waited"]
 
 
-def test_processors_of_idle_processes_are_lent_to_those_that_work(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    pool = PreprocessPool(work, options())
-    other = blocked(pool, tmp_path, "a")
-    job = pool.submit(("threads", 8))  # of 8 as long as it runs alone
-    assert job is not None
-    assert job.take() == 4
-    job = pool.submit(("threads", 4))
-    assert job is not None
-    unblock(tmp_path, "a")
-    assert job.take() == 8
-    assert other.take() == "waited"
-    pool.close()
-
-
 def test_a_process_that_dies_is_replaced_and_its_job_runs_again(
     pool: PreprocessPool, events: Events, tmp_path: Path
 ) -> None:
@@ -218,21 +202,13 @@ def test_a_running_job_is_cancelled_with_its_process(pool: PreprocessPool, event
     assert pool.submit(("double", torch.ones(1))).take()["tensor"].item() == 2  # type: ignore[union-attr]
 
 
-def test_a_job_cancelled_after_its_end_gives_its_memory_back(pool: PreprocessPool) -> None:
-    job = pool.submit(("large", 5000))
-    assert job is not None
-    job.future.result()
-    assert pool.held_bytes == 5000
-    job.cancel()
-    job.cancel()
-    assert pool.held_bytes == 0
-
-
-def test_deadlines_are_those_of_the_class(tmp_path: Path, events: Events) -> None:
+def test_deadlines_are_those_of_the_class(tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEADLINE_SECONDS, "realtime", 1.0)
+    monkeypatch.setitem(DEADLINE_SECONDS, "interactive", 5.0)
     now = [0.0]
     pool = PreprocessPool(
         work,
-        options(processes=1, realtime_deadline_seconds=1.0, interactive_deadline_seconds=5.0),
+        options(processes=1),
         clock=lambda: now[0],
         observer=events,
     )
@@ -248,15 +224,6 @@ def test_deadlines_are_those_of_the_class(tmp_path: Path, events: Events) -> Non
         else:
             with pytest.raises(error, match="class realtime were not preprocessed within 1 s"):
                 job.take()
-    pool.close()
-
-
-def test_a_running_job_that_is_late_is_ended(tmp_path: Path, events: Events) -> None:
-    pool = PreprocessPool(work, options(processes=1, interactive_deadline_seconds=2.0), observer=events)
-    job = blocked(pool, tmp_path, "a")  # begins in time on a busy machine as well
-    with pytest.raises(PreprocessDeadlineError):
-        job.take()
-    assert events.restarts == 1
     pool.close()
 
 
@@ -283,8 +250,9 @@ def test_results_that_nobody_takes_stop_further_ones_but_not_needed_ones(events:
     pool.close()
 
 
-def test_too_many_waiting_jobs_are_refused(tmp_path: Path) -> None:
-    pool = PreprocessPool(work, options(processes=1, max_waiting=1))
+def test_too_many_waiting_jobs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "MOST_WAITING", 1)
+    pool = PreprocessPool(work, options(processes=1))
     job = blocked(pool, tmp_path, "a")
     assert pool.submit(("pid", None)) is not None
     assert pool.submit(("pid", None)) is None
@@ -306,14 +274,6 @@ def test_closing_ends_every_job(tmp_path: Path, events: Events) -> None:
         del running, waiting, job, pool
 
 
-def test_the_sockets_of_the_server_are_not_kept_open() -> None:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        pool = PreprocessPool(work, options(processes=1))
-        assert pool.submit(("sockets", listening.fileno())).take() == []  # type: ignore[union-attr]
-        pool.close()
-
-
 def test_processes_end_with_their_owner() -> None:
     receiving, sending = os.pipe()
     owner = os.fork()
@@ -332,3 +292,21 @@ def test_processes_end_with_their_owner() -> None:
     for pid in pids:
         assert select.select([pid], [], [], LONG)[0]
         os.close(pid)
+
+
+def test_a_running_job_that_is_late_is_ended(tmp_path: Path, events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEADLINE_SECONDS, "interactive", 2.0)
+    pool = PreprocessPool(work, options(processes=1), observer=events)
+    job = blocked(pool, tmp_path, "a")  # begins in time on a busy machine as well
+    with pytest.raises(PreprocessDeadlineError):
+        job.take()
+    assert events.restarts == 1
+    pool.close()
+
+
+def test_the_sockets_of_the_server_are_not_kept_open() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        pool = PreprocessPool(work, options(processes=1))
+        assert pool.submit(("sockets", listening.fileno())).take() == []  # type: ignore[union-attr]
+        pool.close()

@@ -86,15 +86,6 @@ def test_without_a_successor_every_call_says_so(first: str, team: bool, busy: bo
         asked.close(0.0)
 
 
-def test_a_fork_server_that_dies_alone_is_noticed_when_it_is_needed(process_lane: ProcessLane) -> None:
-    os.kill(process_lane._fork_server._server_pid, signal.SIGKILL)
-    process_lane.submit(Job("a", ("double", 1)))
-    assert collect(process_lane, 1)[0].result == 2
-    os.kill(process_lane.pid, signal.SIGKILL)
-    with pytest.raises(LaneError):
-        process_lane.wait(LONG)
-
-
 @pytest.mark.parametrize("shape", [(64, 1024), (0, 4)], ids=["tensor", "empty"])
 def test_results_that_are_kept_hold_no_descriptor(process_lane: ProcessLane, shape: tuple[int, int]) -> None:
     kept = []
@@ -208,8 +199,3 @@ def test_the_memory_of_each_job_but_the_first_is_measured() -> None:
     assert peaks["warm-up"] == 0
     assert 63 << 20 <= peaks["large"] < 128 << 20
     assert peaks["small"] < 16 << 20, "what the job before has freed does not count"
-
-
-def test_memory_is_not_measured_unless_it_is_asked_for(process_lane: ProcessLane) -> None:
-    process_lane.submit(Job("a", ("double", 1)))
-    assert [done.peak_bytes for done in collect(process_lane, 1)] == [0]

@@ -8,7 +8,7 @@ from vllm.model_executor.models.internvl import InternVLProcessingInfo
 from vllm.model_executor.models.qwen2_vl import Qwen2VLProcessingInfo
 from vllm.v1.core.encoder_cache_manager import compute_mm_encoder_budget
 
-from vllm_omni_sched.sim.build.servers import engine_limits
+from vllm_omni_sched.sim.cluster import engine_limits
 from vllm_omni_sched.sim.costs.models import MODELS
 from vllm_omni_sched.sim.scenario.stages import EngineStage
 

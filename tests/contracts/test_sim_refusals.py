@@ -92,7 +92,6 @@ def test_encode_ahead_behind_encoders_apart(tmp_path: Path) -> None:
     [
         '[sweep]\n"stages.llm.devices" = [1, 2]\n',
         '[[variants]]\nname = "two"\nset = { "stages.llm.devices" = 2 }\n',
-        '[ablation.mechanisms]\n"two" = { "stages.llm.devices" = 2 }\n',
     ],
 )
 def test_a_point_of_a_study_that_the_engine_refuses(tmp_path: Path, more: str) -> None:

@@ -16,12 +16,9 @@ from vllm_omni_sched.sim.engine.limits import EngineLimits, make_core
 from vllm_omni_sched.sim.engine.server import EngineServer
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
-from vllm_omni_sched.sim.server import Job
-from vllm_omni_sched.sim.servers.encoder import EncoderServer
-from vllm_omni_sched.sim.servers.queue import QueueServer
-from vllm_omni_sched.sim.servers.shared import SharedServer
-from vllm_omni_sched.sim.servers.video import VideoServer, stock_decoding
-from vllm_omni_sched.sim.work import Clip, Item, Request
+from vllm_omni_sched.sim.servers import EncoderServer, QueueServer, SharedServer
+from vllm_omni_sched.sim.video import VideoServer, stock_decoding
+from vllm_omni_sched.sim.work import Clip, Item, Job, Request
 
 
 class Decoding:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.stream_device import HostDevice, OutOfMemory
-from vllm_omni_sched.config.errors import LaneClosedError, LaneError, LaneWorkError
+from tests.support.stream_device import HostDevice
+from vllm_omni_sched.config.errors import LaneClosedError, LaneError
 from vllm_omni_sched.lanes import CudaDevice, Job, StreamLane
 from vllm_omni_sched.lanes.cuda import green_context
 from vllm_omni_sched.lanes.stream import LAUNCHED_AHEAD
@@ -51,33 +50,6 @@ def layers(count: int) -> Work:
     return work
 
 
-def test_a_job_is_reported_when_the_device_is_done_with_it_and_nobody_waited(device, lane_of):
-    device.held_up = True
-    launched = threading.Event()
-    lane = lane_of(lambda payload, pause: launched.set() or payload)
-    for i in range(3):
-        assert lane.submit(Job(str(i), i))
-    assert launched.wait(LONG)
-    assert not lane.wait(0.02)
-    assert lane.poll() == []
-    assert lane.held == 3
-    device.go_on()
-    assert lane.drain(LONG)
-    assert [done.result for done in lane.poll()] == [0, 1, 2]
-    assert device.asked("owner", "synchronize") == []
-
-
-def test_work_follows_its_owner_and_the_owner_follows_the_result(device, lane_of):
-    lane = lane_of(lambda payload, pause: [payload])
-    lane.submit(Job("a", "image"))
-    ((_, submitted),) = device.asked("owner", "mark")
-    assert lane.drain(LONG)
-    assert device.asked("lane", "follow") == [("follow", (submitted, ()))]
-    (done,) = lane.poll()
-    last_of_lane = device.asked("lane", "mark")[-1][1]
-    assert device.asked("owner", "follow") == [("follow", (last_of_lane, done.result))]
-
-
 def test_at_the_whole_share_slices_are_launched_ahead(device, lane_of):
     lane = lane_of(layers(LAUNCHED_AHEAD + 2))
     lane.submit(Job("a", None))
@@ -108,81 +80,12 @@ def test_at_less_each_slice_is_waited_for(device, lane_of):
     assert [point for verb, point in asked if verb == "mark"] == [point for verb, point in asked if verb != "mark"]
 
 
-def test_what_a_failed_job_had_launched_is_over_before_it_is_reported(device, lane_of):
-    def work(payload: Any, pause: Callable[[], None]) -> Any:
-        raise ArithmeticError(payload)
-
-    device.held_up = True
-    lane = lane_of(work)
-    lane.submit(Job("a", "bad"))
-    assert not lane.wait(0.02)
-    device.go_on()
-    assert lane.wait(LONG)
-    (done,) = lane.poll()
-    assert isinstance(done.error, LaneWorkError)
-    assert device.asked("owner", "follow") == []
-
-
-def test_out_of_memory_is_of_one_job_and_its_memory_is_free_when_the_cache_is_emptied(lane_of, device):
-    activations: list[weakref.ref[torch.Tensor]] = []
-    alive_when_emptied: list[bool] = []
-    device.empty_cache = lambda: alive_when_emptied.extend(ref() is not None for ref in activations)
-
-    def layer(tensor: torch.Tensor) -> None:
-        raise OutOfMemory("tried to allocate 2 GiB")
-
-    def work(payload: Any, pause: Callable[[], None]) -> Any:
-        if payload == "huge":
-            activation = torch.zeros(8)
-            activations.append(weakref.ref(activation))
-            layer(activation)
-        return payload
-
-    lane = lane_of(work)
-    gc.disable()
-    try:
-        for payload in ("small", "huge", "small again"):
-            lane.submit(Job(payload, payload))
-        assert lane.drain(LONG)
-    finally:
-        gc.enable()
-    small, huge, again = lane.poll()
-    assert (small.result, again.result) == ("small", "small again")
-    assert isinstance(huge.error, LaneWorkError)
-    assert str(huge.error) == "OutOfMemory: tried to allocate 2 GiB"
-    assert alive_when_emptied == [False]
-
-
 def test_closing_does_not_wait_for_a_device_that_hangs(device, lane_of):
     device.held_up = True
     lane = lane_of(layers(1))
     lane.submit(Job("a", None))
     lane.close(0.05)
     assert [type(done.error) for done in lane.poll()] == [LaneClosedError]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
-def test_on_cuda_results_stay_on_the_device_and_their_memory_is_not_used_again_too_soon():
-    cuda = torch.device("cuda")
-    weights = torch.ones(2048, 2048, device=cuda)
-
-    def work(payload: torch.Tensor, pause: Callable[[], None]) -> torch.Tensor:
-        value = payload.to(cuda, non_blocking=True)
-        for _ in range(4):
-            value = (value @ weights) / 2048
-            pause()
-        return value
-
-    lane = StreamLane(work, 8, device=CudaDevice(cuda))
-    sums = []
-    for i in range(40):
-        lane.submit(Job("a", torch.full((2048, 2048), float(i)).pin_memory()))
-        assert lane.wait(LONG)
-        (done,) = lane.poll()
-        sums.append((weights @ done.result).mean())  # freed while this may still run
-        del done
-    assert [round(value.item() / 2048) for value in sums] == list(range(40))
-    lane.close()
 
 
 @pytest.mark.parametrize("name", ["cpu", "meta"])

@@ -12,29 +12,23 @@ import pytest
 import torch
 from cuda.bindings import driver
 
-from tests.cuda_double.control import hold, holding, let_go, mend, runtime, set_multiprocessors
+from tests.cuda_double.control import hold, holding, let_go, mend
 from tests.cuda_double.green_contexts import (
-    DEFAULT_STREAM,
     NON_BLOCKING,
     SM,
     ask,
-    context_of,
     error_of,
     multiprocessors_of,
     new_context,
     new_stream,
     whole,
 )
-from tests.cuda_double.kernels import order_of_kernels
 from vllm_omni_sched.config.errors import LaneError
 from vllm_omni_sched.lanes import CudaDevice
 from vllm_omni_sched.lanes.cuda import green_context
 
 CUDA = torch.device("cuda", 0)
 SIZE = 1 << 14
-
-
-# -- parts of a device ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -50,13 +44,6 @@ def test_a_device_is_split_into_groups_of_equal_size_in_eights(least: int, group
     assert remaining.sm.smCount == rest
 
 
-def test_a_split_without_remainder_leaves_nothing() -> None:
-    set_multiprocessors(64)
-    _, count, remaining = ask("cuDevSmResourceSplitByCount", 4, whole(), 0, 16)
-    assert count == 4
-    assert remaining.type == driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_INVALID
-
-
 def test_what_is_no_split_is_refused() -> None:
     device = whole()
     assert error_of("cuDevSmResourceSplitByCount", 1, device, 0, 133) == "CUDA_ERROR_INVALID_VALUE"
@@ -67,24 +54,6 @@ def test_what_is_no_split_is_refused() -> None:
     queues = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_WORKQUEUE
     assert error_of("cuDeviceGetDevResource", 0, queues) == "CUDA_ERROR_INVALID_RESOURCE_TYPE"
     assert error_of("cuDeviceGetDevResource", 2, SM) == "CUDA_ERROR_INVALID_DEVICE"
-
-
-def test_a_context_may_have_several_parts_of_one_split() -> None:
-    parts, _, rest = ask("cuDevSmResourceSplitByCount", 3, whole(), 0, 16)
-    context = context_of([parts[0], parts[2], rest])
-    found = ask("cuGreenCtxGetDevResource", context, SM)
-    assert found.sm.smCount == 16 + 16 + 84
-    again, _, _ = ask("cuDevSmResourceSplitByCount", 1, found, 0, 100)  # those of a context can be split
-    assert again[0].sm.smCount == 104
-    other, _, _ = ask("cuDevSmResourceSplitByCount", 1, whole(), 0, 16)
-    error = error_of("cuDevResourceGenerateDesc", [parts[0], other[0]], 2)
-    assert error == "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
-    part = ask("cuDevResourceGenerateDesc", [parts[0]], 1)
-    assert error_of("cuGreenCtxCreate", part, 1, DEFAULT_STREAM) == "CUDA_ERROR_INVALID_DEVICE"
-    assert error_of("cuGreenCtxCreate", part, 0, 0) == "CUDA_ERROR_INVALID_VALUE"
-
-
-# -- streams of a context ------------------------------------------------------
 
 
 def test_streams_are_non_blocking_and_have_a_queue_and_a_priority_each() -> None:
@@ -108,11 +77,6 @@ def test_streams_are_non_blocking_and_have_a_queue_and_a_priority_each() -> None
     assert bool((other.cpu() == 3.0).all())
 
 
-def test_priorities_count_across_contexts() -> None:
-    low, high = (torch.cuda.ExternalStream(new_stream(new_context(), priority), CUDA) for priority in (0, -5))
-    assert order_of_kernels(low, high, 4) == ["high"] * 4 + ["low"] * 4
-
-
 @pytest.mark.parametrize("device", [0, 1])
 def test_events_order_streams_of_two_contexts(device: int) -> None:
     one = torch.cuda.ExternalStream(new_stream(new_context()), CUDA)
@@ -130,33 +94,6 @@ def test_events_order_streams_of_two_contexts(device: int) -> None:
     let_go(one)
     other.synchronize()
     assert bool((copied.cpu() == 5.0).all())
-
-
-def test_a_context_that_is_current_has_a_default_stream_of_its_own() -> None:
-    context = ask("cuCtxFromGreenCtx", new_context(24))
-    primary = ask("cuCtxGetCurrent")
-    assert ask("cuCtxGetDevResource", primary, SM).sm.smCount == 132
-    with holding(torch.cuda.default_stream()):
-        torch.zeros(SIZE, device=CUDA)
-        assert not torch.cuda.default_stream().query()
-        ask("cuCtxPushCurrent", context)
-        try:
-            assert int(ask("cuCtxGetCurrent")) == int(context)
-            assert ask("cuCtxGetDevResource", context, SM).sm.smCount == 24
-            assert multiprocessors_of(0) == 24
-            blocking = ask("cuStreamCreate", 0)
-            assert multiprocessors_of(int(blocking)) == 24
-            ask("cuCtxSynchronize")
-            assert runtime().cudaStreamQuery(None) == 0
-        finally:
-            assert int(ask("cuCtxPopCurrent")) == int(context)
-        assert int(ask("cuCtxGetCurrent")) == int(primary)
-        assert not torch.cuda.default_stream().query()
-    ask("cuCtxSetCurrent", context)
-    torch.cuda.set_device(1)
-    torch.cuda.set_device(0)
-    assert int(ask("cuCtxGetCurrent")) == int(primary)
-    ask("cuStreamDestroy", blocking)
 
 
 def test_the_end_of_a_context_detaches_its_streams() -> None:
@@ -183,9 +120,6 @@ def test_the_end_of_a_context_detaches_its_streams() -> None:
     assert error_of("cuStreamDestroy", handle) == "CUDA_ERROR_INVALID_HANDLE"
 
 
-# -- the lane ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("asked", "given"), [(1, 8), (8, 8), (9, 16), (64, 64), (65, 72), (128, 128)])
 def test_the_lane_gets_the_next_number_that_the_driver_can_split_off(asked: int, given: int) -> None:
     assert multiprocessors_of(CudaDevice(CUDA, asked)._stream.cuda_stream) == given
@@ -199,21 +133,6 @@ def test_two_lanes_of_one_size_are_two_streams_of_one_context() -> None:
     one, other = (CudaDevice(CUDA, 40)._stream.cuda_stream for _ in range(2))
     assert one != other
     assert int(ask("cuStreamGetGreenCtx", one)) == int(ask("cuStreamGetGreenCtx", other))
-
-
-@pytest.mark.parametrize(
-    ("count", "of", "why"),
-    [
-        (200, 132, r"Invalid number of SMs requested for green context: 200 \(device has 132 SMs\)"),
-        (130, 132, "Failed to create single SM resource group"),
-        (4, 4, "Failed to create single SM resource group"),
-    ],
-)
-def test_more_than_the_device_can_split_off_is_refused_with_the_option_to_change(count: int, of: int, why: str) -> None:
-    set_multiprocessors(of)
-    advice = "choose another value of option 'expert.encode_lane_sms', or leave it out"
-    with pytest.raises(LaneError, match=f"cannot have {count} multiprocessors of its own: {why}; {advice}"):
-        CudaDevice(CUDA, count)
 
 
 def test_an_error_of_the_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,15 +19,10 @@ RULES = [rule for group in yaml.safe_load((FOLDER / "alerts.yaml").read_text())[
 TESTS = yaml.safe_load((FOLDER / "alerts_test.yaml").read_text())["tests"]
 KNOWN = all_metrics()
 SELECTED = re.compile(r"(vllm:\w+)\{([^}]*)\}")
-OF_REQUESTS = re.compile(r'_(failed|given_up\w*)_total|outcome=~?"')
-"""Counters of requests and items that failed, by their names or by their outcomes."""
 OF_PROMETHEUS = re.compile(r"\bup\{")
 RUNBOOK = "https://example.org/team/vllm-omni-sched/blob/main/docs/runbook.md"
 VALUES = re.compile(r'(\w+)=~?"([^"]*)"')
 
-CRITICAL_OF_REQUESTS = [
-    rule for rule in RULES if rule["labels"]["severity"] == "critical" and OF_REQUESTS.search(rule["expr"])
-]
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
 needs_promtool = pytest.mark.skipif(tool("promtool") is None, reason="no promtool: put `promtool` on PATH")
 
@@ -55,14 +50,6 @@ def test_counters_are_asked_for_their_growth(rule: dict[str, Any]) -> None:
             )
 
 
-def test_every_metric_of_an_alert_is_in_the_documentation() -> None:
-    pages = "".join(
-        (ROOT / "docs" / f"{page}.md").read_text() for page in ("metrics", "stages", "video", "preprocessing")
-    )
-    used = {name for rule in RULES for name in base_names(rule["expr"], KNOWN)}
-    assert [name for name in used if f"| `{name.removeprefix('vllm:omni_sched_')}` |" not in pages] == []
-
-
 @each_rule
 def test_an_alert_says_what_it_is_about(rule: dict[str, Any]) -> None:
     assert rule["labels"] == {"severity": rule["labels"]["severity"]}
@@ -74,13 +61,6 @@ def test_an_alert_says_what_it_is_about(rule: dict[str, Any]) -> None:
     grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", rule["expr"]) for label in group.split(",")}
     grouped |= {"instance"} if OF_PROMETHEUS.match(rule["expr"]) else set()
     assert set(re.findall(r"\$labels\.(\w+)", str(text))) <= grouped - {"le"}
-
-
-@pytest.mark.parametrize("rule", CRITICAL_OF_REQUESTS, ids=lambda rule: rule["alert"])
-def test_nobody_is_woken_by_a_single_request(rule: dict[str, Any]) -> None:
-    """Failed requests or items are critical only as a share that lasts, and only where there are several."""
-    assert re.search(r"\) / .* > 0\.\d+ and .* >= 5$", " ".join(rule["expr"].split()))
-    assert rule["for"]
 
 
 def test_the_runbook_has_every_alert_and_no_other() -> None:
@@ -121,15 +101,3 @@ def test_promtool_agrees(what: tuple[str, str]) -> None:
         [tool("promtool"), command, "rules", FOLDER / file], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@needs_promtool
-def test_an_alert_that_never_fires_fails_its_test(tmp_path: Path) -> None:
-    rules = (FOLDER / "alerts.yaml").read_text()
-    assert rules.count("> 0.025") == 1
-    (tmp_path / "alerts.yaml").write_text(rules.replace("> 0.025", "> 25"))
-    (tmp_path / "alerts_test.yaml").write_text((FOLDER / "alerts_test.yaml").read_text())
-    command = [tool("promtool"), "test", "rules", tmp_path / "alerts_test.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "OmniSchedSchedulingSlow" in done.stdout + done.stderr

@@ -65,17 +65,6 @@ def compose() -> dict[str, Any]:
     return read(DEPLOY / "compose.yaml")
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.relative_to(DEPLOY)))
-def test_every_manifest_is_yaml_without_duplicate_keys(path: Path) -> None:
-    class Strict(yaml.SafeLoader):
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            assert len(keys) == len(set(keys)), f"{path}: a key is written twice: {keys}"
-            return super().construct_mapping(node, deep)
-
-    assert all(document for document in yaml.load_all(path.read_text(), Strict))
-
-
 def test_every_manifest_of_kubernetes_is_used() -> None:
     used = set()
     for path in KUBERNETES.rglob("kustomization.yaml"):
@@ -130,21 +119,6 @@ def test_the_server_has_resources_and_no_rights(pod: dict[str, Any], container: 
     assert all("sizeLimit" in v["emptyDir"] for v in pod["volumes"] if "emptyDir" in v)
     stop = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert stop < pod["terminationGracePeriodSeconds"]
-
-
-@pytest.mark.parametrize("overlay", ["gpu", "cpu"])
-def test_an_overlay_changes_what_the_base_has(overlay: str, container: dict[str, Any]) -> None:
-    kustomization = read(KUBERNETES / overlay / "kustomization.yaml")
-    deployment = one("Deployment")
-    for patch in kustomization["patches"]:
-        changed = read(KUBERNETES / overlay / patch["path"])
-        assert (changed["kind"], changed["metadata"]["name"]) == (deployment["kind"], deployment["metadata"]["name"])
-        assert [c["name"] for c in pod_of(changed)["containers"]] == [container["name"]]
-        resources = pod_of(changed)["containers"][0]["resources"]
-        assert resources["limits"]
-    (image,) = kustomization["images"]
-    assert image["name"] == container["image"].split(":")[0]
-    assert image["newTag"].split("-")[0] == __version__
 
 
 def test_every_image_is_pinned_to_a_release(compose: dict[str, Any], container: dict[str, Any]) -> None:
@@ -248,15 +222,6 @@ def test_every_alert_reaches_somebody(compose: dict[str, Any]) -> None:
     for rule in config["inhibit_rules"]:
         (source,) = rule["source_matchers"]
         assert re.fullmatch(r'alertname = "(\w+)"', source)[1] in named
-
-
-def test_a_prometheus_on_the_same_host_differs_in_the_server_and_in_how_often_it_asks() -> None:
-    composed, local = (read(DEPLOY / "prometheus" / name) for name in ("prometheus.yml", "local.yml"))
-    assert local.pop("global") != composed.pop("global")
-    assert local.pop("scrape_configs")[0]["static_configs"] == [{"targets": ["localhost:8000"]}]
-    composed.pop("scrape_configs")
-    composed.pop("alerting")  # the alerts are on the pages of Prometheus alone
-    assert local == composed
 
 
 def test_the_rules_can_be_given_to_the_operator() -> None:

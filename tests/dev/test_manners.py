@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,49 +39,6 @@ def test_continuous_integration_runs_the_suites_and_may_only_read() -> None:
         step for job in workflow["jobs"].values() for step in job["steps"] if "checkout" in step.get("uses", "")
     ]
     assert all(step["with"] == {"persist-credentials": False} for step in checkouts)
-
-
-@pytest.mark.parametrize(
-    ("schema", "pattern"),
-    [
-        ("vendor.github-workflows", ".github/workflows/*.yml"),
-        ("vendor.github-issue-forms", ".github/ISSUE_TEMPLATE/[!c]*.yml"),
-        ("vendor.github-issue-config", ".github/ISSUE_TEMPLATE/config.yml"),
-        ("vendor.citation-file-format", "CITATION.cff"),
-    ],
-)
-def test_files_that_others_read_fit_their_schemas(schema: str, pattern: str, tmp_path: Path) -> None:
-    def check(*files: Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *files]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    files = sorted(ROOT.glob(pattern))
-    done = check(*files)
-    assert files
-    assert done.returncode == 0, done.stdout + done.stderr
-    wrong = tmp_path / files[0].name
-    wrong.write_text(files[0].read_text() + "\nnonsense: {}\n")
-    assert check(wrong).returncode == 1
-
-
-def test_hooks_are_the_checks_of_make_lint() -> None:
-    (local,) = read(".pre-commit-config.yaml")["repos"]
-    assert local["repo"] == "local"
-    entries = [re.sub(r" --force-exclude$", "", hook["entry"]) for hook in local["hooks"]]
-    recipe = subprocess.run(["make", "--dry-run", "lint"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    lint = [line.removesuffix(" .") for line in recipe.splitlines() if line.startswith(".venv/bin/")]
-    assert entries[: len(lint)] == lint
-    assert entries[len(lint) :] == [".venv/bin/python docs/generate.py --check"]
-
-
-@pytest.mark.parametrize("template", ["bug", "feature"])
-def test_a_template_asks_for_what_is_needed_once(template: str) -> None:
-    form = read(f".github/ISSUE_TEMPLATE/{template}.yml")
-    assert {"name", "description", "body"} <= set(form)
-    fields = [field for field in form["body"] if field["type"] != "markdown"]
-    names = [field["id"] for field in fields]
-    assert len(set(names)) == len(names)
-    assert any(field.get("validations", {}).get("required") for field in fields)
 
 
 def test_the_citation_names_this_version_and_license() -> None:

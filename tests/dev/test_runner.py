@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import dev.test
-from dev.test import Outcome, kind_of_skip, reaches_vllm, slowest, unexpected_skips
+from dev.test import Outcome, reaches_vllm
 
 REPORT = """<testsuites><testsuite tests="4" failures="0" errors="0" skipped="3">
 <testcase classname="tests.x" name="a" time="2.5"/>
@@ -26,18 +24,6 @@ def outcome(tmp_path: Path) -> Outcome:
     report = tmp_path / "report.xml"
     report.write_text(REPORT)
     return dev.test._read(report, ".venv", 0)
-
-
-def test_the_last_line_counts_skips_by_reason(outcome: Outcome) -> None:
-    assert str(outcome) == "1 passed, 3 skipped (2 unexpected, 1 no CUDA device) in .venv"
-
-
-def test_the_slowest_tests_are_listed(outcome: Outcome) -> None:
-    assert slowest([outcome], 2) == ["   2.5 s  tests.x::a (.venv)", "   0.1 s  tests.x::b (.venv)"]
-
-
-def test_a_part_that_should_have_run_is_named(outcome: Outcome) -> None:
-    assert unexpected_skips([outcome]) == ["2 in .venv: libibverbs.so.1 is missing"]
 
 
 @pytest.mark.parametrize(
@@ -97,47 +83,6 @@ if here.name == ".venv-a":
     os.write(turns[1], b".")
 Path(options["--junit-xml"]).write_text({report!r})
 """
-
-
-def test_an_environment_starts_beside_the_one_before_it_and_waits_for_its_turn(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    for name in (".venv-a", ".venv-b"):
-        program = tmp_path / name / "bin" / "python"
-        program.parent.mkdir(parents=True)
-        program.write_text(PYTEST.format(python=sys.executable, report=REPORT))
-        program.chmod(0o700)
-    os.mkfifo(tmp_path / "meeting")
-    monkeypatch.setattr(dev.test, "ROOT", tmp_path)
-    monkeypatch.setattr(dev.test, "LOGS", tmp_path)
-    monkeypatch.setattr(dev.test, "_write_models", (tmp_path / "models").touch)
-    outcomes = dev.test._run(dev.test.SUITES["test"], {".venv-a": [], ".venv-b": []})
-    assert [(one.venv, one.exit_code, one.passed) for one in outcomes] == [(".venv-a", 0, 1), (".venv-b", 0, 1)]
-    assert capfd.readouterr().out.splitlines() == [
-        "writing the tiny models",
-        *("", "[1/2] .venv-a", ".venv-a begins True False"),
-        *("", "[2/2] .venv-b", ".venv-b begins True True"),
-    ]
-
-
-def test_what_is_missing_is_said_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    libibverbs = dev.test.system_packages.PACKAGES[0]
-    monkeypatch.delenv("VENVS", raising=False)
-    monkeypatch.delenv("SKIPS", raising=False)
-    monkeypatch.delenv("PYTEST", raising=False)
-    monkeypatch.setattr(dev.test.system_packages, "missing", lambda environment: [libibverbs])
-    monkeypatch.setattr(dev.test, "_run", lambda suite, selections: pytest.fail("the tests were started"))
-    assert dev.test.main("test") == 2
-    assert "install libibverbs1 (for tests of the Mooncake connector)" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "reason", ["needs root: another user", "vLLM-Omni is not installed", "pip could not fetch the distribution", ""]
-)
-def test_other_reasons_are_unexpected(reason: str) -> None:
-    assert kind_of_skip(reason) is None
 
 
 @pytest.mark.parametrize(

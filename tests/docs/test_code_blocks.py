@@ -40,7 +40,6 @@ from tests.support.warm import WarmPopen
 from tests.unit.cli.test_faults import ENTRIES
 from tests.unit.core.engine.test_explanation import LANE
 from tests.unit.monitor.test_server_page import metrics
-from tests.unit.sim.workloads.test_derived import write_servegen
 from tests.unit.sim.workloads.test_importers import FILES
 from vllm_omni_sched.core.engine.history_lines import HistoryLine
 from vllm_omni_sched.core.engine.history_lines import line_of as history_line
@@ -52,7 +51,7 @@ BLOCKS = [block for block in all_blocks() if block.language != "text"]
 SHARE_EXECUTED = 0.95  # of all blocks, those that cannot run here among them
 BENCHMARKS = "benchmarks/README.md"
 NAME = re.compile(r"[\w./-]+\.yaml")
-OF_OTHERS = ("Mooncake", "ServeGen")
+OF_OTHERS = ("Mooncake",)
 """Folders that a reader has downloaded."""
 NEVER = {Way.LEFT: 4, Way.PARSED: 0}
 """Most blocks outside of the page of benchmarks that may have a command that is not run: a new one needs a reason."""
@@ -105,7 +104,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     traces.mkdir(parents=True)
     (traces / "conversation_trace.jsonl").write_text(conversations())
     (folder / "conversation_trace.jsonl").write_text(conversations())
-    write_servegen(folder / "ServeGen" / "data" / "multimodal" / "mm-image")
     azure = FILES[TraceFormat.AZURE].splitlines()
     (folder / "AzureLMMInferenceTrace_multimodal.csv").write_text(
         "\n".join(f"{line},{more}" for line, more in zip(azure, ("NumImages", 1, 0), strict=True)) + "\n"

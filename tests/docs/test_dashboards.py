@@ -10,7 +10,6 @@ import yaml
 
 from tests.support.dashboards import TRAFFIC, read, render_module, served
 from tests.support.metric_names import (
-    NAME,
     OF_SCRAPES,
     all_metrics,
     base_names,
@@ -32,13 +31,9 @@ METRICS = {
     "scheduler": engine_metrics() | front_end_metrics() | device_metrics(),
     "stages": stage_metrics() | connector_metrics(),
 }
-VARIABLES = {"scheduler": {"datasource", "instance", "model"}, "stages": {"datasource", "instance", "stage"}}
 PANELS = [(name, panel) for name, dashboard in DASHBOARDS.items() for panel in render.panels(dashboard)]
 ROOT = Path(__file__).parents[2]
 ALERTS, RUNBOOK = ROOT / "deploy" / "prometheus" / "alerts.yaml", ROOT / "docs" / "runbook.md"
-RATE = re.compile(r"((?:sum|avg)[^(]*(?:\([^)]*\))? ?)\(rate\((vllm:\w+)")
-OF_ALL_SERVERS = {"Memory of an encode, for each embedding"}
-"""Panels of the most that any server has."""
 PICTURE = b"\x89PNG\r\n\x1a\n"
 
 each_dashboard = pytest.mark.parametrize("name", DASHBOARDS)
@@ -66,16 +61,6 @@ def test_queries_use_the_labels_that_metrics_have(name, panel):
         assert written <= grouped
 
 
-@each_dashboard
-def test_every_panel_asks_the_data_source_that_the_reader_chose(name):
-    dashboard = DASHBOARDS[name]
-    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
-    assert (variables, dashboard["schemaVersion"] >= 39) == (VARIABLES[name], True)
-    sources = [source["datasource"]["uid"] for panel in panels(name) for source in (panel, *panel["targets"])]
-    assert set(sources) == {"${datasource}"}
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-
-
 def test_every_metric_that_an_alert_or_the_runbook_names_is_on_a_dashboard():
     exprs = [rule["expr"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
     named = {used for expr in exprs for used in base_names(expr, all_metrics())}
@@ -85,71 +70,6 @@ def test_every_metric_that_an_alert_or_the_runbook_names_is_on_a_dashboard():
     shown = {used for expr in asked for used in base_names(expr, all_metrics())}
     assert PREFIX + "connector_pool_used_bytes" in named
     assert named - shown == set()
-
-
-@pytest.mark.parametrize(
-    ("panel", "rate"),
-    [
-        pytest.param(panel, rate, id=f"{name}: {panel['title']}, {rate[2]}")
-        for name, panel in PANELS
-        for target in panel["targets"]
-        if (rate := RATE.match(target["expr"])) is not None and "/" not in target["expr"]
-    ],
-)
-def test_rates_have_the_unit_of_a_rate_and_fit_their_axis(panel, rate):
-    defaults = panel["fieldConfig"]["defaults"]
-    how, counted = rate.groups()
-    if "_seconds_total" in counted:  # a share of the time: of several servers, it has no bound unless it is a mean
-        assert defaults["unit"] == "percentunit"
-        assert how.startswith("avg by (instance") or "max" not in defaults
-    else:
-        assert defaults["unit"] in (("Bps",) if "_bytes_total" in counted else ("ops", "reqps"))
-
-
-@pytest.mark.parametrize(("name", "panel"), PANELS, ids=[f"{name}: {panel['title']}" for name, panel in PANELS])
-def test_servers_are_told_apart(name, panel):
-    """Nothing of one server hides behind another: what is the least, the most or a mean is so within a server."""
-    for target in panel["targets"]:
-        expr = target["expr"]
-        assert expr.count('instance=~"$instance"') == len(NAME.findall(expr))
-        if name == "stages" and panel["type"] != "heatmap":
-            assert all("instance" in group for group in re.findall(r"by \(([^)]*)\)", expr))
-            assert "{{instance}}" in target["legendFormat"]
-        if name == "scheduler" and panel["title"] not in OF_ALL_SERVERS:
-            assert not re.search(r"\b(min|max|avg) (?!by \(instance)", expr)
-
-
-@each_dashboard
-def test_every_variable_selects(name):
-    exprs = [target["expr"] for panel in panels(name) for target in panel["targets"]]
-    for variable in VARIABLES[name] - {"datasource"}:
-        assert any(f'=~"${variable}"' in expr for expr in exprs), variable
-
-
-def test_dashboards_are_told_apart():
-    assert len({dashboard["uid"] for dashboard in DASHBOARDS.values()}) == len(DASHBOARDS)
-    assert len({dashboard["title"] for dashboard in DASHBOARDS.values()}) == len(DASHBOARDS)
-
-
-@each_dashboard
-def test_no_panel_lies_on_another(name):
-    cells = [
-        (x, y)
-        for grid in (panel["gridPos"] for panel in DASHBOARDS[name]["panels"])
-        for x in range(grid["x"], grid["x"] + grid["w"])
-        for y in range(grid["y"], grid["y"] + grid["h"])
-    ]
-    assert len(cells) == len(set(cells))
-    assert max(x for x, _ in cells) < 24
-
-
-@each_dashboard
-def test_every_metric_of_a_quantile_is_a_histogram(name):
-    kinds = {metric: known.kind for metric, known in METRICS[name].items()}
-    names = {found for panel in panels(name) for target in panel["targets"] for found in NAME.findall(target["expr"])}
-    parts = {found for found in names if found.endswith(("_bucket", "_sum", "_count"))}
-    assert {kinds[re.sub(r"_(bucket|sum|count)$", "", part)] for part in parts} == {"histogram"}
-    assert {kinds[found] for found in names - parts} == {"counter", "gauge"}
 
 
 @pytest.mark.slow

@@ -31,16 +31,6 @@ def test_beside_somebody_who_decodes_it_goes_to_the_lane_and_decoding_goes_on():
     assert len(bench.planner.decisions.ledger) == 0
 
 
-def test_workers_are_told_once_which_encodes_are_known_to_have_ended():
-    bench = Bench()
-    bench.decode()
-    bench.poisoned = {"bad"}
-    bench.add("r", 20, [(4, "a")])
-    bench.add("s", 20, [(4, "bad")])
-    told = [bench.step(finish=number).ec_connector_metadata.known for number in (1, 1, 0, 0)]
-    assert told == [(), (1,), (2,), ()]
-
-
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_a_step_is_measured_without_the_time_for_which_it_was_held_back(async_scheduling: bool):
     bench = Bench(async_scheduling=async_scheduling)
@@ -60,17 +50,6 @@ def test_a_step_is_measured_without_the_time_for_which_it_was_held_back(async_sc
     assert measured == ([0.0, 0.03, 0.02, 0.0] if async_scheduling else [0.03, 0.02, 0.0, 0.0])
 
 
-def test_equal_items_of_several_requests_are_encoded_once():
-    bench = Bench()
-    bench.decode()
-    for i in range(3):
-        bench.add(f"r{i}", 20, [(4, "a")])
-    bench.step(finish=1)
-    bench.step()
-    assert bench.submitted == ["a"]
-    assert len(bench.scheduler.running) == 4
-
-
 def test_prefill_starts_in_front_of_a_missing_item_when_it_is_worth_a_step():
     bench = Bench(max_num_batched_tokens=256)
     bench.decode()
@@ -80,27 +59,6 @@ def test_prefill_starts_in_front_of_a_missing_item_when_it_is_worth_a_step():
     assert bench.step().num_scheduled_tokens == {"text": 1, "r": 100}
     assert bench.step(finish=1).num_scheduled_tokens == {"text": 1}
     assert bench.step().num_scheduled_tokens == {"text": 1, "r": 100}
-
-
-def test_a_long_list_is_not_looked_at_beyond_the_next_chunk():
-    bench = Bench(encoder_cache_size=1 << 17)
-    bench.decode()
-    bench.add("r", 1000 * EMBEDS, [(i * EMBEDS, f"item-{i}") for i in range(1000)])
-    before = bench.planner.decisions.items_visited
-    bench.step()
-    assert bench.planner.decisions.items_visited - before <= 64 // EMBEDS
-
-
-def test_an_aborted_request_gives_its_place_back():
-    bench = Bench()
-    bench.decode()
-    bench.add("r", 40, [(4, "a"), (20, "b")])
-    bench.step()
-    assert bench.at_lane == ["a", "b"]
-    bench.scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)
-    bench.step()
-    assert bench.lane == []
-    assert len(bench.planner.decisions.ledger) == 0
 
 
 def test_an_item_that_cannot_be_encoded_fails_its_own_requests_only():
@@ -131,18 +89,6 @@ def test_an_item_that_was_cached_and_is_evicted_before_its_request_runs_is_encod
     for _ in range(30):
         bench.step(finish=3)
     assert [bench.left[id_] for id_ in ("evicts", "r1", "r2")] == [["length"]] * 3
-
-
-def test_the_last_one_gone_workers_are_still_told_to_forget():
-    bench = Bench()
-    bench.decode()
-    bench.add("r", 20, [(4, "a")])
-    bench.step()
-    bench.scheduler.finish_requests(["r", "text"], RequestStatus.FINISHED_ABORTED)
-    assert bench.scheduler.has_requests()
-    bench.step()
-    assert bench.lane == []
-    assert not bench.scheduler.ec_connector.has_pending_push_work()
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])

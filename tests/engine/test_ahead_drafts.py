@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from vllm.config import MultiModalConfig
-from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerForConditionalGeneration
-from vllm.multimodal.inputs import MultiModalKwargsItem
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from tests.engine.harness import bench as harness
 from tests.engine.harness.bench import EMBEDS, Bench
@@ -23,15 +17,11 @@ from vllm_omni_sched.config.errors import ConfigError, NoLaneError
 from vllm_omni_sched.config.load import load_config
 from vllm_omni_sched.engine.ahead import encode as ahead_encode
 from vllm_omni_sched.engine.ahead import worker as ahead_worker
-from vllm_omni_sched.engine.ahead.messages import NO_LANE, LaneFacts
+from vllm_omni_sched.engine.ahead.messages import NO_LANE
 from vllm_omni_sched.engine.ahead.worker import AheadWorker
-from vllm_omni_sched.engine.fitted import lane_facts
-from vllm_omni_sched.engine.scheduler_view import for_lane
 from vllm_omni_sched.engine.start import attach_encode_ahead
 from vllm_omni_sched.lanes import InlineLane
-from vllm_omni_sched.testing import make_item, make_request
 from vllm_omni_sched.testing.config import make_vllm_config
-from vllm_omni_sched.testing.requests import make_data
 
 pytestmark = pytest.mark.skipif(
     not compat.ec_connectors_hold_back(), reason="connectors of this vLLM cannot hold requests back"
@@ -95,22 +85,6 @@ def test_an_item_right_behind_a_chunk_goes_to_the_lane_with_those_in_it() -> Non
     assert (bench.in_step, bench.cache) == ([], {"a", "b"})
 
 
-def test_an_item_that_is_evicted_while_its_request_is_scheduled_goes_to_the_lane() -> None:
-    """Making room for `a` evicts `x`, which was there when the request was let through; its data was never sent."""
-    bench = DataBench(encoder_cache_size=3 * EMBEDS)
-    bench.decode()
-    for i, mm_hash in enumerate(("x", "x2", "x3")):
-        bench.add(f"before-{i}", 20, [(4, mm_hash)], max_tokens=1)
-        for _ in range(4):
-            bench.step(finish=1)
-    bench.add("r", 60, [(4, "a"), (30, "x")])
-    bench.step(finish=1)
-    assert bench.step().num_scheduled_tokens == {"text": 1, "r": 30}
-    bench.step(finish=1)
-    assert bench.step().num_scheduled_tokens == {"text": 1, "r": 30}
-    assert (bench.in_step, bench.submitted) == ([], ["x", "x2", "x3", "a", "x"])
-
-
 @pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("disable_chunked_mm_input", [False, True])
 @pytest.mark.parametrize("drafts", [False, True])
@@ -136,46 +110,6 @@ def test_whatever_comes_no_item_is_missing_and_none_is_without_data(
     assert {reason for reasons in bench.left.values() for reason in reasons} <= {"length", "stop"}
 
 
-# -- items that are left to the step ---------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("modality", "data", "found"),
-    [
-        ("image", {"pixel_values": 1}, True),
-        ("video", {"pixel_values_videos": 1, "video_grid_thw": 2}, True),
-        ("image", {"input_image_embeds": 1}, True),  # Phi-4's name for pixels
-        ("image", {"image_embeds": 1, "image_grid_thw": 2}, False),
-        ("audio", {"audio_embeds": 1}, False),
-        ("prompt_embeds", {"embedding": 1}, False),
-        ("image", {"address": 1}, False),
-        ("image", None, False),
-    ],
-)
-def test_what_a_lane_can_encode(modality: str, data: dict[str, int] | None, found: bool) -> None:
-    assert for_lane(modality, data) is found
-
-
-def test_embeddings_of_a_client_keep_their_data_beside_an_item_that_goes_to_the_lane() -> None:
-    bench = Bench()
-    bench.decode()
-    given = make_item(20, EMBEDS, "given")
-    given = replace(given, data=MultiModalKwargsItem({"image_embeds": next(iter(make_data(1).values()))}))
-    features = [make_item(4, EMBEDS, "a"), given]
-    bench.features["r"] = list(features)
-    bench.scheduler.add_request(make_request("r", 40, features, max_tokens=4))
-    ((content, ticket, *_),) = bench.scheduler.schedule().ec_connector_metadata.submit
-    bench.planner.decisions.encoded(content, ticket, 0.1, 0.0)
-    output = bench.scheduler.schedule()
-    (new,) = output.scheduled_new_reqs
-    assert [feature.data is None for feature in new.mm_features] == [True, False]
-    assert output.ec_connector_metadata.load == {content: "a"}
-    assert 1 in output.scheduled_encoder_inputs["r"]
-
-
-# -- CUDA graphs of the encoder --------------------------------------------
-
-
 def engine(**compilation: Any) -> Any:
     """What is read of the configuration of an engine on CUDA."""
     made = make_vllm_config()
@@ -184,47 +118,9 @@ def engine(**compilation: Any) -> Any:
     return made
 
 
-@pytest.mark.parametrize(
-    ("compilation", "embeds"),
-    [
-        ({}, 0),
-        ({"cudagraph_mm_encoder": False, "encoder_cudagraph_token_budgets": [64]}, 0),
-        ({"cudagraph_mm_encoder": True, "encoder_cudagraph_token_budgets": [2048, 256]}, 2048),
-        ({"cudagraph_mm_encoder": True, "encoder_cudagraph_token_budgets": []}, None),
-    ],
-)
-def test_the_largest_item_with_a_graph_is_read_from_the_configuration(
-    compilation: dict[str, Any], embeds: int | None
-) -> None:
-    made = engine(**compilation)
-    assert compat.encoder_graph_embeds(made) == embeds
-    assert lane_facts(made).graphs_of_unknown_sizes is (embeds is None)
-    made.device_config = SimpleNamespace(device_type="cpu")
-    assert compat.encoder_graph_embeds(made) == 0
-
-
 def test_graphs_of_sizes_that_nobody_named_are_refused_with_the_remedy() -> None:
     with pytest.raises(ConfigError, match="name them in encoder_cudagraph_token_budgets, or set it to false"):
         attach_encode_ahead(engine(cudagraph_mm_encoder=True))
-
-
-def test_an_attention_backend_and_a_model_are_refused_before_the_weights_are_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made = engine(cudagraph_mm_encoder=False)
-    assert lane_facts(made) == replace(lane_facts(made), one_buffer=False, sets_context="")
-    monkeypatch.setattr(made.model_config, "multimodal_config", MultiModalConfig(), raising=False)
-    made.model_config.multimodal_config.mm_encoder_attn_backend = AttentionBackendEnum.FLASHINFER
-    with pytest.raises(ConfigError, match="choose another --mm-encoder-attn-backend, or set it to false"):
-        attach_encode_ahead(made)
-    made.model_config.multimodal_config.mm_encoder_attn_backend = None
-    monkeypatch.setattr(
-        import_module("vllm.model_executor.model_loader"),
-        "get_model_architecture",
-        lambda _: (Qwen2_5OmniThinkerForConditionalGeneration, "Qwen2_5OmniModel"),
-    )
-    with pytest.raises(ConfigError, match=r"Qwen2_5Omni\w+ sets vLLM's forward context while it encodes"):
-        attach_encode_ahead(made)
 
 
 def test_what_is_left_to_graphs_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,22 +132,6 @@ def test_what_is_left_to_graphs_is_logged(monkeypatch: pytest.MonkeyPatch) -> No
     assert said == [
         "Encode-ahead leaves items of up to 256 embeddings to the step, which encodes them by a CUDA graph."
     ]
-
-
-def test_the_core_knows_the_sizes_of_graphs_and_how_far_a_drafter_reads(
-    monkeypatch: pytest.MonkeyPatch, drafting: None
-) -> None:
-    monkeypatch.setattr(compat, "encoder_graph_embeds", lambda config: EMBEDS)
-    bench = Bench()
-    facts = bench.scheduler.omni.policies._facts()
-    assert (facts.graph_embeds, facts.read_ahead) == (EMBEDS, 1)
-    bench.decode()
-    bench.add("r", 20, [(4, "a")])
-    bench.step()
-    assert (bench.in_step, bench.submitted) == (["a"], [])
-
-
-# -- LoRA ------------------------------------------------------------------
 
 
 class Tower(torch.nn.Module):
@@ -286,25 +166,3 @@ def test_an_encoder_whose_layers_take_lora_weights_is_refused_to_an_operator_and
     (why,) = said
     assert why.startswith("Profile chat has turned on 'encode_ahead', which this engine cannot have: all items are ")
     assert "name layers of the language model alone in --lora-target-modules" in why
-
-
-@pytest.mark.parametrize(("lane", "used"), [(NO_LANE, False), (LaneFacts(), True)])
-def test_without_a_lane_all_items_are_left_to_the_step_and_none_is_sent(lane: LaneFacts, *, used: bool) -> None:
-    bench, chance = DataBench(lane=lane), random.Random(4)
-    bench.churn(chance, 25, lambda: chance.randrange(12))
-    assert (bool(bench.submitted), bool(bench.in_step)) == (used, not used)
-    assert len(bench.planner.decisions.ledger) == 0
-
-
-@pytest.mark.parametrize(("lora", "refused"), [(None, False), (False, False), (True, True)])
-def test_lora_is_refused_where_the_encoder_may_have_it(lora: bool | None, refused: bool) -> None:
-    made = make_vllm_config()
-    made.lora_config = None if lora is None else SimpleNamespace(enable_tower_connector_lora=lora)
-    assert lane_facts(made).encoder_lora is refused
-
-
-def test_speculation_is_not_refused() -> None:
-    made = make_vllm_config()
-    made.speculative_config = SimpleNamespace(method="eagle")
-    attach_encode_ahead(made)
-    assert made.ec_transfer_config.ec_connector == "EncodeAheadConnector"

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from vllm.v1.request import RequestStatus
 
 from tests.engine.harness.bench import EMBEDS, Bench
 from vllm_omni_sched.config.errors import LaneDiedError, LaneError, LaneWorkError
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.core.engine.lane_ranks import MOST_LOST, LaneRanks
+from vllm_omni_sched.core.engine.lane_ranks import LaneRanks
 from vllm_omni_sched.engine.ahead.messages import AheadReport
 from vllm_omni_sched.engine.ahead.rank import RankWorker
 from vllm_omni_sched.engine.ahead.warm_up import WARM_UP
-from vllm_omni_sched.lanes import Done, InlineLane, Job, MemberLane
+from vllm_omni_sched.lanes import Done, Job, MemberLane
 
 RANKS = 2
 
@@ -162,26 +161,6 @@ def test_an_item_is_ready_when_both_have_it(bench: TwoWorkers) -> None:
     assert (bench.in_step, bench.again) == ([], [])
 
 
-def test_steps_are_held_back_by_both_alike_and_not_while_a_prefill_is_due(bench: TwoWorkers) -> None:
-    bench.planner.decisions.rest_seconds = lambda *_: 0.02
-
-    def held_back(*finish: int) -> list[int]:
-        """Run a step, in which these ranks' lanes end an item; return how often each rank has waited."""
-        before = [len(bench.lane_of(rank).waits) for rank in range(RANKS)]
-        for rank in finish:
-            bench.finish(rank)
-        bench.step()
-        return [len(bench.lane_of(rank).waits) - before[rank] for rank in range(RANKS)]
-
-    bench.add("r", 40, [(4, "a"), (20, "b")])
-    assert held_back() == [1, 1]
-    assert held_back() == [1, 1]
-    assert held_back(0) == [0, 1]  # the lane of rank 1 is about to end it, too
-    assert held_back(1) == [0, 0]  # both have it; the scheduler is told with this step
-    assert held_back() == [1, 1]
-    assert set(bench.lane_of(0).waits) == {0.02}
-
-
 @pytest.mark.parametrize("dies_at", ["before", "after one has it"])
 def test_what_a_lost_lane_was_at_is_encoded_by_both_in_the_step(bench: TwoWorkers, dies_at: str) -> None:
     bench.add("r", 40, [(4, "a"), (20, "b")])
@@ -214,38 +193,6 @@ def test_a_loss_that_both_report_one_after_the_other_is_one_loss(bench: TwoWorke
     assert [bench.lane_of(rank).joined for rank in range(RANKS)] == [[0, 1]] * RANKS
 
 
-def test_a_lane_that_died_without_work_is_noticed_with_the_next_item(bench: TwoWorkers) -> None:
-    bench.lane_of(0).die()
-    bench.step()
-    bench.add("r", 20, [(4, "a")])
-    for _ in range(3):
-        bench.step()
-    assert bench.again == ["a"]
-    assert bench.lane_of(0).joined == [0, 1]
-
-
-@pytest.mark.parametrize("how", ["for ever", "again and again"])
-def test_without_lanes_everything_is_encoded_in_the_step(bench: TwoWorkers, how: str) -> None:
-    for i in range(1 if how == "for ever" else MOST_LOST):
-        bench.add(f"r{i}", 20, [(4, f"item-{i}")])
-        bench.step()
-        bench.lane_of(1).die(for_ever=how == "for ever")
-        for _ in range(4):
-            bench.step()
-    assert all(isinstance(bench.lane_of(rank), InlineLane) for rank in range(RANKS))
-    bench.add("later", 20, [(4, "z")])
-    bench.rest_until_all_left()
-    assert bench.left["later"] == ["length"]
-
-
-def test_a_lane_that_cannot_be_replaced_on_one_rank_ends_all(bench: TwoWorkers) -> None:
-    bench.add("r", 20, [(4, "a")])
-    bench.step()
-    bench.lane_of(1).die(for_ever=True)
-    bench.rest_until_all_left()
-    assert all(isinstance(bench.lane_of(rank), InlineLane) for rank in range(RANKS))
-
-
 def test_an_item_that_one_cannot_encode_fails_its_request_and_no_other(bench: TwoWorkers) -> None:
     bench.add("bad", 20, [(4, "poison")])
     bench.add("good", 20, [(4, "a")])
@@ -257,20 +204,6 @@ def test_an_item_that_one_cannot_encode_fails_its_request_and_no_other(bench: Tw
     assert bench.left["bad"] == ["error"]
     assert bench.left["good"] == ["length"]
     assert bench.scheduler.omni.metrics.ahead_failed == 1
-
-
-def test_an_item_that_is_not_wanted_any_more_is_encoded_by_both_all_the_same(bench: TwoWorkers) -> None:
-    bench.add("gone", 20, [(4, "a")])
-    bench.step()
-    bench.scheduler.finish_requests("gone", RequestStatus.FINISHED_ABORTED)
-    bench.step()
-    bench.add("back", 20, [(4, "a")])
-    bench.step()
-    assert [[job.key for job in bench.lane_of(rank).waiting] for rank in range(RANKS)] == [["1", "2"]] * RANKS
-    bench.finish(0)
-    bench.finish(1)
-    bench.step()
-    assert not any(rank._made for rank in bench.ranks)  # that was the encode of the one that has gone
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +11,11 @@ import pytest
 import torch
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 from vllm.v1.request import RequestStatus
 
 from tests.engine.harness import ahead_v2
 from tests.engine.harness.ahead_v2 import CPU, HUGE, POISON, Engine, Model
-from vllm_omni_sched import compat
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.compat import modules
 from vllm_omni_sched.config.errors import ConfigError, NoLaneError
@@ -98,25 +95,6 @@ def test_a_step_without_tokens_waits_for_an_encode_and_reports_it(async_scheduli
         assert engine.in_step == []
 
 
-def test_a_step_that_no_scheduler_made_goes_by():
-    """The end of vLLM's warm-up runs such a step."""
-    with Engine() as engine:
-        assert engine.runner.execute_model(SchedulerOutput.make_empty()) is EMPTY_MODEL_RUNNER_OUTPUT
-
-
-def test_a_step_without_tokens_and_without_encodes_waits_for_nothing():
-    with Engine() as engine:
-        engine.add("text", 4, max_tokens=10_000)
-        engine.step()
-        engine.add("r", 20, [(4, 7)])
-        engine.step()
-        engine.scheduler.finish_requests(["r", "text"], RequestStatus.FINISHED_ABORTED)
-        with mock.patch.object(engine.worker, "wait") as wait:
-            engine.step()
-        assert engine.tokens[-1] == 0
-        wait.assert_not_called()
-
-
 @pytest.mark.parametrize("bad", [POISON, HUGE])
 def test_an_item_that_fails_takes_its_own_requests_with_it_and_the_lane_lives_on(bad):
     with Engine() as engine:
@@ -150,24 +128,6 @@ def test_a_model_that_sets_the_forward_context_of_all_threads_is_refused(monkeyp
     model, cuda, config = Model(), torch.device("cuda"), OmniSchedConfig(encode_lane_sms=num_sms)
     with pytest.raises(ConfigError, match="Model sets vLLM's forward context"):
         ahead_encode.build_lane(ahead_encode.Encode(model, cuda), model, cuda, config, 4)
-
-
-MODELS = {
-    "qwen2_5_omni_thinker.Qwen2_5OmniThinkerForConditionalGeneration": True,
-    "qwen3_omni_moe_thinker.Qwen3OmniMoeThinkerForConditionalGeneration": True,
-    "lfm2_vl.Lfm2VLForConditionalGeneration": True,
-    "hyperclovax_vision_v2.HCXVisionV2ForCausalLM": True,
-    "llava.LlavaForConditionalGeneration": False,
-    "qwen2_vl.Qwen2VLForConditionalGeneration": False,
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_models_of_vllm_are_told_apart_before_they_are_loaded(name):
-    """Should one of them change, its refusal can go."""
-    module, cls = name.split(".")
-    found = compat.sets_forward_context(getattr(import_module(f"vllm.model_executor.models.{module}"), cls))
-    assert bool(found) is MODELS[name]
 
 
 @pytest.mark.parametrize(
@@ -205,12 +165,6 @@ def v2_config(**sections: Any) -> SimpleNamespace:
             **sections,
         }
     )
-
-
-def test_v2_gets_the_connector():
-    config = v2_config()
-    attach_encode_ahead(config)
-    assert config.ec_transfer_config.ec_connector == "EncodeAheadConnector"
 
 
 @pytest.mark.parametrize(
@@ -262,15 +216,3 @@ def test_what_the_encoder_cache_lets_go_comes_back_from_host_memory():
         assert engine.worker.host.num_bytes <= 1 << 20
         held = set(engine.runner.encoder_cache.encoder_outputs)
         assert held == set(engine.scheduler.encoder_cache_manager.cached)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_small_cache_leaves_nobody_waiting_and_nothing_behind(seed: int):
-    rng = Random(seed)
-    with Engine(
-        async_scheduling=bool(seed % 2), encoder_cache_size=24, num_blocks=rng.choice([14, 40]), max_num_seqs=4
-    ) as engine:
-        engine.run(rng, 20, values=range(10))
-        held = set(engine.runner.encoder_cache.encoder_outputs)
-        assert held == set(engine.scheduler.encoder_cache_manager.cached)
-        assert engine.worker._made == {}

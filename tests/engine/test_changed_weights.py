@@ -19,6 +19,7 @@ from vllm_omni_sched import compat
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.newest,
     pytest.mark.slow,
     pytest.mark.skipif(
         not compat.ec_connectors_hold_back(), reason="connectors of this vLLM cannot hold requests back"

@@ -66,17 +66,6 @@ def test_several_are_encoded_in_the_first_step_of_a_round_and_decode_together(cl
     assert scheduler.scheduler_config.long_prefill_token_threshold == 0
 
 
-def test_the_next_round_waits_for_the_answers_of_this_one(clock: Clock):
-    scheduler = rounds()
-    scheduler.add_request(picture("a", max_tokens=6))
-    run_step(scheduler)
-    scheduler.add_request(picture("b"))
-    scheduler.add_request(picture("c"))
-    taken = steps(scheduler, clock)
-    encodes = [(i, sorted(one.scheduled_encoder_inputs)) for i, one in enumerate(taken) if one.scheduled_encoder_inputs]
-    assert encodes == [(5, ["b", "c"])]
-
-
 def test_text_before_a_held_picture_is_computed(clock: Clock):
     scheduler = rounds(max_num_batched_tokens=256)
     scheduler.add_request(request("decodes", max_tokens=8))
@@ -95,31 +84,6 @@ def test_a_picture_that_fits_beside_decodes_is_encoded_at_once(clock: Clock):
     scheduler.add_request(picture("quick"))
     assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {"quick": [0]}
     assert scheduler.omni.metrics.encode_rounds["fits"] == 1
-
-
-def test_a_picture_in_the_cache_is_not_held(clock: Clock):
-    scheduler = rounds()
-    scheduler.add_request(picture("first"))
-    steps(scheduler, clock)
-    scheduler.add_request(request("decodes", max_tokens=8))
-    run_step(scheduler)
-    scheduler.add_request(request("again", 20, [make_item(4, EMBEDS, "of first")]))
-    assert run_step(scheduler).scheduled.num_scheduled_tokens == {"decodes": 1, "again": 20}
-
-
-def test_a_hold_ends_after_max_wait_seconds(clock: Clock):
-    scheduler = scheduler_with({"encode_rounds": True, "max_wait_seconds": 5})
-    scheduler.omni.policies.core.costs.encoded("image", EMBEDS, 1.0)
-    scheduler.add_request(request("decodes", max_tokens=100, omni_itl_ms=100))
-    run_step(scheduler)
-    scheduler.add_request(picture("held"))
-    assert run_step(scheduler).scheduled.scheduled_encoder_inputs == {}
-    for _ in range(100):
-        clock.now += 0.09
-        if run_step(scheduler).scheduled.scheduled_encoder_inputs:
-            break
-    assert clock.now == pytest.approx(105.0, abs=0.2)
-    assert scheduler.omni.metrics.encode_rounds["aged"] == 1
 
 
 def test_what_an_encode_takes_is_learnt_from_its_step(clock: Clock, monkeypatch: pytest.MonkeyPatch):

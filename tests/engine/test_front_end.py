@@ -110,23 +110,8 @@ def test_an_engine_with_another_scheduler_is_as_it_was(classes, scheduler_cls):
     classes.AsyncLLM(processor).generate("hello", BAD, "a")
 
 
-def test_twice_is_once(classes):
-    front_end.check_requests()
-    once = classes.AsyncLLM.generate
-    front_end.check_requests()
-    assert classes.AsyncLLM.generate is once
-
-
 def test_a_vllm_without_the_methods_is_left_alone_and_the_log_says_what_follows(classes, caplog):
     classes.found["AsyncLLM"] = type("AsyncLLM", (), {})
     front_end.check_requests()
     assert not hasattr(classes.InputProcessor.process_inputs, "__wrapped__")
     assert "This vLLM has no generate" in caplog.text
-
-
-def test_the_methods_are_in_this_vllm():
-    assert {probe.symbol for probe in compat.probe_all() if probe.feature == "requests" and probe.available} == {
-        "vllm.v1.engine.input_processor.InputProcessor.process_inputs",
-        "vllm.v1.engine.async_llm.AsyncLLM.generate",
-        "vllm.entrypoints.openai.responses.serving.OpenAIServingResponses.create_responses",
-    }

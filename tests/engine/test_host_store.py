@@ -8,7 +8,6 @@ import torch
 from vllm_omni_sched.config.errors import EncodingLostError
 from vllm_omni_sched.engine.ahead.host_messages import HostOrders, HostReport
 from vllm_omni_sched.engine.ahead.host_store import HostStore
-from vllm_omni_sched.engine.ahead.messages import AheadReport, Encoded, LaneLoss
 
 
 def encoding(value: float, embeds: int = 2) -> torch.Tensor:
@@ -59,32 +58,6 @@ def test_what_is_not_there_is_an_error_and_never_an_empty_tensor():
     with pytest.raises(EncodingLostError, match="encoding a cannot be restored"):
         HostStore(64).restore(HostOrders(restore=("a",)), cache)
     assert cache == {}
-
-
-def test_reports_of_several_workers_about_the_same_encodings():
-    one = AheadReport(
-        {7: Encoded("x", 0.5), 8: Encoded("y", 0.5)},
-        times={"image": (4, 1.0)},
-        host=HostReport({1: ("a", 32), 2: ("b", 16)}, {}, 3, 48, 0.5),
-    )
-    two = AheadReport(
-        {7: Encoded("x", 0.75)},
-        times={"image": (2, 1.5), "audio": (3, 1.0)},
-        host=HostReport({1: ("a", 32)}, {2: "b"}, 2, 32, 1.5),
-    )
-    both = one.aggregate(two)
-    assert both.ready == {7: Encoded("x", 0.75, 2), 8: Encoded("y", 0.5, 1)}
-    assert both.times == {"image": (4, 1.5), "audio": (3, 1.0)}
-    assert both.host == HostReport({1: ("a", 32)}, {2: "b"}, 3, 32, 1.5)  # kept is what all of them have kept
-
-
-def test_of_several_ended_lanes_the_one_that_cannot_be_replaced_is_reported():
-    quiet, ended = AheadReport(), AheadReport(loss=LaneLoss(3, "was killed"))
-    final = AheadReport(loss=LaneLoss(2, "no memory", final=True))
-    assert quiet.aggregate(ended).loss == ended.loss
-    assert ended.aggregate(quiet).loss == ended.loss
-    assert ended.aggregate(final).loss == final.loss
-    assert quiet.aggregate(AheadReport()).loss is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

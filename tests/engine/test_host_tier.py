@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
 
 import pytest
-from vllm.v1.request import RequestStatus
 
 from tests.engine.harness.bench import EMBEDS, ITEM_BYTES, Bench
-from vllm_omni_sched.engine.ahead.host_messages import HostReport
-from vllm_omni_sched.engine.ahead.host_planner import HostPlanner
-from vllm_omni_sched.engine.contents import Contents
-from vllm_omni_sched.engine.encoder.cache import OmniEncoderCacheManager
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
-from vllm_omni_sched.testing import make_item, make_request
 
 
 def bench_with(items: int, **config) -> Bench:
@@ -65,24 +58,6 @@ def test_a_restored_encoding_stays_in_host_memory_and_is_not_copied_twice():
     assert bench.host == {"a", "b", "c"}
     found = counts(bench)
     assert (found.host_offers["restore_is_quicker"], found.host_offers["already_kept"]) == (3, 2)
-
-
-def test_the_same_item_twice_in_a_request_is_restored_once():
-    bench = bench_with(4)
-    ask(bench, "a", "b", "c")
-    bench.add("twins", 40, [(4, "a"), (20, "a")], max_tokens=1)
-    bench.step()
-    bench.step()
-    assert bench.restored == ["a"]
-    assert bench.left["twins"] == ["length"]
-
-
-def test_the_bound_holds_and_what_is_dropped_is_encoded_again():
-    bench = bench_with(1)
-    ask(bench, "a", "b", "c", "d")
-    assert bench.host == {"b"}
-    ask(bench, "a")
-    assert (bench.restored, bench.in_step) == ([], ["a", "b", "c", "d", "a"])
 
 
 def test_a_worker_that_could_not_keep_it_costs_an_encode_and_no_more():
@@ -143,66 +118,6 @@ def test_an_item_whose_data_the_engine_core_cannot_read_is_not_kept():
     ask(bench, "a", "b", "c")
     assert bench.host == set()
     assert counts(bench).kept_not_reused["unknown_content"] == 1
-
-
-def test_an_aborted_request_leaves_the_tier_as_it_is():
-    bench = bench_with(4)
-    ask(bench, "a", "b", "c")
-    bench.add("again", 60, [(4, "a"), (40, "b")], max_tokens=9)
-    bench.step()
-    bench.scheduler.finish_requests("again", RequestStatus.FINISHED_ABORTED)
-    bench.step()
-    ask(bench, "d", "e", "a")
-    assert bench.restored.count("a") == 2
-
-
-def test_what_is_restored_and_evicted_in_one_step_is_not_put_back():
-    """Its request was preempted in between: the worker would hold a tensor that nobody ever frees."""
-    manager = OmniEncoderCacheManager(1)
-    planner = HostPlanner(100, Contents())
-    model = SimpleNamespace(get_inputs_embeds_size=lambda: 2, dtype=SimpleNamespace(itemsize=2))
-    planner.bind(manager, model)
-
-    def take(name: str) -> None:
-        request = make_request(name, 1, [make_item(0, 1, name)])
-        assert manager.can_allocate(request, 0, 1, 0)
-        manager.allocate(request, 0)
-        planner.restore(name)
-        planner.allocated(request.mm_features[0], 1)
-        manager.free(request)
-
-    take("a")
-    take("b")
-    [(name, ticket)] = planner.take_orders(manager.get_freed_mm_hashes()).keep
-    planner.take_report(HostReport({ticket: (name, 4)}))
-    assert planner.has("a")
-    take("a")
-    take("c")
-    orders = planner.take_orders(manager.get_freed_mm_hashes())
-    assert (planner.restored, orders.restore) == (1, ())
-    planner.tier.drop("a")  # not held any more
-
-
-def test_off_means_that_workers_are_told_nothing():
-    bench = Bench(encoder_cache_size=2 * EMBEDS)
-    ask(bench, "a", "b", "c", "a")
-    assert (bench.host, bench.restored) == (set(), [])
-    found = counts(bench)
-    assert found.host_tier_bytes == found.host_offers["too_large"] == 0
-
-
-def test_hits_are_counted_by_tier_and_evictions():
-    bench = bench_with(4)
-    ask(bench, "a", "a", "a", "b", "c", "a")
-    bench.decode()
-    bench.add("lane", 20, [(4, "d")], max_tokens=1)
-    for _ in range(4):
-        bench.step(finish=1)
-    found = counts(bench)
-    tiers = [getattr(found, f"encoder_tier_{tier}") for tier in ("device", "host", "lane", "miss")]
-    assert tiers == [2, 1, 1, 3]
-    assert bench.in_step == ["a", "b", "c"]
-    assert found.encoder_evictions == 3
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])

@@ -10,6 +10,8 @@ import pytest
 from tests.engine.harness.lending import BYTES_PER_EMBED, EMBEDS, FAULTS, PREFIXES, RESERVE, ROUNDS, TEXTS
 from tests.engine.harness.processes import IN_PROCESS, OUR_PLUGIN, ROOT, run_program, write_model
 
+pytestmark = pytest.mark.newest
+
 FAILS, DEATHS = ("raises", "no memory"), ("dies", "dies without a successor")
 
 

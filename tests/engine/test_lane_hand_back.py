@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +13,13 @@ import torch
 from tests.support.descriptors import nothing_left_open
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine.ahead import worker as ahead_worker
-from vllm_omni_sched.engine.ahead.full_width import in_each_thread
 from vllm_omni_sched.engine.ahead.messages import AheadOrders, AheadReport
 from vllm_omni_sched.engine.ahead.worker import AheadWorker, Item
-from vllm_omni_sched.engine.runners.v1 import RunnerV1Mixin
 from vllm_omni_sched.lanes import InlineLane
 from vllm_omni_sched.lanes.processors import Processors
 from vllm_omni_sched.testing import make_data
+
+pytestmark = pytest.mark.newest
 
 ALONE, FORK_SERVER_TOO, EVERYWHERE, LAST = 13, 14, 15, 16
 
@@ -80,36 +77,6 @@ def test_it_is_encoded_in_the_step(worker: AheadWorker, value: int) -> None:
     assert told.restarts == 1
     assert isinstance(worker._lane, InlineLane) is (value == FORK_SERVER_TOO)
     assert set(encode(worker, [4, 5]).ready) == {4, 5}
-
-
-def test_only_what_fails_there_too_fails(worker: AheadWorker) -> None:
-    told = encode(worker, [1, EVERYWHERE, 2])
-    assert set(told.ready) == {1, 2}
-    assert told.failed == {EVERYWHERE: (f"item-{EVERYWHERE}", "ArithmeticError: no encoder can do this")}
-
-
-def test_what_was_forgotten_meanwhile_is_not_encoded(worker: AheadWorker) -> None:
-    orders = AheadOrders(submit=[("gone", 1, "image", make_data(ALONE, num_values=1), 1)])
-    worker.carry_out(orders, {})
-    worker.carry_out(AheadOrders(forget=("gone",)), {})
-    assert set(encode(worker, [LAST]).ready) == {LAST}
-
-
-def test_it_tells_for_how_long_a_step_was_held_back_in_fact(
-    worker: AheadWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encode(worker, [0])
-    assert worker.report() is None  # the warm-up is over, too
-    ticks = itertools.count()
-    monkeypatch.setattr(ahead_worker, "monotonic_seconds", lambda: float(next(ticks)))
-    order = ("item-1", 1, "image", make_data(1, num_values=3), 3)
-    worker.carry_out(AheadOrders(submit=[order], rest_seconds=20.0), {})
-    report = worker.report()
-    assert report is not None
-    assert set(report.ready) == {1}  # which ended the rest
-    assert report.rested == 1.0
-    worker.carry_out(AheadOrders(rest_seconds=20.0, known=(1,)), {})  # the lane has no job
-    assert worker.report() is None
 
 
 def test_no_step_is_held_back_while_the_scheduler_does_not_know_of_an_encode_that_has_ended(
@@ -196,59 +163,3 @@ def test_an_item_that_is_alone_is_encoded_on_all_processors_while_the_llm_comput
             found.append(cache[f"item-{ticket}"].flatten().tolist())
         worker.close()
     assert found == [[2, llm, free], [1, free], [2, llm, free]]
-
-
-class StockRunner:
-    """Stands for vLLM's runner, whose encode tells the number of threads and the processors of all of them."""
-
-    def _execute_mm_encoder(self) -> tuple[int, list[int]]:
-        number, cpus = torch.get_num_threads(), set()
-
-        def note(_: Any) -> None:
-            cpus.update(os.sched_getaffinity(0))
-
-        in_each_thread(note, number)
-        return number, sorted(cpus)
-
-
-class Runner(RunnerV1Mixin, StockRunner):  # type: ignore[misc]
-    def __init__(self, ahead: AheadWorker) -> None:
-        self.omni = SimpleNamespace(ahead=ahead)  # type: ignore[assignment]
-
-
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
-def test_an_encode_in_the_step_borrows_the_processors_of_an_idle_lane(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm, free = sorted(os.sched_getaffinity(0))[:2]
-    lanes = Processors(frozenset({free}), 1, own=True), Processors(frozenset({llm}), 1, own=False)
-    monkeypatch.setattr(ahead_worker, "processors_here", lambda *_, **__: lanes)
-    with on_one_processor(llm), nothing_left_open():
-        worker = AheadWorker(OmniSchedConfig(encode_ahead=True))
-        worker.start(Placed(), torch.device("cpu"))
-        runner = Runner(worker)
-        alone = runner._execute_mm_encoder()
-        worker.carry_out(AheadOrders(submit=[("item", 1, "image", make_data(1, num_values=3), 3)]), {})
-        beside = runner._execute_mm_encoder()
-        while not (worker.report() or AheadReport()).ready:
-            worker.wait(20.0)
-        again = runner._execute_mm_encoder()
-        worker.close()
-        assert torch.get_num_threads() == 1
-    assert (alone, beside, again) == ((2, [llm, free]), (1, [llm]), (2, [llm, free]))
-
-
-def test_without_a_lane_of_its_own_an_encode_in_the_step_is_as_vllm_makes_it(worker: AheadWorker) -> None:
-    before = torch.get_num_threads()
-    assert Runner(worker)._execute_mm_encoder()[0] == before
-
-
-@contextmanager
-def on_one_processor(cpu: int) -> Iterator[None]:
-    """Run this thread, and torch's operations, on one processor, as vLLM binds a worker."""
-    cpus, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    os.sched_setaffinity(0, {cpu})
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        os.sched_setaffinity(0, cpus)

@@ -86,47 +86,6 @@ def test_a_request_that_goes_to_the_lane_leaves_its_place_to_none_that_is_longer
     assert scheduler.omni.policies.planner.decisions.ledger.waits("second")
 
 
-def test_a_request_that_leaves_room_is_admitted_in_that_place(scheduler: Any, clock: Clock):
-    with_a_loan(scheduler, clock)
-    scheduler.add_request(picture("second"))
-    scheduler.add_request(request("short", 16))
-    assert step(scheduler, clock) == ["short"]
-
-
-def test_a_request_that_becomes_ready_in_the_step_is_asked_about(scheduler: Any, clock: Clock):
-    """A request that waits for its grammar is no candidate before the step, and vLLM looks at it again in the step."""
-    from vllm.v1.request import RequestStatus
-
-    with_a_loan(scheduler, clock)
-    long = request("long", tokens_of(scheduler, spare=8))
-    long.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-    long.structured_output_request = type("Ready", (), {"grammar": object(), "is_grammar_ready": True})()
-    scheduler.add_request(long)
-    assert step(scheduler, clock) == []
-    assert long.status is RequestStatus.WAITING, "it has its grammar, and waits for blocks"
-
-
-@pytest.mark.parametrize("how", ["priority", "sla"])
-def test_other_orders_admit_nobody_who_does_not_fit(how: str, clock: Clock, monkeypatch: pytest.MonkeyPatch):
-    made = lender(
-        monkeypatch, **({"policy": "priority"} if how == "priority" else {"options": {"waiting_order": "sla"}})
-    )
-    with_a_loan(made, clock)
-    made.add_request(request("later", 16, priority=5))
-    made.add_request(request("long", tokens_of(made, spare=8), priority=-5))
-    assert step(made, clock) == [], "the long one is the first, and ends the admission as in vLLM"
-
-
-def test_a_refused_request_is_admitted_once_the_loan_is_back(scheduler: Any, clock: Clock):
-    with_a_loan(scheduler, clock)
-    scheduler.add_request(request("long", tokens_of(scheduler, spare=8)))
-    assert step(scheduler, clock) == []
-    core = scheduler.omni.policies.core
-    core.ahead.encoded("picture of first", 1, 1.0, clock.now)
-    assert "long" in step(scheduler, clock)
-    assert core.lending.lent_blocks == 0
-
-
 def test_nobody_is_preempted_who_would_not_be_without_the_loan(scheduler: Any, clock: Clock):
     with_a_loan(scheduler, clock, output=300)
     preempted: list[str] = []
@@ -168,48 +127,3 @@ def test_an_engine_whose_longest_request_does_not_fit_beside_the_largest_loan_is
     lender(monkeypatch, max_model_len=90 * BLOCK)
     with pytest.raises(ConfigError, match="lends up to 10 of 100 KV blocks, and the longest request needs 91"):
         lender(monkeypatch, max_model_len=90 * BLOCK + 1)
-
-
-def noted(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that gets the id of each request which the scheduler asks about from now on."""
-    asked: list[str] = []
-    may_admit = lending(scheduler).may_admit
-    monkeypatch.setattr(
-        lending(scheduler),
-        "may_admit",
-        lambda prompt, blocks: (asked.append(prompt.request_id), may_admit(prompt, blocks))[1],
-    )
-    return asked
-
-
-def test_while_blocks_are_saved_for_an_encode_no_request_is_asked_about(
-    scheduler: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
-):
-    """vLLM would admit the short one to the blocks that running requests need until the encode has ended."""
-    for text in (request("large", 88 * BLOCK, max_tokens=30), request("small", 7 * BLOCK, max_tokens=1000)):
-        scheduler.add_request(text)
-    assert step(scheduler, clock) == ["large", "small"]
-    scheduler.add_request(picture("first"))
-    for _ in range(2):  # the first plan after the picture was seen begins its patience
-        assert step(scheduler, clock) == []
-    clock.now += 2.0
-    scheduler.add_request(request("short", 8))
-    asked = noted(scheduler, monkeypatch)
-    for _ in range(10):
-        assert step(scheduler, clock) == []
-        assert not lending(scheduler).admits
-        assert free(scheduler) > 0
-    assert asked == []
-    assert [id_ for _ in range(100) for id_ in step(scheduler, clock)] == ["short"], "the large one has ended"
-    assert set(asked) == {"short"}
-
-
-def test_one_request_is_asked_about_however_many_wait(scheduler: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch):
-    with_a_loan(scheduler, clock)
-    long = tokens_of(scheduler, spare=8)
-    for one in range(200):
-        scheduler.add_request(request(f"long {one}", long))
-    asked = noted(scheduler, monkeypatch)
-    for _ in range(5):
-        assert step(scheduler, clock) == []
-    assert len(asked) == 5

@@ -16,7 +16,6 @@ from vllm_omni_sched.engine.preprocess.arrivals import OneByOne, with_one_by_one
 pytestmark = pytest.mark.engine
 
 JSON = {"type": "http", "headers": [(b"content-type", b"application/json")]}
-OTHER = {"type": "http", "headers": [(b"content-type", b"multipart/form-data")]}
 
 
 class Application:
@@ -76,36 +75,6 @@ def test_none_waits_long_however_late_the_loop_is() -> None:
     asyncio.run(all_asked(application, *(application.ask(f'"video" {at}') for at in range(4)), step=0.05))
     assert application.begun == [f'"video" {at}' for at in range(4)]
     assert application.began_at[1] >= 0.2
-
-
-def test_a_request_gets_its_whole_body_and_what_follows() -> None:
-    application = Application()
-    got = asyncio.run(application.ask('one "image", ', "two"))
-    assert application.begun == ['one "image", two']
-    assert got == [{"type": "http.disconnect"}]
-
-
-@pytest.mark.parametrize("scope", [OTHER, {"type": "websocket", "headers": JSON["headers"]}])
-def test_other_requests_do_not_wait(scope: Any) -> None:
-    application = Application()
-    asked = [application.ask(f'"image" {at}', scope=scope) for at in range(4)]
-    asyncio.run(all_asked(application, *asked, step=0.0))
-    assert application.begun == [f'"image" {at}' for at in range(4)]
-
-
-def test_a_request_that_is_cancelled_holds_nobody_up() -> None:
-    application = Application()
-
-    async def main() -> None:
-        tasks = [asyncio.create_task(application.ask(f'"image" {at}')) for at in range(3)]
-        await asyncio.sleep(0)
-        tasks[1].cancel()
-        await all_asked(application, application.ask('a later "image"'))
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.run(main())
-    assert application.begun == ['"image" 0', '"image" 2', 'a later "image"']
-    assert not application.middleware._waiting
 
 
 def test_it_is_behind_the_middleware_of_vllm() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,15 +11,9 @@ from PIL import Image, ImageFile
 
 from tests.engine.harness.preprocessing import KINDS, encoded
 from vllm_omni_sched import compat
-from vllm_omni_sched.engine.preprocess.work import each, spare_copies, upright_without_copy
+from vllm_omni_sched.engine.preprocess.work import spare_copies, upright_without_copy
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture
-def helpers() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(3) as found:
-        yield found
 
 
 @pytest.fixture
@@ -52,14 +43,6 @@ def test_pictures_are_upright_as_by_vllm(data: bytes) -> None:
     ours = upright_without_copy(normalize_image)(Image.open(io.BytesIO(data)))
     assert facts(ours) == facts(theirs)
     assert np.array_equal(np.asarray(ours), np.asarray(theirs))
-
-
-def test_an_upright_picture_is_not_copied() -> None:
-    def copies(image: Image.Image) -> Image.Image:
-        raise AssertionError
-
-    image = Image.open(io.BytesIO(encoded(0, "JPEG")))
-    assert upright_without_copy(copies)(image).im is image.im
 
 
 def test_a_picture_that_cannot_be_decoded_is_left_to_vllm() -> None:
@@ -101,41 +84,3 @@ def test_vllms_decoder_makes_no_copy(few_copies: None, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Image.Image, "copy", copies)
     assert ImageMediaIO().load_bytes(encoded(0, "JPEG")).media.size == (90, 70)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 9])
-def test_results_come_in_the_order_of_the_items(helpers: ThreadPoolExecutor, threads: int) -> None:
-    assert each(lambda at: 2 * at, range(20), lambda: threads, helpers) == list(range(0, 40, 2))
-    assert each(lambda at: at, (), lambda: threads, helpers) == []
-
-
-def test_one_thread_is_the_callers(helpers: ThreadPoolExecutor) -> None:
-    assert set(each(lambda _: threading.get_ident(), range(8), lambda: 1, helpers)) == {threading.get_ident()}
-
-
-def test_helpers_come_while_items_are_left(helpers: ThreadPoolExecutor) -> None:
-    """The first item alone; the second and third at the same time, of which each waits for the other."""
-    meeting = threading.Barrier(2)
-    allowed = iter((1, 2, 2, 2))
-
-    def work(at: int) -> int:
-        if at:
-            meeting.wait(60)
-        return at
-
-    assert each(work, range(3), lambda: next(allowed), helpers) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("threads", [1, 4])
-def test_the_error_of_the_first_item_is_raised(helpers: ThreadPoolExecutor, threads: int) -> None:
-    begun: list[int] = []
-
-    def fails(at: int) -> int:
-        begun.append(at)
-        if at in (2, 3):
-            raise ValueError(at)
-        return at
-
-    with pytest.raises(ValueError, match="2"):
-        each(fails, range(1000), lambda: threads, helpers)
-    assert threads > 1 or begun == [0, 1, 2]  # the others are not begun

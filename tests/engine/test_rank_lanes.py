@@ -24,6 +24,8 @@ from vllm_omni_sched.engine.ahead.rank import RankWorker
 from vllm_omni_sched.engine.ahead.tensor_parallel import Ranks
 from vllm_omni_sched.testing import make_data
 
+pytestmark = pytest.mark.newest
+
 CPU = torch.device("cpu")
 RANKS = 2
 DIES, RAISES, ALL_RAISE, NOT_OFFERED = 13, 14, 15, 16

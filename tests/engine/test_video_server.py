@@ -23,6 +23,8 @@ from tests.engine.harness.server import MODEL_NAME, Server
 from tests.engine.harness.video_choice import VARIABLE
 from tests.support.clips import audio_only, clip
 
+pytestmark = pytest.mark.newest
+
 STOCK = {"video_backend": "qwen2_vl"}  # the loader of the model's video processor
 SOUND = ["h264_open_gop", "h264_vfr", "vp9", "h264_trimmed"]
 

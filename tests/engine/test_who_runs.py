@@ -9,7 +9,6 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import RequestStatus
 
 from tests.support.steered import EMBEDS, Clock, first_steps, request, scheduler_with
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.testing import make_item, make_session_update, run_step
 
 
@@ -18,38 +17,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def test_classes_then_slack_then_arrival(clock: Clock):
-    scheduler = scheduler_with({"waiting_order": "sla"}, max_num_seqs=1)
-    for one in (
-        request("batch", omni_class="batch"),
-        request("interactive"),
-        request("urgent", omni_ttft_ms=500),
-        request("favoured", priority=-1),
-        request("realtime", omni_class="realtime"),
-    ):
-        clock.now += 0.01
-        scheduler.add_request(one)
-    order = [new for step in first_steps(scheduler, 40) for new in step]
-    assert order == ["realtime", "favoured", "urgent", "interactive", "batch"]
-    assert scheduler.omni.metrics.admitted["realtime"] == 1
-    assert scheduler.omni.metrics.admitted["deadline"] == 2
-    assert len(scheduler.omni.policies.core.book) == 0
-
-
 def test_a_session_is_realtime_and_comes_first(clock: Clock):
     scheduler = scheduler_with({"waiting_order": "sla"}, max_num_seqs=1)
     scheduler.add_request(request("text"))
     scheduler.add_request(make_session_update("session", 8, max_tokens=1))
     assert first_steps(scheduler, 1) == [["session"]]
-
-
-def test_who_has_waited_long_enough_goes_first_whatever_its_class(clock: Clock):
-    scheduler = scheduler_with({"waiting_order": "sla", "max_wait_seconds": 5}, max_num_seqs=1)
-    scheduler.add_request(request("batch", omni_class="batch"))
-    clock.now += 6
-    scheduler.add_request(request("realtime", omni_class="realtime"))
-    assert first_steps(scheduler, 1) == [["batch"]]
-    assert scheduler.omni.metrics.admitted["aged"] == 1
 
 
 def test_requests_that_share_an_item_run_next_to_each_other(clock: Clock):
@@ -110,21 +82,6 @@ def test_goodput_counts_who_got_what_was_promised(clock: Clock):
     assert sum(metrics.ttft_seconds["interactive"].counts) == 3
     assert sum(metrics.itl_seconds["interactive"].counts) == 6
     assert len(scheduler.omni.policies.slo) == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_control": "adaptive"}, "batch_control"),
-        ({"batch_min": 9, "batch_max": 3}, "batch_min"),
-        ({"waiting_order": "slo"}, "waiting_order"),
-        ({"prefill_control": "pdi"}, "did you mean 'pid'"),
-        ({"decode_pace": 2}, "decode_pace"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ConfigError, match=message):
-        scheduler_with(options)
 
 
 EVERYTHING = {

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-from unittest.mock import patch
+from typing import NamedTuple
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.sim_engine import PlainCosts, Run
 from tests.unit.core.engine.test_core import OnePrompt, View
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.ledger import EncodeState
 from vllm_omni_sched.core.engine.requests import EngineFacts, KvBlocks, LendingFacts, PromptItem
 from vllm_omni_sched.graph.order import INTERACTIVE
-from vllm_omni_sched.sim.engine.server import EngineServer
-from vllm_omni_sched.sim.work import Item, Request
 
 SETTINGS = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 TOTAL, BLOCK, RESERVE, EMBEDS_PER_BLOCK, LARGEST = 40, 16, 16, 8.0, 160
@@ -399,47 +395,3 @@ def test_a_request_that_fits_without_the_loan_starts_within_bounded_steps(
     while engine.num_requests:
         engine.step()
         assert engine.stuck <= longest
-
-
-ARRIVALS = st.tuples(
-    st.integers(0, 60), st.integers(1, 500), st.integers(1, 90), st.one_of(st.just(0), st.integers(1, 400))
-)
-
-
-@SETTINGS
-@given(
-    st.lists(ARRIVALS, max_size=40),
-    st.sampled_from([{}, {"encode_ahead": True}, {"encode_ahead": True, "itl_target_ms": 0.01}]),
-    st.sampled_from([64, 4000]),
-    st.sampled_from([1, 2]),
-)
-@example([(0, 1, 1, 188), (0, 138, 1, 212)], {}, 4000, 1)  # the second was refused beside the loan for both
-def test_a_simulated_engine_preempts_nobody_who_would_not_be_without_the_loan(
-    arrivals: list[tuple[int, int, int, int]], options: dict[str, Any], chunk: int, places: int
-) -> None:
-    """Times of steps and encodes are known, and arrivals are in tenths of a second."""
-    sizes = {"kv_tokens": 1000, "max_num_batched_tokens": chunk, "lane_items": places, "reserve_embeds": 100}
-    encodes = {"encoder_budget_embeds": 400, "encoder_cache_embeds": 400, "embeds_per_token": 1.0}
-    made = Run(PlainCosts(base=0.01, embed=0.001), {**sizes, **encodes}, kv_lending=0.4, **options)
-    for step in range(-9, 1):
-        made.core.steps.step(0.01 * step, 1, 0)
-    made.core.costs.encoded("image", 100, 0.1)
-    lending = made.core.lending
-    assert lending is not None
-    make_room = EngineServer._make_room
-
-    def without_the_loan(engine: EngineServer) -> int:
-        prompts, decodes = engine.prompts, engine.decodes
-        needed = prompts.kv_tokens + decodes.number
-        assert needed > prompts.kv_room + lending.lent_blocks, "a loan has preempted a request"
-        return make_room(engine)
-
-    requests = []
-    for number, (tenths, text, output, embeds) in enumerate(arrivals):
-        items = (Item("image", embeds, number),) if embeds else ()
-        output = min(output, 590 - text)
-        requests.append(Request(number, tenths / 10, min(text, 590 - embeds - output), output, items))
-    with patch.object(EngineServer, "_make_room", without_the_loan):
-        made.serve(requests)
-    assert len(made.ended) == len(requests), "a request never ran"
-    assert lending.lent_blocks == 0 or not requests

@@ -3,10 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.sim.costs.calibration import Calibration, EncodeCosts, FrontendCosts, StepCosts
-from vllm_omni_sched.sim.costs.choice import CoreDecoder, NvdecDecoder
-from vllm_omni_sched.sim.costs.hardware import DEVICES, device
-from vllm_omni_sched.sim.costs.measured import MeasuredCosts
+from vllm_omni_sched.sim.costs.hardware import DEVICES, CoreDecoder, NvdecDecoder, device
+from vllm_omni_sched.sim.costs.measured import Calibration, EncodeCosts, FrontendCosts, MeasuredCosts, StepCosts
 from vllm_omni_sched.sim.costs.models import model
 from vllm_omni_sched.sim.costs.roofline import RooflineCosts
 from vllm_omni_sched.sim.work import Clip, Item, Request

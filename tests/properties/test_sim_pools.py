@@ -15,16 +15,12 @@ from vllm_omni_sched.resource.pipeline.balance import CostBalancer, LeastQueue
 from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Outcome
-from vllm_omni_sched.sim.pools.choose import BalancerChooser, RoundRobinChooser
-from vllm_omni_sched.sim.pools.gated import GatedPool
-from vllm_omni_sched.sim.pools.orchestration import Orchestration
+from vllm_omni_sched.sim.pools.gated import GatedPool, Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Links, Pipeline
-from vllm_omni_sched.sim.pools.pool import Pool
-from vllm_omni_sched.sim.pools.replicas import StageSpec
+from vllm_omni_sched.sim.pools.pool import BalancerChooser, Pool, RoundRobinChooser, StageSpec
 from vllm_omni_sched.sim.scenario.scenario import Failures
 from vllm_omni_sched.sim.scenario.stages import Link
-from vllm_omni_sched.sim.servers.queue import QueueServer
-from vllm_omni_sched.sim.servers.shared import SharedServer
+from vllm_omni_sched.sim.servers import QueueServer, SharedServer
 from vllm_omni_sched.sim.work import Item, Request
 
 pytestmark = pytest.mark.usefixtures("validated_core")

@@ -6,12 +6,10 @@ import random
 
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.choose import RoundRobinChooser
-from vllm_omni_sched.sim.pools.gated import GatedPool
-from vllm_omni_sched.sim.pools.orchestration import Orchestration
+from vllm_omni_sched.sim.pools.gated import GatedPool, Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
-from vllm_omni_sched.sim.pools.pool import Pool
-from vllm_omni_sched.sim.servers.queue import QueueServer
+from vllm_omni_sched.sim.pools.pool import Pool, RoundRobinChooser
+from vllm_omni_sched.sim.servers import QueueServer
 from vllm_omni_sched.sim.work import Item, Request
 
 

@@ -1,47 +1,4 @@
-"""Scenarios for tests: one that is right, and the names that it may use."""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict
-
-from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.scenario.loader import KnownNames
-
-
-class Images(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    rate: float
-    pictures: int = 1
-
-
-class Trace(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    rate: float | None = None
-    file: str
-
-
-class Nested(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    rate: float
-    of: dict[str, Any]
-
-
-def make_workload(table: Mapping[str, Any], where: str, folder: Path) -> object:
-    if table.get("pictures") == 13:
-        raise ConfigError(f"{where}: there are never 13 pictures")
-    return table
-
-
-KNOWN = KnownNames(
-    devices=("a100-80gb", "h100-80gb"),
-    models=("qwen2.5-vl-7b", "qwen2.5-vl-32b"),
-    workloads={"servegen-mm-image": Images, "text": Images, "video-clips": Images, "trace": Trace, "day-night": Nested},
-    make_workload=make_workload,
-)
+"""A scenario for tests that is right."""
 
 GOOD = """
 name = "pictures on one node"
@@ -57,7 +14,7 @@ attainment = 0.9
 [workload]
 kind = "servegen-mm-image"
 rate = 4
-pictures = 2
+sla = "interactive"
 
 [cluster]
 device = "a100-80gb"
@@ -82,7 +39,7 @@ replicas = 8
 [[stages]]
 name = "speech"
 kind = "servers"
-seconds = { distribution = "hyperexponential", mean = 0.5, cv = 2.0 }
+seconds = 0.5
 
 [[failures]]
 stage = "llm"

@@ -9,8 +9,7 @@ from vllm_omni_sched.sim.engine.limits import EngineLimits, make_core
 from vllm_omni_sched.sim.engine.server import EngineServer
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Histogram
-from vllm_omni_sched.sim.server import Job
-from vllm_omni_sched.sim.work import Request
+from vllm_omni_sched.sim.work import Job, Request
 
 
 class PlainCosts:

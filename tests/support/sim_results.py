@@ -6,8 +6,7 @@ import os
 import random
 from typing import Any
 
-from vllm_omni_sched.sim.measure import Histogram, Outcome, Record
-from vllm_omni_sched.sim.result import Progress, Result, Sample
+from vllm_omni_sched.sim.measure import Histogram, Outcome, Progress, Record, Result, Sample
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 
 
@@ -43,13 +42,7 @@ def synthetic(scenario: Scenario, capacity: float = 10.0) -> Result:
         gaps.add(gap, 20)
     seconds = scenario.duration_seconds
     timeline = [
-        Sample(
-            at * seconds / 60,
-            {stage.name: int(rng.expovariate(1 / 8)) for stage in scenario.stages},
-            {stage.name: stage.replicas for stage in scenario.stages},
-            {stage.name: min(1.0, rate / capacity * rng.uniform(0.9, 1.1)) for stage in scenario.stages},
-        )
-        for at in range(60)
+        Sample(at * seconds / 60, {stage.name: stage.replicas for stage in scenario.stages}) for at in range(60)
     ]
     held = {stage.name: stage.replicas * seconds for stage in scenario.stages}
     return Result(
@@ -85,5 +78,5 @@ def run(scenario: Scenario, progress: Progress | None = None, spans: Any = None)
         progress(scenario.duration_seconds, result.events)
     if spans is not None:
         spans.span("llm", 0, "step", 1.0, 0.5, {"decodes": 3})
-        spans.counter("llm", "queued", 1.0, 4)
+        spans.span("llm", 0, "request 4", 1.0, 0.5)
     return result

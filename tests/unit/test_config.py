@@ -139,13 +139,6 @@ def test_a_key_that_is_nearly_ours_is_told(key, more):
         load_config({key: {"waiting_order": "sla"}, **more})
 
 
-@pytest.mark.parametrize(
-    "key", ["ascend_scheduler_config", "omni", "omni_kv_config", "sched", "torchair_graph_config", "scheduler", 3, None]
-)
-def test_keys_of_others_are_theirs(key):
-    assert load_config({key: {}}) == OmniSchedConfig()
-
-
 def test_resolved_options_are_as_they_are_written():
     found = {
         one.name: one
@@ -156,19 +149,6 @@ def test_resolved_options_are_as_they_are_written():
     assert str(found["client_classes"]) == 'client_classes=["interactive", "batch"]'
     assert (found["expert.windows"].value, found["expert.windows"].given) == ("auto", False)
     assert {one.name for one in resolved(load_config(None), group="video")} == {f"video.{name}" for name in found}
-
-
-def test_additional_config_must_be_a_mapping():
-    with pytest.raises(ConfigError, match=r"--additional-config must be a mapping .* got list; write it as"):
-        load_config([])
-
-
-@pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", "just words"])
-def test_a_yaml_file_that_is_no_mapping(tmp_path, text):
-    path = tmp_path / "omni.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=r"omni\.yaml"):
-        load_config({"omni_sched": str(path)})
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_options import BalancePolicy, StageSchedConfig
 from vllm_omni_sched.config.stage_options.batching import BatchLimits
 from vllm_omni_sched.config.stage_yaml import VARIABLE, check_against, load_stage_config, read_stage_options
-from vllm_omni_sched.graph.order import DEFAULT_CLASSES
-from vllm_omni_sched.resource.pid import PidBatch, PidGains
+from vllm_omni_sched.resource.pid import PidBatch
 from vllm_omni_sched.resource.pipeline.stage_limits import control_of
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "stages.yaml"
@@ -63,15 +62,6 @@ def test_the_example_is_complete():
     assert keys(defaults) - named == set()
 
 
-def test_defaults_are_those_of_the_policies():
-    config = StageSchedConfig()
-    gains = PidGains()
-    batching = config.batching
-    assert (batching.kp, batching.ki, batching.kd) == (gains.proportional, gains.integral, gains.derivative)
-    for sla in DEFAULT_CLASSES:
-        assert config.graph.priority.classes[sla.name].rank == sla.rank
-
-
 def test_the_deploy_yaml_may_name_a_file_beside_it(tmp_path):
     deploy(tmp_path, "balancing: {policy: least-queue}\n", "ours.yaml")
     config = load_stage_config(deploy(tmp_path, "omni_sched: ours.yaml\n"), {})
@@ -117,12 +107,6 @@ def test_an_empty_section_has_its_defaults(tmp_path):
     assert own.of_stage(1, "talker") == StageSchedConfig().batching.of_stage(1, "talker")
 
 
-def test_what_several_sections_share_is_not_there_twice(tmp_path):
-    text = "omni_sched: {batching: {stages: {a: &one {hold_ms: 1}, b: *one, c: {<<: *one, target_latency_ms: 2}}}}\n"
-    stages = load_stage_config(deploy(tmp_path, text), {}).batching.stages
-    assert [own.hold_ms for own in stages.values()] == [1, 1, 1]
-
-
 ARTICLE = Path(__file__).parents[1] / "support" / "article.yaml"
 
 
@@ -156,22 +140,3 @@ def test_latency_target_and_interval_reach_the_controller_unswapped():
     assert isinstance(controller, PidBatch)
     assert (controller.target_seconds, controller.interval_seconds) == (0.07, 3.0)
     assert (controller.minimum, controller.maximum) == (1, 9)
-
-
-@pytest.mark.parametrize(
-    ("written", "milliseconds"), [(50, 50.0), ("50ms", 50.0), ("0.5 s", 500.0), ("500us", 0.5), ("1min", 60_000.0)]
-)
-def test_durations_have_units(written, milliseconds):
-    theirs = dict.fromkeys(("latency_target", "adjustment_interval"), written)
-    ours = dict.fromkeys(("target_latency_ms", "adjust_interval_ms"), written)
-    for options in (theirs, {"batching": theirs}, {"batching": ours}):
-        limits = read_stage_options(options, "here").batching.of_stage(0)
-        assert (limits.target_latency_ms, limits.adjust_interval_ms) == (milliseconds, milliseconds)
-    own = read_stage_options({"batching": {"stages": {"talker": {"latency_target": written}}}}, "here").batching
-    assert own.of_stage(1, "talker").target_latency_ms == milliseconds
-
-
-@pytest.mark.parametrize(("written", "nbytes"), [(1 << 20, 1 << 20), ("1MB", 1 << 20), ("64 KiB", 64 << 10)])
-def test_sizes_have_units(written, nbytes):
-    pools = read_stage_options({"pools": {"audio_pool_size": written}}, "here").pools
-    assert pools.audio_pool_size == nbytes

@@ -39,18 +39,6 @@ def test_time_on_all_processors_counts_by_their_number():
     assert lane.width.end() == 2 * 0.5  # 0.5 s on three processors are 1.5 s on one
 
 
-def test_time_before_a_job_does_not_count():
-    lane = Lane()
-    lane.wanted = True
-    lane.width.begin()
-    lane.now += 1.0
-    assert lane.width.end() == 2.0
-    lane.now += 100.0
-    lane.width.begin()
-    lane.now += 1.0
-    assert lane.width.end() == 2.0
-
-
 def test_a_lane_without_more_processors_is_never_asked():
     width = Width(None, lambda: 1 / 0, lambda: 1 / 0)
     width.begin()

@@ -63,8 +63,8 @@ def calibrate(
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     # imported late: these modules need vLLM
     from vllm_omni_sched.engine.calibration.measure import Plan, measure
-    from vllm_omni_sched.sim.costs.calibration import write_calibration
     from vllm_omni_sched.sim.costs.fit import fit
+    from vllm_omni_sched.sim.costs.measured import write_calibration
     from vllm_omni_sched.sim.under_load import under_load
 
     plan = Plan(rounds=rounds, longest=longest, image_size=size, lane=lane, server=server, starts=starts)

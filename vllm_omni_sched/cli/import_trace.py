@@ -1,4 +1,4 @@
-"""``vllm-omni-sched import``: turns a trace of others into one for the simulator, or into statistics."""
+"""``vllm-omni-sched import``: turns a trace of others into one for the simulator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import typer
 from vllm_omni_sched.cli.console import USAGE, leave
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.workloads.importers import TraceFormat, import_trace
-from vllm_omni_sched.sim.workloads.statistics import import_statistics, write_statistics
 from vllm_omni_sched.sim.workloads.trace import write_trace
 
 _leave = partial(leave, "import")
@@ -25,27 +24,14 @@ def import_(
         int,
         typer.Option(min=0, help="Prompt tokens of an image, for traces that count images; 0: prompts are all text."),
     ] = 0,
-    statistics: Annotated[
-        bool,
-        typer.Option("--statistics", help="Write statistics of its clients, which have no request, and not a trace."),
-    ] = False,
-    licence: Annotated[
-        str, typer.Option(metavar="TEXT", help="Name the licence of the trace in the statistics.", show_default=False)
-    ] = "",
 ) -> None:
     """Turn a public trace, or the result of a benchmark client, into a trace of requests for the simulator.
 
     Formats: Mooncake, Azure's LLM and multimodal traces, BurstGPT, detailed results of vllm bench serve, and AIPerf's
-    profile_export.jsonl. With --statistics, also the clients of ServeGen: name the folder of a category. Exit
-    status: 0 on success; 2 if the file or an argument is invalid.
+    profile_export.jsonl. Exit status: 0 on success; 2 if the file or an argument is invalid.
     """
-    if licence and not statistics:
-        _leave(USAGE, "--licence is kept in statistics alone: add --statistics, or leave it out")
     if out.exists():
         _leave(USAGE, f"{out} exists already: choose another name, or delete it")
-    if statistics:
-        _write_statistics(file, format, out, image_embeds, licence)
-        return
     try:
         found = import_trace(file, format, image_embeds)
     except ConfigError as error:
@@ -57,15 +43,3 @@ def import_(
     requests, seconds = len(found.trace.requests), found.trace.requests[-1].at
     left_out = f"; {found.left_out} without output left out" if found.left_out else ""
     typer.echo(f"{requests} requests over {seconds:,.0f} s in {out}{left_out}")
-
-
-def _write_statistics(file: Path, format: TraceFormat, out: Path, image_embeds: int, licence: str) -> None:
-    try:
-        found = import_statistics(file, format, image_embeds, licence)
-        write_statistics(out, found)
-    except ConfigError as error:
-        _leave(USAGE, str(error))
-    except OSError as error:
-        _leave(USAGE, f"--out {out}: {error.strerror or error}")
-    clients = f"{len(found.clients)} client{'s' if len(found.clients) > 1 else ''}"
-    typer.echo(f"{clients} with {found.rate:.3g} requests a second in {out}")

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,11 +16,10 @@ import typer
 from vllm_omni_sched.cli import simulate_view
 from vllm_omni_sched.cli.console import INTERRUPTED, PROBLEM, USAGE, leave, page_console
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.extras import how_to_install
 
 if TYPE_CHECKING:
-    from vllm_omni_sched.sim.output.spans import Spans
-    from vllm_omni_sched.sim.result import Run
+    from vllm_omni_sched.sim.measure import Run
+    from vllm_omni_sched.sim.output import Spans
     from vllm_omni_sched.sim.study.evaluate import Finding
     from vllm_omni_sched.sim.study.plan import Study
 
@@ -43,7 +41,6 @@ def simulate(
         Path | None,
         typer.Option(metavar="FOLDER", help="Write the findings into this folder, as JSON.", show_default=False),
     ] = None,
-    plots: Annotated[bool, typer.Option("--plots", help="Write plots, too; needs --out.")] = False,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.", show_default=False)
     ] = None,
@@ -57,14 +54,10 @@ def simulate(
     Ctrl-C keeps the points of a study that are done. Exit status: 0 on success, 1 if a point failed, 2 if the file or
     an argument is invalid, 130 if it was interrupted.
     """
-    if plots and out is None:
-        _leave(USAGE, "--plots needs --out FOLDER")
-    if plots and find_spec("matplotlib") is None:
-        _leave(USAGE, f"matplotlib is not installed: {how_to_install('sim')}")
     if not trace_seconds > 0:
         _leave(USAGE, f"--trace-seconds must be positive, got {trace_seconds:g}")
     # imported late: these modules need numpy
-    from vllm_omni_sched.sim.output.spans import Spans
+    from vllm_omni_sched.sim.output import Spans
     from vllm_omni_sched.sim.study.plan import load_study
 
     try:
@@ -78,7 +71,7 @@ def simulate(
         findings, interrupted = _findings(study, jobs, spans, quiet=quiet or as_json)
         if interrupted and not findings:
             raise KeyboardInterrupt
-        body = _written(study, findings, interrupted, out, plots and not interrupted, trace, spans)
+        body = _written(study, findings, interrupted, out, trace, spans)
     except KeyboardInterrupt:
         _leave(INTERRUPTED, "interrupted; no file is half-written")
     except OSError as error:
@@ -90,7 +83,7 @@ def simulate(
     for finding in (wrong := [finding for finding in findings if finding.error]):
         typer.echo(f"vllm-omni-sched simulate: {finding.label}: {finding.error}", err=True)
     if interrupted:
-        kept = "" if out is None else f"; they are in {out}, without pictures" if plots else f"; they are in {out}"
+        kept = "" if out is None else f"; they are in {out}"
         _leave(INTERRUPTED, f"interrupted after {len(findings)} of {len(study.points)} points{kept}")
     if wrong:
         raise typer.Exit(PROBLEM)
@@ -123,20 +116,15 @@ def _written(
     findings: Sequence[Finding],
     interrupted: bool,
     out: Path | None,
-    plots: bool,
     trace: Path | None,
     spans: Spans | None,
 ) -> dict[str, Any]:
-    from vllm_omni_sched.sim.output import report
+    from vllm_omni_sched.sim.study import report
 
     body = report.report(study, findings, ["vllm-omni-sched", *sys.argv[1:]], interrupted)
     if out is not None:
         stem = re.sub(r"[^a-z0-9]+", "-", study.base.name.lower()).strip("-") or "scenario"
         report.write(out / f"{stem}.json", body)
-        if plots:
-            from vllm_omni_sched.sim.output.plots import draw
-
-            draw(study, findings, out, stem)
     if trace is not None and spans is not None:
         spans.write(trace)
         if spans.dropped:

@@ -165,7 +165,7 @@ def _rows(study: Study, findings: Sequence[Finding]) -> Table:
 
 def _spread(study: Study, findings: Sequence[Finding]) -> Table:
     """Return a table with one row for all seeds of a point."""
-    from vllm_omni_sched.sim.study.spread import spread
+    from vllm_omni_sched.sim.study.report import spread
 
     table = _table_of(study, "within SLO", "TTFT P99, s", "ITL P99, ms", "goodput/s", "seeds")
     for row in spread(findings):

@@ -19,10 +19,9 @@ from vllm_omni_sched.config.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vllm_omni_sched.config.options import OmniSchedConfig
-    from vllm_omni_sched.sim.tune.gain import Comparison
-    from vllm_omni_sched.sim.tune.search import Evaluate, Measured, Search, Tried
-    from vllm_omni_sched.sim.tune.space import Options, Parameter
+    from vllm_omni_sched.sim.scenario.scenario import Scenario
+    from vllm_omni_sched.sim.study.search import Evaluate, Measured, Options, Search, Tried
+    from vllm_omni_sched.sim.study.tune import Comparison
 
 _BEST = 3  # candidates that are compared with the baselines
 _OWN, _DEFAULTS = "the scenario's policy", "the server's defaults"
@@ -37,7 +36,7 @@ class _Job:
     Attributes:
         evaluate: runs a trial; gets all options of a server, to which none is added.
         accepted: returns whether a server would start with these options.
-        space: parameters that are tuned.
+        proposed: returns the options that a trial of Optuna proposes.
         baselines: all options of each baseline, by name; the current ones first.
         max_num_seqs: how many sequences the engine may run now.
         flags: vLLM's own flags, tuned without any option of the scheduler; all trials have them.
@@ -49,7 +48,7 @@ class _Job:
 
     evaluate: Evaluate
     accepted: Callable[[Options], bool]
-    space: list[Parameter]
+    proposed: Callable[[Any], Options]
     baselines: dict[str, Options]
     fixed: Options
     default: dict[str, Any]
@@ -105,17 +104,22 @@ def tune(
 
     Ctrl-C ends the search and keeps the best so far. Exit status: 0 on success, 2 if an argument is invalid.
     """
-    from vllm_omni_sched.sim.output.files import write_text
-    from vllm_omni_sched.sim.tune.search import Tried, changed_options, pruned
+    from vllm_omni_sched.sim.output import write_text
+    from vllm_omni_sched.sim.scenario.loader import load
+    from vllm_omni_sched.sim.study.search import Tried, changed_options, pruned
+    from vllm_omni_sched.sim.study.tune import trace_scenario
 
     for name, value in (("--ttft", ttft), ("--itl", itl), ("--scale", scale)):
         if value is not None and not 0 < value < float("inf"):
             _leave(USAGE, f"{name} must be positive, got {value:g}")
     try:
         if source.suffix == ".toml":
-            job = _scenario(source, ttft, itl)
+            given = {"slo.ttft_seconds": ttft, "slo.itl_seconds": itl}
+            scenario = load(source, {key: value for key, value in given.items() if value is not None})
         else:
-            job = _trace(source, ttft or 2.0, itl or 0.1, (model, device, devices), scale, item_embeds)
+            machine = model, device, devices
+            scenario = trace_scenario(source, ttft or 2.0, itl or 0.1, machine, scale, item_embeds)
+        job = _job(scenario)
         _tune_flags(job, range(seeds))
         found = _search(job, trials, range(seeds), seed, quiet)
         if not found.tried:
@@ -137,66 +141,14 @@ def tune(
         _leave(USAGE, f"{error.filename or out or result}: {error.strerror or error}")
 
 
-def _trace(
-    source: Path, ttft: float, itl: float, machine: tuple[str, str, int], scale: float, item_embeds: int
-) -> _Job:
-    from vllm_omni_sched.config.options import OmniSchedConfig
-    from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
-    from vllm_omni_sched.sim.costs.base import pick
-    from vllm_omni_sched.sim.costs.hardware import DEVICES
-    from vllm_omni_sched.sim.costs.models import MODELS
-    from vllm_omni_sched.sim.costs.roofline import RooflineCosts
-    from vllm_omni_sched.sim.engine.limits import EngineLimits
-    from vllm_omni_sched.sim.tune.evaluate import on_trace
-    from vllm_omni_sched.sim.tune.space import SEQUENCES, TOKENS, space
-    from vllm_omni_sched.sim.workloads.replay import TraceOptions
-    from vllm_omni_sched.sim.workloads.trace import read_trace
+def _job(scenario: Scenario) -> _Job:
+    from vllm_omni_sched.sim.study.search import propose
+    from vllm_omni_sched.sim.study.tune import has_lane, on_scenario, own_options, tunable, with_options
 
-    model, device, devices = machine
-    trace = read_trace(source)
-    shape = pick("model", model, MODELS)
-    costs = RooflineCosts(shape, pick("device", device, DEVICES), devices)
-
-    def limits(flags: Options) -> EngineLimits:
-        tokens = flags.get(TOKENS, EngineLimits(1).max_num_batched_tokens)
-        encoder = max(tokens, shape.largest_item(shape.max_model_len))
-        sequences = flags.get(SEQUENCES, EngineLimits(1).max_num_seqs)
-        return EngineLimits(costs.kv_tokens, sequences, tokens, encoder, encoder)
-
-    refused = refusal(LaneFacts(workers=devices))
-    fixed: Options = {"interactive_ttft_ms": 1e3 * ttft, "interactive_itl_ms": 1e3 * itl}
-    replay = TraceOptions(file=source.name, scale=scale, item_embeds=item_embeds)
-    default = OmniSchedConfig().model_dump(mode="json")
-    what = f"{source.name} on {costs.source.text}, TTFT {ttft:g} s, between tokens {itl:g} s"
-    evaluate = on_trace(trace, replay, costs, limits, (ttft, itl))
-
-    def accepted(options: Options) -> bool:
-        try:
-            return not (_config(options).encode_ahead and refused)
-        except ConfigError:
-            return False
-
-    parameters = space(itl, encodes=refused is None)
-    source_of = {"engine": f"{costs.source.kind.value}: {costs.source.text}"}
-    sequences = EngineLimits(1).max_num_seqs
-    return _Job(evaluate, accepted, parameters, {_DEFAULTS: {}}, fixed, default, what, source_of, sequences)
-
-
-def _scenario(source: Path, ttft: float | None, itl: float | None) -> _Job:
-    from vllm_omni_sched.sim.scenario.loader import load
-    from vllm_omni_sched.sim.tune.evaluate import has_lane, on_scenario, own_options, tunable, with_options
-    from vllm_omni_sched.sim.tune.space import space
-
-    given = {"slo.ttft_seconds": ttft, "slo.itl_seconds": itl}
-    scenario = load(source, {key: value for key, value in given.items() if value is not None})
     engine, slo = tunable(scenario), scenario.slo
     fixed: Options = {"interactive_ttft_ms": 1e3 * slo.ttft_seconds, "interactive_itl_ms": 1e3 * slo.itl_seconds}
     own = own_options(scenario)
-    parameters = space(slo.itl_seconds, encodes=has_lane(scenario), max_num_seqs=engine.max_num_seqs)
-    what = f"{scenario.name}, TTFT {slo.ttft_seconds:g} s, between tokens {slo.itl_seconds:g} s"
-    default = scenario.policy.model_dump(mode="json")
-    costs = {engine.name: engine.model or str(engine.calibration)}
-    baselines = {_OWN: own} if own else {}
+    encodes = has_lane(scenario)
 
     def accepted(options: Options) -> bool:
         try:
@@ -205,22 +157,22 @@ def _scenario(source: Path, ttft: float | None, itl: float | None) -> _Job:
             return False
         return True
 
-    evaluate = on_scenario(scenario, runner())
-    baselines |= {_DEFAULTS: {}}
-    return _Job(evaluate, accepted, parameters, baselines, fixed, default, what, costs, engine.max_num_seqs)
-
-
-def _config(options: Options) -> OmniSchedConfig:
-    from vllm_omni_sched.config.load import KEY, load_config
-    from vllm_omni_sched.sim.tune.space import policy_of
-
-    return load_config({KEY: policy_of(options)})
+    return _Job(
+        on_scenario(scenario, runner()),
+        accepted,
+        lambda trial: propose(trial, slo.itl_seconds, encodes, engine.max_num_seqs),
+        ({_OWN: own} if own else {}) | {_DEFAULTS: {}},
+        fixed,
+        scenario.policy.model_dump(mode="json"),
+        f"{scenario.name}, TTFT {slo.ttft_seconds:g} s, between tokens {slo.itl_seconds:g} s",
+        {engine.name: engine.model or str(engine.calibration)},
+        engine.max_num_seqs,
+    )
 
 
 def _tune_flags(job: _Job, seeds: range) -> None:
     """Add vLLM with its own flags tuned to the baselines, if it does better than with those it has."""
-    from vllm_omni_sched.sim.tune.search import tuned_flags
-    from vllm_omni_sched.sim.tune.space import command_line
+    from vllm_omni_sched.sim.study.search import command_line, tuned_flags
 
     job.flags = tuned_flags(job.evaluate, seeds, job.max_num_seqs)
     if job.flags:
@@ -228,22 +180,21 @@ def _tune_flags(job: _Job, seeds: range) -> None:
 
 
 def _search(job: _Job, trials: int, seeds: range, seed: int, quiet: bool) -> Search:
-    from vllm_omni_sched.sim.tune.search import search
+    from vllm_omni_sched.sim.study.search import best_options
 
     with tune_view.Bar("Searching", trials, quiet) as bar:
 
         def report(done: int, best: Tried) -> None:
             bar.at(done, f"best {best.attainment:.1%} within the SLO")
 
-        return search(job.space, job.trial, seeds, trials, seed, report, job.starts)
+        return best_options(job.proposed, job.trial, seeds, trials, seed, report, job.starts)
 
 
 def _compare(job: _Job, best: list[Tried], seeds: int, held_out: int, seed: int, quiet: bool) -> Comparison | None:
     """Compare the best option sets with the baselines on held-out seeds; None if it was interrupted."""
     import numpy as np
 
-    from vllm_omni_sched.sim.tune.evaluate import HELD_OUT
-    from vllm_omni_sched.sim.tune.gain import compare
+    from vllm_omni_sched.sim.study.tune import HELD_OUT, compare
 
     wholes = [job.whole(one.options) for one in best]
     candidates = list(
@@ -269,8 +220,8 @@ def _compare(job: _Job, best: list[Tried], seeds: int, held_out: int, seed: int,
 def _record(
     job: _Job, verdict: str, options: Options, found: Search, compared: Comparison | None, seed: int
 ) -> dict[str, Any]:
-    from vllm_omni_sched.sim.output.files import provenance
-    from vllm_omni_sched.sim.tune.space import flags_of, policy_of
+    from vllm_omni_sched.sim.output import provenance
+    from vllm_omni_sched.sim.study.search import flags_of, policy_of
 
     return {
         "tune": job.what,

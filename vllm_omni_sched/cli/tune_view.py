@@ -11,9 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from vllm_omni_sched.sim.tune.gain import Compared, Comparison, Gain
-    from vllm_omni_sched.sim.tune.search import Search
-    from vllm_omni_sched.sim.tune.space import Options
+    from vllm_omni_sched.sim.study.search import Options, Search
+    from vllm_omni_sched.sim.study.tune import Compared, Comparison, Gain
 
 
 class Bar:
@@ -86,7 +85,7 @@ def as_yaml(options: Options, what: str = "", text: str = "") -> str:
     import yaml
 
     from vllm_omni_sched.config.load import grouped
-    from vllm_omni_sched.sim.tune.space import command_line, flags_of, policy_of
+    from vllm_omni_sched.sim.study.search import command_line, flags_of, policy_of
 
     flags = command_line(flags_of(options))
     also = f"with vLLM's own {flags}" if flags else ""

@@ -13,7 +13,6 @@ EXTRAS = {
     "compression": ("numcodecs", "numpy", "soundfile"),
     "forecast": ("statsmodels",),
     "tune": ("optuna",),
-    "sim": ("matplotlib",),
     "gpu": ("nvidia-ml-py",),
 }
 """As in ``pyproject.toml``, those that a message names."""

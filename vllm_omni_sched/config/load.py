@@ -120,13 +120,11 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "prefill_min_tokens": ("prefill_control",),
     **dict.fromkeys(("control_interval_ms", "control_target_ms"), ("batch_control", "prefill_control")),
     **dict.fromkeys(
-        ("encode_lane_cpus", "encode_lane_nice", "encode_lane_sms", "encode_lane_min_share", "decode_pace"),
+        ("encode_lane_cpus", "encode_lane_sms", "encode_lane_min_share", "decode_pace"),
         ("encode_ahead",),
     ),
     **dict.fromkeys(("encode_bytes_per_embed", "encoder_reserve_embeds"), ("kv_lending",)),
-    **dict.fromkeys(
-        ("encoder_share_ttl_seconds", "encoder_share_wait_seconds", "encoder_share_dir"), ("encoder_share_bytes",)
-    ),
+    **dict.fromkeys(("encoder_share_wait_seconds", "encoder_share_dir"), ("encoder_share_bytes",)),
     "max_wait_seconds": ("waiting_order", "encode_rounds"),
     **dict.fromkeys(("spill_dir", "spill_max_bytes", "release_batch_items"), ("release",)),
     "history_bytes": ("history_path",),

@@ -108,9 +108,6 @@ class OmniSchedConfig(BaseModel):
         "item that several of them get is encoded by one. Engines with the same model must have the same value; 0 "
         "shares none.",
     )
-    encoder_share_ttl_seconds: float = Expert(
-        3600.0, gt=0.0, description="Shared encodings that nobody has used for so long are removed."
-    )
     encoder_share_wait_seconds: float = Expert(
         10.0,
         ge=0.0,
@@ -168,12 +165,6 @@ class OmniSchedConfig(BaseModel):
         False,
         description="Encode the items of waiting requests in a lane beside the LLM, while other requests go on "
         "decoding.",
-    )
-    encode_lane_nice: int | None = Expert(
-        None,
-        ge=0,
-        le=19,
-        description="CPUs only: niceness of encoder processes; default is 10 on the LLM's processors, 0 on others.",
     )
     encode_lane_cpus: str = Field(
         "auto",

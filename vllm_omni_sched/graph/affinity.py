@@ -8,8 +8,6 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Generic, NamedTuple, TypeVar
 
-from vllm_omni_sched.config.errors import ConfigError
-
 AFFINITY_ITEMS = 16
 """Number of a request's items that affinity looks at; further items add little information."""
 
@@ -98,16 +96,9 @@ class AffinityBook(Generic[Replica]):
     3. Evictions from a replica's own cache are not seen.
 
     O(1) for each key and replica.
-
-    Raises:
-        ConfigError: ``capacity`` is below 1.
     """
 
     def __init__(self, capacity: int = 65536) -> None:
-        if capacity < 1:
-            raise ConfigError(
-                f"capacity must be 1 or more, got {capacity}; to ignore affinity, turn it off (graph.affinity.enabled)"
-            )
         self.capacity = capacity
         self._weights: OrderedDict[tuple[Replica, str], float] = OrderedDict()  # oldest first
         self._at: dict[Replica, set[str]] = {}

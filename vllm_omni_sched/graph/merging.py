@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from vllm_omni_sched.config.errors import ConfigError
-
 
 def content_key(parts: Mapping[str, Any]) -> str:
     """Return the digest of nested mappings, lists, strings, numbers, bytes and None: BLAKE2b (RFC 7693), 256 bits, hex.
@@ -87,17 +85,9 @@ class Merger:
 
     Args:
         max_followers: most followers of one group.
-
-    Raises:
-        ConfigError: ``max_followers`` is below 1.
     """
 
     def __init__(self, max_followers: int = 1024) -> None:
-        if max_followers < 1:
-            raise ConfigError(
-                f"max_followers must be 1 or more, got {max_followers}; to merge nothing, turn merging off "
-                "(graph.merging.enabled)"
-            )
         self.max_followers = max_followers
         self._groups: dict[str, _Group] = {}  # by request, leaders and followers
         self._open: dict[Hashable, _Group] = {}  # by key: the one that takes followers

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, NamedTuple
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.affinity import pull_together
 
 
@@ -43,23 +42,12 @@ NEVER_OVERTAKEN = frozenset({PlaceReason.HOLDS_MEMORY, PlaceReason.AGED})
 
 @dataclass(frozen=True)
 class SlaClass:
-    """Latency targets of a class of requests; ``math.inf`` for no target. Rank 0 goes first.
-
-    Raises:
-        ConfigError: a target is not positive, or the rank is negative.
-    """
+    """Latency targets of a class of requests; ``math.inf`` for no target. Rank 0 goes first."""
 
     name: str
     ttft_seconds: float
     itl_seconds: float
     rank: int
-
-    def __post_init__(self) -> None:
-        for field in ("ttft_seconds", "itl_seconds"):
-            if not getattr(self, field) > 0:
-                raise ConfigError(f"SLA class {self.name!r}: {field} must be above 0, got {getattr(self, field)}")
-        if self.rank < 0:
-            raise ConfigError(f"SLA class {self.name!r}: rank must be 0 or more, got {self.rank}")
 
 
 REALTIME = SlaClass("realtime", ttft_seconds=0.3, itl_seconds=0.05, rank=0)
@@ -153,16 +141,11 @@ class WaitingOrder:
     Ties are broken by arrival, then by request id. So no request that arrived later overtakes an aged
     one, except requests that hold memory: besides those, only earlier arrivals that were
     waiting when it aged are admitted before it.
-
-    Raises:
-        ConfigError: ``max_wait_seconds`` is not above 0.
     """
 
     _COUNTS: ClassVar = {Undated.ARRIVAL: 0.0, Undated.BALANCED: 0.0, Undated.SHORTEST: 1.0, Undated.LONGEST: -1.0}
 
     def __init__(self, max_wait_seconds: float = 30.0, undated: Undated = Undated.ARRIVAL) -> None:
-        if not max_wait_seconds > 0:
-            raise ConfigError(f"max_wait_seconds must be above 0, got {max_wait_seconds}")
         self.max_wait_seconds = max_wait_seconds
         self.undated = undated
 

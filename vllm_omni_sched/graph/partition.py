@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.partition_model import Assignment, PartitionSnapshot, Score
 from vllm_omni_sched.graph.partition_search import Found, Shortage, best_partition, greedy
 
@@ -130,9 +129,6 @@ class Partitioner:
 
     Args:
         max_nodes: most partial assignments that the search examines.
-
-    Raises:
-        ConfigError: ``headroom`` is not in [0, 1), or another argument is negative.
     """
 
     def __init__(
@@ -143,16 +139,6 @@ class Partitioner:
         look_seconds: float = 5.0,
         max_nodes: int = 20_000,
     ) -> None:
-        for name, value in (
-            ("min_gain", min_gain),
-            ("cooldown_seconds", cooldown_seconds),
-            ("look_seconds", look_seconds),
-            ("max_nodes", max_nodes),
-        ):
-            if not value >= 0:
-                raise ConfigError(f"{name} must be 0 or more, got {value}")
-        if not 0 <= headroom < 1:
-            raise ConfigError(f"headroom must be in [0, 1), got {headroom}")
         self.min_gain = min_gain
         self.cooldown_seconds = cooldown_seconds
         self.headroom = headroom

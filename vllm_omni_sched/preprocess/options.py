@@ -5,9 +5,14 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field
 
 from vllm_omni_sched.config.units import Bytes
-from vllm_omni_sched.graph.order import SlaClass
 
 MIB, GIB = 1 << 20, 1 << 30
+WORKER_MEMORY_BYTES = 4 * GIB
+"""Private memory of one process beyond what it shares with the server; a request that needs more fails."""
+MOST_WAITING = 1024
+"""Most requests that wait for a process; further ones wait in vLLM's own queue."""
+DEADLINE_SECONDS = {"realtime": 10.0, "interactive": 60.0, "batch": 600.0}
+"""Time after which preprocessing of a request of a class fails."""
 
 
 class PreprocessOptions(BaseModel):
@@ -25,29 +30,6 @@ class PreprocessOptions(BaseModel):
         description="Memory for results that the API process has not taken yet, in bytes; further requests wait. Also "
         "the largest result.",
     )
-    worker_memory_bytes: Bytes = Field(
-        4 * GIB,
-        ge=128 * MIB,
-        description="Private memory of one process beyond what it shares with the server; a request that needs more "
-        "fails.",
-    )
-    max_waiting: int = Field(
-        1024, ge=1, description="Most requests that wait for a process; further ones wait in vLLM's own queue."
-    )
     max_wait_seconds: float = Field(
         10.0, gt=0.0, description="Time after which a waiting request goes before those of other classes, in seconds."
     )
-    realtime_deadline_seconds: float = Field(
-        10.0, gt=0.0, description="Time after which preprocessing of a realtime request fails, in seconds."
-    )
-    interactive_deadline_seconds: float = Field(
-        60.0, gt=0.0, description="Time after which preprocessing of an interactive request fails, in seconds."
-    )
-    batch_deadline_seconds: float = Field(
-        600.0, gt=0.0, description="Time after which preprocessing of a batch request fails, in seconds."
-    )
-
-    def deadline_seconds(self, sla: SlaClass) -> float:
-        """Return the time limit of a class, in seconds."""
-        seconds: float = getattr(self, f"{sla.name}_deadline_seconds")
-        return seconds

@@ -27,7 +27,12 @@ from vllm_omni_sched.lanes.fork_server import ForkServer
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.preprocess import messages, values
 from vllm_omni_sched.preprocess.messages import Failure
-from vllm_omni_sched.preprocess.options import PreprocessOptions
+from vllm_omni_sched.preprocess.options import (
+    DEADLINE_SECONDS,
+    MOST_WAITING,
+    WORKER_MEMORY_BYTES,
+    PreprocessOptions,
+)
 from vllm_omni_sched.preprocess.order import JobOrder, Outcome, Waiting
 from vllm_omni_sched.preprocess.worker import WorkerSettings, release_sockets, serve
 from vllm_omni_sched.video.pool.channel import Channel, close_all, closing_fd
@@ -132,14 +137,14 @@ class PreprocessPool:
         observer: Observer | None = None,
     ) -> None:
         self.options, self._clock, self._observer = options, clock, observer or NullObserver()
-        self._order = JobOrder(options.max_bytes, options.max_waiting, options.max_wait_seconds)
+        self._order = JobOrder(options.max_bytes, MOST_WAITING, options.max_wait_seconds)
         self._jobs: dict[int, Job] = {}
         self._tasks = itertools.count(1)
         self._changed = threading.Condition()
         self._held_bytes = self._running = 0
         self._processors = len(os.sched_getaffinity(0))
         self._closed = False
-        settings = WorkerSettings(work, options.nice, options.worker_memory_bytes, options.max_bytes)
+        settings = WorkerSettings(work, options.nice, WORKER_MEMORY_BYTES, options.max_bytes)
         self._slots = [_Slot(self, settings) for _ in range(options.processes)]
         self._threads = [
             threading.Thread(target=self._run, args=(slot,), name=f"omni-sched-preprocess-{at}", daemon=True)
@@ -173,7 +178,7 @@ class PreprocessPool:
         with self._changed:
             if self._closed:
                 raise PreprocessProcessError("the preprocessing pool is closed")
-            job = Job(self, next(self._tasks), encoded, sla, now, now + self.options.deadline_seconds(sla))
+            job = Job(self, next(self._tasks), encoded, sla, now, now + DEADLINE_SECONDS[sla.name])
             if not self._order.add(Waiting(job.task, sla, now, job.deadline, needed)):
                 return None
             self._jobs[job.task] = job
@@ -243,7 +248,7 @@ class PreprocessPool:
     def _late(self, job: Job) -> PreprocessDeadlineError:
         return PreprocessDeadlineError(
             f"the items of a request of class {job.sla.name} were not preprocessed within "
-            f"{self.options.deadline_seconds(job.sla):g} s: more processes, or a longer {job.sla.name}_deadline_seconds"
+            f"{DEADLINE_SECONDS[job.sla.name]:g} s: give the server more preprocessing `processes`"
         )
 
     def _end(self, job: Job, outcome: Outcome, error: PreprocessError | None, seconds: float = 0.0) -> None:

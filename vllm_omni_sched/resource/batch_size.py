@@ -69,20 +69,12 @@ class PeriodicControl(BatchControl):
     2. A mean within ``tolerance`` (a fraction of the target) of the target changes nothing.
     3. The limit is not raised when no step of the interval was full: such an interval gives no evidence
        about larger steps (as for TCP's congestion window, RFC 7661). It may be lowered.
-
-    Raises:
-        ConfigError: target or interval is not above 0, or the tolerance is not in [0, 1).
     """
 
     def __init__(
         self, target_seconds: float, interval_seconds: float, minimum: int, maximum: int, tolerance: float
     ) -> None:
         super().__init__(minimum, maximum)
-        for name, value in (("target_seconds", target_seconds), ("interval_seconds", interval_seconds)):
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be above 0, got {value}")
-        if not 0 <= tolerance < 1:
-            raise ConfigError(f"tolerance must be in [0, 1), got {tolerance}")
         self.target_seconds = target_seconds
         self.interval_seconds = interval_seconds
         self.tolerance = tolerance

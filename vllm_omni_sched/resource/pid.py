@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.batch_size import LimitReason, PeriodicControl
 
 
@@ -12,21 +11,12 @@ class PidGains:
     """Gains per interval, on logarithms: 1 means that half the target latency doubles the limit.
 
     ``derivative_filter``: the fraction of its old value that the filtered slope keeps in each interval, in [0, 1).
-
-    Raises:
-        ConfigError: a gain is negative, the integral gain is not above 0, or the filter is out of range.
     """
 
     proportional: float = 0.2
     integral: float = 0.4
     derivative: float = 0.05
     derivative_filter: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not (self.proportional >= 0 and self.integral > 0 and self.derivative >= 0):
-            raise ConfigError(f"gains must be 0 or more, and the integral gain above 0, got {self}")
-        if not 0 <= self.derivative_filter < 1:
-            raise ConfigError(f"derivative_filter must be in [0, 1), got {self.derivative_filter}")
 
 
 class PidBatch(PeriodicControl):
@@ -46,9 +36,6 @@ class PidBatch(PeriodicControl):
     Args:
         start: the first limit; default: ``minimum``.
         memory_high: a fraction of the memory, in (0, 1].
-
-    Raises:
-        ConfigError: ``max_factor`` is not above 1, or ``memory_high`` is out of range.
     """
 
     def __init__(
@@ -64,10 +51,6 @@ class PidBatch(PeriodicControl):
         memory_high: float = 1.0,
     ) -> None:
         super().__init__(target_seconds, interval_seconds, minimum, maximum, tolerance)
-        if not 1 < max_factor < math.inf:
-            raise ConfigError(f"max_factor must be above 1, got {max_factor}")
-        if not 0 < memory_high <= 1:
-            raise ConfigError(f"memory_high must be in (0, 1], got {memory_high}")
         self.memory_high = memory_high
         self._memory = 0.0
         self.gains = gains or PidGains()

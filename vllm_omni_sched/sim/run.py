@@ -7,15 +7,13 @@ from contextlib import contextmanager
 
 from vllm_omni_sched.config.errors import OmniSchedError
 from vllm_omni_sched.resource.engine.lane import WhereReason
-from vllm_omni_sched.sim.build.cluster import Cluster
+from vllm_omni_sched.sim.cluster import Cluster
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.measure import Record
-from vllm_omni_sched.sim.output.spans import Spans
+from vllm_omni_sched.sim.measure import Progress, Record, Result, Sample
+from vllm_omni_sched.sim.output import Spans
 from vllm_omni_sched.sim.pools.autoscale import ForecastScaler
-from vllm_omni_sched.sim.result import Progress, Result, Sample
 from vllm_omni_sched.sim.scenario.scenario import Scenario
-from vllm_omni_sched.sim.scenario.stages import EncoderStage, Stage
-from vllm_omni_sched.sim.server import busy_in_all
+from vllm_omni_sched.sim.scenario.stages import EncoderStage
 
 _EVENTS = 20_000  # between two calls of `progress`
 _SAMPLES, _FEWEST = 200, 40  # of a timeline, while requests arrive
@@ -59,8 +57,6 @@ class _Run:
         self._records: list[Record] = []
         self._cluster = Cluster(scenario, self._sim, self._record, spans)
         self._timeline: list[Sample] = []
-        self._busy_before: dict[str, float] = {}
-        self._held_before: dict[str, float] = {}
         self._at_start: dict[str, dict[str, float]] = {}
         self._held_at_start: dict[str, float] = {}
         self._served_at_start: dict[str, tuple[float, float]] = {}
@@ -69,7 +65,6 @@ class _Run:
         self._changes_at_start: Counter[str] = Counter()
         self._pools = self._cluster.pipeline.pools
         self._units = {stage.name: getattr(stage, "per_replica", 1) for stage in scenario.stages}
-        self._placed = list(scenario.placed.values())
         self._next_sample = 0.0
         replicas = sum(pool.held for pool in self._pools)
         self._every = scenario.duration_seconds / min(max(_LOOKS // replicas, _FEWEST), _SAMPLES)
@@ -105,7 +100,8 @@ class _Run:
     def _sample(self, _: None) -> None:
         now, active = self._sim.now, self._cluster.pipeline.active()
         if now >= self._next_sample or not active:
-            self._timeline.append(self._look())
+            serving = {pool.spec.name: pool.serving for pool in self._pools}
+            self._timeline.append(Sample(now, serving))
             # once no more requests arrive, the rest may take many times as long
             late = now >= self._scenario.duration_seconds
             is_last = not active or now + self._every >= self._scenario.duration_seconds
@@ -115,23 +111,11 @@ class _Run:
         if active:
             self._sim.after(self._every, self._sample)
 
-    def _look(self) -> Sample:
-        queued, replicas, utilisation, serving = {}, {}, {}, {}
-        for pool in self._pools:
-            name = pool.spec.name
-            busy, held = busy_in_all(pool.busy_seconds()), pool.replica_seconds()
-            passed = held - self._held_before.get(name, 0.0)
-            queued[name], replicas[name], serving[name] = pool.present, pool.held, pool.serving
-            worked = busy - self._busy_before.get(name, 0.0)
-            utilisation[name] = worked / (passed * self._units[name]) if passed else 0.0
-            self._busy_before[name], self._held_before[name] = busy, held
-        return Sample(self._sim.now, queued, replicas, utilisation, serving)
-
     def _computed(self) -> tuple[float, float] | None:
         """Return the accelerator seconds so far that operations would take without waiting, and those held."""
-        done, held = 0.0, self._scenario.shared_devices * self._sim.now
+        done = held = 0.0
         for pool, stage in zip(self._pools, self._scenario.stages, strict=True):
-            held += pool.replica_seconds() * self._devices_each(stage)
+            held += pool.replica_seconds() * stage.devices_each
             if isinstance(stage, EncoderStage):
                 done += pool.busy_seconds()["encode"] * stage.devices_each
         for stage, engine in self._cluster.engines_by_stage():
@@ -140,10 +124,6 @@ class _Run:
                 return None
             done += seconds * stage.devices_each
         return done, held
-
-    def _devices_each(self, stage: Stage) -> int:
-        """Return the accelerators that each replica has for itself."""
-        return 0 if stage in self._placed else stage.devices_each
 
     def _operations_part(self) -> float | None:
         if self._operations is None or self._operations_at_start is None:
@@ -170,17 +150,10 @@ class _Run:
         for pool in self._pools:
             name = pool.spec.name
             counts.update({f"{name}_deaths": pool.deaths, f"{name}_started": pool.added, f"{name}_stopped": pool.gone})
-        orchestration = self._cluster.pipeline.orchestration
-        if orchestration is not None:
-            counts.update(f"anomalies_{one.kind.value}" for _, one in orchestration.anomalies)
         scaler = self._cluster.scaler
         if isinstance(scaler, ForecastScaler):
             counts.update({f"forecast_{said}": bins for said, bins in scaler.forecast_counts.items()})
             counts["forecast_guard_trips"] = scaler.guard_trips
-        mover = self._cluster.mover
-        if mover is not None:
-            counts.update({f"partition_{reason}": plans for reason, plans in mover.plans.items()})
-            counts.update(f"{one.stage}_{one.outcome or 'moving'}" for one in mover.moves)
         return counts
 
     def _availability(self) -> dict[str, dict[str, float]]:
@@ -198,7 +171,6 @@ class _Run:
 
     def _result(self) -> Result:
         scenario, cluster, sim = self._scenario, self._cluster, self._sim
-        cluster.trace_moves()
         busy, held, devices = {}, {}, {}
         for pool in self._pools:
             name = pool.spec.name
@@ -206,10 +178,7 @@ class _Run:
             busy[name] = {work: seconds - before.get(work, 0.0) for work, seconds in now.items()}
             seconds = pool.replica_seconds() - self._held_at_start.get(name, 0.0)
             held[name] = seconds * self._units[name]
-            devices[name] = seconds * self._devices_each(scenario.stage(name))
-        if scenario.shared_devices:
-            measured_from = min(scenario.warm_up_seconds, sim.now)
-            devices["shared devices"] = (sim.now - measured_from) * scenario.shared_devices
+            devices[name] = seconds * scenario.stage(name).devices_each
         counters: Counter[str] = Counter()
         for engine in cluster.engine_servers():
             counters["preempted"] += engine.preempted
@@ -241,6 +210,4 @@ class _Run:
             timeline=self._timeline,
             availability=self._availability(),
             operations=self._operations_part(),
-            devices=cluster.placement(),
-            moves=[] if cluster.mover is None else cluster.mover.moves,
         )

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.costs.calibration import write_calibration
 from vllm_omni_sched.sim.costs.fit import Observations, ServedRequest
+from vllm_omni_sched.sim.costs.measured import write_calibration
 from vllm_omni_sched.sim.measure import Outcome
 from vllm_omni_sched.sim.run import simulate
-from vllm_omni_sched.sim.scenario.loader import build, installed
+from vllm_omni_sched.sim.scenario.loader import build
 from vllm_omni_sched.sim.workloads.trace import FORMAT, VERSION, Exact, Header, write_trace
 
 _RANGE, _HALVINGS = (0.25, 4.0), 10  # the last is of less than 0.3 %
@@ -107,6 +107,6 @@ def _simulated(folder: Path, number: int, load: Sequence[ServedRequest], of: Ser
         "workload": {"kind": "trace", "file": f"{number}.jsonl"},
         "stages": [{"kind": "engine", "name": "llm", "calibration": "costs.json", **of.stage}],
     }
-    result = simulate(build(raw, "the calibration's check under load", folder, installed()))
+    result = simulate(build(raw, "the calibration's check under load", folder))
     records = sorted(result.records, key=lambda record: record.number)
     return [record.end - record.arrival if record.outcome is Outcome.DONE else 0.0 for record in records]

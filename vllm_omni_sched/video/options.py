@@ -47,9 +47,6 @@ class VideoOptions(BaseModel):
         ge=MIB,
         description="Memory for decoded frames of all videos in flight, in bytes; further videos wait for room.",
     )
-    keep_bytes: Bytes = Field(
-        512 * MIB, ge=0, description="Memory of dropped frames that is kept for the next video, in bytes."
-    )
     nvdec: Toggle = Field(
         Toggle.OFF,
         description="Decode on GPUs: 'auto' if possible, 'on' or refuse to start, 'off' never. Not measured yet.",

@@ -32,7 +32,8 @@ logger = get_logger(__name__)
 _ALIVE = Lifetimes()
 _inherited: list[DeviceFrames | None] = []  # memory of devices, which a forked child must not free
 RETRY_SECONDS = 60.0  # after decoders of a kind could not be started
-_KEEP_SECONDS = 10.0  # how long memory of frames beyond `keep_bytes` is kept
+_KEEP_BYTES = 512 << 20  # memory of dropped frames that is kept for the next video
+_KEEP_SECONDS = 10.0  # how long memory of frames beyond that is kept
 READ_INDEX = "vllm_omni_sched.video.demux:read_index"
 
 
@@ -74,9 +75,7 @@ class FlashCodec:
         self._kinds = tuple(kinds) if kinds is not None else decoder_kinds(self.options)
         self._failed_at: dict[str, float] = {}  # kind -> when it could not be started
         waker = Waker()
-        self._frames = FrameMemory(
-            self.options.max_output_bytes, self.options.keep_bytes, waker.wake, _KEEP_SECONDS, clock
-        )
+        self._frames = FrameMemory(self.options.max_output_bytes, _KEEP_BYTES, waker.wake, _KEEP_SECONDS, clock)
         settings = ProcessSettings(
             self._frames.fd,
             self.options.worker_memory_bytes,

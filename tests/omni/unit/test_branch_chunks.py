@@ -16,7 +16,6 @@ from tests.support.omni_stages import StageSpec as Spec
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
 PROMPT = (1, 2, 3)
-ONLY_OUTPUT = {"runtime": {"branch_errors": "output"}}
 
 
 def speech_and_picture(replicas: int = 1) -> list[StageSpec]:
@@ -35,15 +34,6 @@ def two_readers(replicas: int = 1) -> list[StageSpec]:
         Spec(replicas, chunks=True),
         Spec(replicas, final_output=True, edge=True, chunks=True),
         Spec(replicas, final_output=True, edge=True, chunks=True, sources=(0,)),
-    ]
-
-
-def diamond(replicas: int = 1) -> list[StageSpec]:
-    return [
-        Spec(replicas, chunks=True),
-        Spec(replicas, edge=True, chunks=True),
-        Spec(replicas, edge=True, chunks=True, sources=(0,)),
-        Spec(replicas, final_output=True, edge=True, chunks=True, sources=(1, 2)),
     ]
 
 
@@ -99,49 +89,6 @@ async def test_stages_that_exchange_chunks_start_at_once_and_others_with_the_who
         nothing_left(rig)
 
 
-async def test_each_reader_of_a_stage_gets_its_own_copy_of_each_chunk() -> None:
-    async with Rig(*two_readers(), async_chunk=True) as rig:
-        await rig.ask("a", outputs=[1, 2])
-        await rig.settle()
-        assert present(rig) == [["a"], ["a"], ["a"]]
-        await rig.finish(0, "a")
-        assert sorted(rig.edges.lying) == ["a@1_0_0", "a@2_0_0"]
-        await finish(rig, 2)
-        assert sorted(rig.edges.lying) == ["a@1_0_0"]
-        await finish(rig, 1)
-        assert outputs(rig) == {1: made(0, 1), 2: made(0, 2)}
-        nothing_left(rig)
-
-
-async def test_a_stage_that_reads_several_in_chunks_gets_all_as_one() -> None:
-    async with Rig(*diamond(), async_chunk=True) as rig:
-        await rig.ask("a")
-        await rig.settle()
-        assert present(rig) == [["a"]] * 4
-        for stage_id in (0, 2):
-            await finish(rig, stage_id)
-        assert rig.at(3)["a"].input_of("a") is None
-        for stage_id in (1, 3):
-            await finish(rig, stage_id)
-        assert outputs(rig) == {3: engine_output(3, made(0, 1) + made(0, 2))}
-        nothing_left(rig)
-
-
-async def test_stages_that_no_asked_output_needs_get_no_chunks() -> None:
-    async with Rig(*speech_and_picture(), async_chunk=True) as rig:
-        await rig.ask("a", outputs=[2])
-        await rig.ask("b", outputs=[0, 3])
-        await rig.settle()
-        assert present(rig) == [["a", "b"], ["b"], [], ["b"]]
-        await rig.finish(0, "a", "b")
-        assert present(rig) == [[], ["b"], ["a"], ["b"]]
-        for stage_id, name in ((1, "b"), (3, "b"), (2, "a")):
-            await finish(rig, stage_id, name)
-        assert outputs(rig, "a") == {0: made(0), 2: made(0, 2)}
-        assert outputs(rig, "b") == {0: made(0), 3: made(0, 1, 3)}
-        nothing_left(rig)
-
-
 async def test_stages_that_exchange_chunks_start_when_the_first_of_them_does() -> None:
     async with Rig(*later_group(), async_chunk=True) as rig:
         await rig.ask("a", outputs=[1, 2, 3])
@@ -188,21 +135,6 @@ async def test_stages_that_exchange_chunks_run_again_together_under_new_names(de
         nothing_left(rig)
 
 
-async def test_stages_that_exchange_no_chunks_with_the_dead_one_are_not_disturbed() -> None:
-    async with Rig(*speech_and_picture(replicas=2), async_chunk=True) as rig:
-        await rig.ask("a", outputs=[0, 2, 3])
-        await rig.finish(0, "a")
-        await rig.step(2, "a")
-        painter = rig.at(2)["a"]
-        await rig.kill(3, rig.replica_id(3, "a"))
-        assert present(rig) == [["a"], ["a"], ["a"], ["a"]]
-        for stage_id in (0, 1, 3, 2):
-            await finish(rig, stage_id)
-        assert painter.took == ["a"]
-        assert outputs(rig) == {0: made(0), 2: made(0, 2), 3: made(0, 1, 3)}
-        nothing_left(rig)
-
-
 async def test_the_death_of_a_stage_that_reads_no_chunks_disturbs_no_other() -> None:
     async with Rig(*speech_and_picture(replicas=2), async_chunk=True) as rig:
         await rig.ask("a", outputs=[0, 2, 3])
@@ -243,45 +175,7 @@ async def test_chunks_of_a_run_that_is_over_are_not_taken_and_do_not_lie_about()
         nothing_left(rig)
 
 
-async def test_the_death_of_a_join_repeats_what_it_reads() -> None:
-    async with Rig(*diamond(replicas=2), async_chunk=True) as rig:
-        await rig.ask("a")
-        for stage_id in (0, 1, 2):
-            await finish(rig, stage_id)
-        assert rig.at(3)["a"].input_of("a") is not None
-        await rig.kill(3, rig.replica_id(3, "a"))
-        for stage_id in (0, 1, 2, 3):
-            await finish(rig, stage_id)
-        assert outputs(rig) == {3: engine_output(3, made(0, 1) + made(0, 2))}
-        nothing_left(rig)
-
-
-async def test_after_deaths_a_request_fails_as_a_whole() -> None:
-    """The stages that were stopped with the dead one cannot make the outputs that do not depend on it."""
-    runtime = {"branch_errors": "output", "recovery": {"max_redispatches": 0}}
-    async with Rig(*speech_and_picture(), async_chunk=True, runtime=runtime) as rig:
-        await rig.ask("a", outputs=[0, 2, 3])
-        await rig.step(0, "a")
-        await rig.kill(3)
-        assert rig.error("a")
-        await rig.settle()
-        nothing_left(rig)
-
-
 # ---- errors and aborts
-
-
-async def test_an_error_of_a_reader_fails_only_its_output_if_so_set() -> None:
-    async with Rig(*speech_and_picture(), async_chunk=True, **ONLY_OUTPUT) as rig:
-        await rig.ask("a", outputs=[0, 2, 3])
-        await rig.step(0, "a")
-        rig.at(1)["a"].say("a", [], error=True)
-        await rig.settle()
-        assert present(rig) == [["a"], [], [], []]
-        await rig.finish(0, "a")
-        await finish(rig, 2)
-        assert outputs(rig) == {0: made(0), 2: made(0, 2), 3: []}
-        nothing_left(rig)
 
 
 async def test_an_aborted_request_leaves_no_chunk() -> None:

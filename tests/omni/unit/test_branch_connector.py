@@ -53,12 +53,6 @@ def test_an_output_goes_to_the_stages_that_its_name_lists(request_id: str) -> No
     assert edges.lying == {}
 
 
-def test_an_output_that_no_stage_needs_is_not_sent() -> None:
-    edges, (thinker,) = connectors(0)
-    assert put(thinker, 0, address("a", "", {}), {"x": 1}) == (True, 0, None)
-    assert edges.lying == {}
-
-
 def test_a_run_with_a_name_of_its_own_sends_to_the_runs_of_its_request() -> None:
     _, (thinker, talker) = connectors(0, 1)
     put(thinker, 0, address("a", "~12", {1: "~3"}), {"x": 1})
@@ -169,17 +163,6 @@ def test_inputs_for_which_nobody_asks_any_more_are_dropped(monkeypatch: pytest.M
     now = branch_connector.KEPT_SECONDS + 1
     assert get(film, 3, address("b", "", {})) is None
     assert {run for _, run in film._arrived} == {"b"}
-
-
-def test_a_key_without_an_address_is_that_of_one_edge() -> None:
-    """So the front end takes a payload, and sends it again."""
-    edges, (thinker, front) = connectors(0, 2)
-    put(thinker, 0, address("a", "", {1: "", 2: ""}), {"x": 1})
-    found = front.get("0", "2", "a_0_0")
-    assert found is not None
-    assert front.get("0", "2", "a_0_0") is None
-    assert front.put("0", "2", "a~1_0_0", found[0])[0]
-    assert sorted(edges.lying) == ["a@1_0_0", "a~1@2_0_0"]
 
 
 def test_what_cannot_be_sent_to_one_stage_is_reported() -> None:

@@ -10,7 +10,7 @@ pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from vllm_omni.engine.messages import ErrorMessage
 
-from tests.support.omni_stages import DELTA, Rig, StageSpec, engine_output, params
+from tests.support.omni_stages import Rig, StageSpec, engine_output, params
 from tests.support.omni_stages import StageSpec as Spec
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
@@ -99,42 +99,6 @@ async def test_equal_requests_run_once_before_and_in_a_join(chunks: bool) -> Non
 
 
 @both
-async def test_merged_requests_are_counted(chunks: bool) -> None:
-    async with Rig(*fork(chunks=chunks), async_chunk=chunks) as rig:
-        for name in "abc":
-            await rig.ask(name, outputs=ALL)
-        for _ in range(3):
-            await rig.finish_all()
-        merged = {
-            labels["stage"]: value
-            for name, labels, value in samples(rig)
-            if name.endswith("stage_merged_requests_total")
-        }
-        assert merged == {str(stage): 2.0 for stage in range(5)}
-
-
-def samples(rig: Rig) -> list[tuple[str, dict[str, str], float]]:
-    from vllm_omni_sched.monitor.stage_metrics import StageCollector
-
-    families = StageCollector(rig.driver.board).collect()
-    return [(one.name, one.labels, one.value) for family in families for one in family.samples]
-
-
-async def test_requests_part_at_a_stage_that_gets_prompts() -> None:
-    """As many images of one text that differ in their seeds: the text is made once."""
-    async with Rig(*fork()) as rig:
-        for number, name in enumerate("abc"):
-            each = [params() for _ in range(4)] + [params(max_tokens=10 + number // 2)]
-            await rig.ask(name, outputs=[0, 4], each=each)
-        for _ in range(3):
-            await rig.finish_all()
-        assert took(rig) == [["a"], [], [], [], ["a", "c"]]
-        for name in "abc":
-            assert outputs(rig, name) == {0: made(0), 4: made(0, 4)}
-        nothing_left(rig)
-
-
-@both
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 async def test_requests_that_would_part_where_a_payload_is_read_share_nothing(stage: int, chunks: bool) -> None:
     async with Rig(*fork(chunks=chunks), async_chunk=chunks) as rig:
@@ -156,44 +120,6 @@ async def test_requests_that_ask_for_other_outputs_share_nothing() -> None:
         for _ in range(3):
             await rig.finish_all()
         assert took(rig) == [["a", "b"], ["a"], ["b"], ["b"], []]
-        nothing_left(rig)
-
-
-@both
-async def test_a_request_that_comes_after_the_first_stage_runs_by_itself(chunks: bool) -> None:
-    async with Rig(*diamond(chunks=chunks), async_chunk=chunks) as rig:
-        await rig.ask("a")
-        await rig.finish(0, "a")
-        await rig.ask("b")
-        for _ in range(3):
-            await rig.finish_all()
-        assert took(rig) == [["a", "b"]] * 4
-        for name in "ab":
-            assert outputs(rig, name) == {3: engine_output(3, made(0, 1) + made(0, 2))}
-        nothing_left(rig)
-
-
-async def test_a_request_that_gets_only_new_output_does_not_join_work_that_has_some() -> None:
-    async with Rig(*fork()) as rig:
-        each = [params(output_kind=DELTA) for _ in range(5)]
-        await rig.ask("a", outputs=[0, 4], each=each)
-        await rig.step(0, "a")
-        await rig.ask("b", outputs=[0, 4], each=each)
-        for _ in range(3):
-            await rig.finish_all()
-        assert took(rig)[0] == ["a", "b"]
-        nothing_left(rig)
-
-
-async def test_a_full_group_leaves_the_others_to_the_next_one() -> None:
-    async with Rig(*diamond(), graph={"merging": {"max_followers": 1}}) as rig:
-        for name in "abcd":
-            await rig.ask(name)
-        for _ in range(3):
-            await rig.finish_all()
-        assert took(rig) == [["a", "c"]] * 4
-        for name in "abcd":
-            assert outputs(rig, name) == {3: engine_output(3, made(0, 1) + made(0, 2))}
         nothing_left(rig)
 
 
@@ -221,20 +147,6 @@ async def test_work_goes_on_for_others_when_the_request_leaves_that_it_was_begun
 
 
 @both
-async def test_a_follower_that_leaves_changes_nothing(chunks: bool) -> None:
-    async with Rig(*fork(chunks=chunks), async_chunk=chunks) as rig:
-        for name in "ab":
-            await rig.ask(name, outputs=ALL)
-        await rig.step(0, "a")
-        await rig.abort("b")
-        for _ in range(3):
-            await rig.finish_all()
-        assert took(rig) == [["a"]] * 5
-        assert outputs(rig, "a") == {stage: made(*path) for stage, path in PATHS.items()}
-        nothing_left(rig)
-
-
-@both
 async def test_when_all_leave_nothing_goes_on(chunks: bool) -> None:
     async with Rig(*diamond(chunks=chunks), async_chunk=chunks) as rig:
         for name in "ab":
@@ -243,47 +155,6 @@ async def test_when_all_leave_nothing_goes_on(chunks: bool) -> None:
         await rig.abort("a")
         await rig.abort("b")
         assert engines(rig) == [[]] * 4
-        nothing_left(rig)
-
-
-async def test_a_payload_goes_to_the_request_that_waits_in_the_place_of_another() -> None:
-    async with Rig(*diamond()) as rig:
-        for pool in rig.omni.stage_pools[1:3]:
-            pool.drain(0)  # so that works wait
-        for name in "ab":
-            await rig.ask(name)
-        await rig.finish(0, "a")
-        assert sorted(rig.edges.lying) == ["a@1_0_0", "a@2_0_0"]
-        await rig.abort("a")
-        assert sorted(rig.edges.lying) == ["b@1_0_0", "b@2_0_0"]
-        for pool in rig.omni.stage_pools[1:3]:
-            pool.drain(0, on=False)
-        await rig.omni.release()
-        for _ in range(3):
-            await rig.finish_all()
-        assert took(rig) == [["a"], ["b"], ["b"], ["b"]]
-        assert outputs(rig, "b") == {3: engine_output(3, made(0, 1) + made(0, 2))}
-        nothing_left(rig)
-
-
-async def test_a_payload_that_is_sent_late_is_waited_for() -> None:
-    async with Rig(*diamond()) as rig:
-        for name in "ab":
-            await rig.ask(name)
-        rig.replica(0).sends_late = True
-        for pool in rig.omni.stage_pools[1:3]:
-            pool.drain(0)
-        await rig.finish(0, "a")
-        await rig.abort("a")
-        for pool in rig.omni.stage_pools[1:3]:
-            pool.drain(0, on=False)
-        await rig.omni.release()
-        assert engines(rig) == [[]] * 4
-        rig.replica(0).send()
-        await rig.settle()
-        for _ in range(3):
-            await rig.finish_all()
-        assert outputs(rig, "b") == {3: engine_output(3, made(0, 1) + made(0, 2))}
         nothing_left(rig)
 
 
@@ -303,26 +174,6 @@ async def test_requests_that_share_work_are_answered_after_a_death(dead: int, ch
         await rig.kill(dead, rig.replica_id(dead, "a"))
         await run_to_the_end(rig)
         for name in "abc":
-            assert outputs(rig, name) == {3: engine_output(3, made(0, 1) + made(0, 2))}
-        nothing_left(rig)
-
-
-@both
-@pytest.mark.parametrize("dead", [0, 1, 3])
-async def test_those_that_share_are_answered_though_their_first_one_leaves_after_a_death(
-    dead: int, chunks: bool
-) -> None:
-    async with Rig(*diamond(replicas=2, chunks=chunks), async_chunk=chunks) as rig:
-        for name in "abc":
-            await rig.ask(name)
-        for stage in range(dead):
-            if "a" in rig.at(stage):
-                await rig.finish(stage, "a")
-        assert rig.at(dead)["a"].input_of("a") is not None
-        await rig.kill(dead, rig.replica_id(dead, "a"))
-        await rig.abort("a")
-        await run_to_the_end(rig)
-        for name in "bc":
             assert outputs(rig, name) == {3: engine_output(3, made(0, 1) + made(0, 2))}
         nothing_left(rig)
 
@@ -350,18 +201,3 @@ async def run_to_the_end(rig: Rig) -> None:
 
 
 # ---- credits
-
-
-async def test_followers_need_no_credits_of_their_own() -> None:
-    """With room for one request in each stage, three equal ones are answered at a time."""
-    async with Rig(*diamond(), runtime={"credits": {"enabled": True, "capacity": 1}}) as rig:
-        for name in "abc":
-            await rig.ask(name)
-        await rig.ask("other", (7, 8))
-        await rig.finish(0, "a")
-        assert engines(rig) == [[], ["a"], ["a"], []]
-        await run_to_the_end(rig)
-        for name in "abc":
-            assert outputs(rig, name) == {3: engine_output(3, made(0, 1) + made(0, 2))}
-        assert rig.told("other")[-1].finished
-        nothing_left(rig)

@@ -68,14 +68,6 @@ def test_each_option_of_a_file_is_shown_with_the_value_that_it_has(tmp_path):
     assert "batching.stages.talker.max_batch_size" not in shown  # that of all stages
 
 
-def test_without_the_deploy_yaml_it_is_said_what_is_not_checked(tmp_path):
-    status, said = run("--stages", deploy(tmp_path, "runtime: {stall_seconds: null}\n", "ours.yaml"))
-    assert status == 0
-    assert "runtime.stall_seconds null given" in said
-    assert "names and edges are not checked: give the deploy YAML" in said
-    assert "The stage scheduler is on." in said
-
-
 @pytest.mark.parametrize("text", ["stages: []\n", "omni_sched: off\nstages: []\n"])
 def test_a_deploy_yaml_without_our_key_leaves_it_off(tmp_path, text):
     file = deploy(tmp_path, text)
@@ -106,39 +98,6 @@ def test_what_is_wrong_is_said_with_file_and_key_and_status_1(tmp_path, text, sa
     status, said = run("--stages", file)
     assert status == 1
     assert "Cannot serve the stages" in said
-
-
-def test_a_file_that_is_not_there_is_a_problem(tmp_path):
-    status, found = findings("--stages", tmp_path / "none.yaml")
-    assert status == 1
-    assert "none.yaml', which cannot be read" in found["stages"]["problems"][0]
-
-
-def test_options_in_two_places_are_a_problem(tmp_path, healthy):
-    healthy.setenv(VARIABLE, str(deploy(tmp_path, "{}", "ours.yaml")))
-    status, found = findings("--stages", deploy(tmp_path, "omni_sched: {}\n"))
-    assert status == 1
-    assert f"and {VARIABLE}=" in found["stages"]["problems"][0]
-
-
-def test_the_file_that_the_environment_names_is_checked_unasked(tmp_path, healthy):
-    healthy.setenv(VARIABLE, str(deploy(tmp_path, "runtime: {stall_second: 3}\n", "ours.yaml")))
-    status, found = findings()
-    assert status == 1
-    assert "did you mean 'runtime.stall_seconds'?" in found["stages"]["problems"][0]
-
-
-def test_without_a_file_nothing_is_said_of_stages():
-    assert findings()[1]["stages"] is None
-    assert "stage" not in run()[1].lower()
-
-
-def test_without_vllm_omni_no_stage_can_start(tmp_path, healthy):
-    healthy.setattr(diagnosis, "find_spec", lambda name: None)
-    status, found = findings("--stages", deploy(tmp_path, "omni_sched: {}\n"))
-    assert status == 1
-    assert "vLLM-Omni is not installed" in found["stages"]["problems"][0]
-    assert options_of(found)["runtime.stall_seconds"] == (1800, False)
 
 
 @pytest.fixture
@@ -181,11 +140,6 @@ def test_the_article_s_file_is_shown_with_its_routes_and_what_is_wrong(healthy):
     assert "Wrong on this host" in said
 
 
-def test_addresses_are_tried():
-    assert diagnosis._is_own_address("127.0.0.1")
-    assert not diagnosis._is_own_address("192.0.2.1")  # for documentation
-
-
 def test_a_missing_library_is_a_problem(healthy):
     def missing():
         raise ConfigError("the Mooncake transport needs mooncake-transfer-engine, which is not installed")
@@ -196,27 +150,6 @@ def test_a_missing_library_is_a_problem(healthy):
     assert found["stages"]["problems"] == [
         f"{ARTICLE}: the Mooncake transport needs mooncake-transfer-engine, which is not installed"
     ]
-
-
-def test_connectors_that_cannot_be_combined_are_a_problem_without_a_pipeline(tmp_path):
-    text = "runtime: {connectors: {a: {name: SharedMemoryConnector}, b: {name: OmniAutoConnector}}}\n"
-    status, found = findings("--stages", deploy(tmp_path, text, "ours.yaml"))
-    assert status == 1
-    (problem,) = found["stages"]["problems"]
-    assert "ours.yaml: option 'runtime.connectors.b.name': OmniAutoConnector cannot be one of several routes" in problem
-
-
-def test_all_problems_are_listed(tmp_path):
-    text = "runtime: {connectors: {a: {name: ArenaConector}}}\nmonitoring: {journal: {path: /proc/none/f.jsonl}}\n"
-    status, found = findings("--stages", deploy(tmp_path, text, "ours.yaml"))
-    assert status == 1
-    connector, journal = found["stages"]["problems"]
-    assert "'runtime.connectors.a.name': there is no connector 'ArenaConector'" in connector
-    assert "'monitoring.journal.path': no file can be made in '/proc/none'" in journal
-
-
-def test_a_model_without_stages_is_a_usage_error():
-    assert run("--model", "m")[0] == 2
 
 
 @pytest.fixture
@@ -304,96 +237,3 @@ def test_what_the_pipeline_does_not_have_is_a_problem(tmp_path, tiny, before, af
     (problem,) = found["stages"]["problems"]
     assert str(file) in problem
     assert says in problem
-
-
-@pytest.mark.omni
-@pytest.mark.slow
-def test_in_async_chunk_mode_there_are_no_credits(tmp_path, tiny):
-    _, found = findings("--stages", deploy(tmp_path, TEXT.replace("async_chunk: false", "async_chunk: true")))
-    part = {part["feature"]: part for part in found["stages"]["stages"][0]["parts"]}["credits"]
-    assert (part["active"], part["reason"]) == (False, "stages that exchange chunks start at once (async_chunk)")
-
-
-@pytest.mark.omni
-@pytest.mark.slow
-def test_a_pipeline_that_nothing_names_is_not_checked(tmp_path, tiny):
-    status, found = findings("--stages", deploy(tmp_path, TEXT.replace("pipeline: tiny_text_to_sound", "")))
-    assert status == 0
-    assert found["stages"]["stages"] == []
-    assert "give --model" in found["stages"]["note"]
-
-
-PLACED = """
-pipeline: tiny_text_to_sound
-async_chunk: false
-stages:
-  - {stage_id: 0, devices: "0"}
-  - {stage_id: 1, devices: "1"}
-  - {stage_id: 2, devices: "1"}
-omni_sched:
-  graph:
-    partition:
-      devices: {0: {memory_bytes: 100}, 1: {memory_bytes: 100}}
-      profiles:
-        thinker: {memory_bytes: 60, seconds: 4.0, tensor_parallel: {2: 0.9}}
-        talker: {memory_bytes: 20, seconds: 0.2}
-        vocoder: {memory_bytes: 20, seconds: 0.1}
-"""
-
-
-@pytest.mark.omni
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
-def test_devices_are_suggested_as_keys_of_the_deploy_yaml(tmp_path):
-    file = deploy(tmp_path, PLACED)
-    status, found = findings("--stages", file)
-    assert (status, found["stages"]["problems"]) == (0, [])
-    suggestion = found["stages"]["suggestion"]
-    thinker, *others = suggestion["stages"]
-    assert thinker == {"stage_id": 0, "devices": "0,1", "tensor_parallel_size": 2}
-    assert [one["tensor_parallel_size"] for one in others] == [1, 1]
-    assert suggestion["note"].startswith("0.4128 requests/s, ")  # 4.0 s / 1.8 + 0.2 s
-    assert "with the devices in the deploy YAML 0.25 and 4.3 s" in suggestion["note"]
-    assert "thinker (0): split on 0,1, elsewhere fewer requests per second" in suggestion["reasons"][0]
-    said = run("--stages", file)[1]
-    assert "stages: - stage_id: 0 devices: 0,1 tensor_parallel_size: 2" in said
-    followed = deploy(
-        tmp_path, yaml.safe_dump(yaml.safe_load(PLACED) | {"stages": suggestion["stages"]}), "followed.yaml"
-    )
-    status, found = findings("--stages", followed)
-    assert (status, found["stages"]["problems"]) == (0, []), "vLLM-Omni reads the suggestion"
-    assert "with the devices in the deploy YAML 0.4128 and" in found["stages"]["suggestion"]["note"]
-
-
-@pytest.mark.omni
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize(
-    ("before", "after", "says"),
-    [
-        ("talker: {memory_bytes: 20, seconds: 0.2}", "", "add 'graph.partition.profiles' of talker"),
-        ("talker: {memory_bytes: 20,", "talker: {memory_bytes: 130,", "impossible: stage 1 lacks 30 bytes"),
-        ("thinker: {memory_bytes: 60,", "thinker: {memory_bytes: 130,", "cannot be compared: they do not fit"),
-    ],
-)
-def test_it_is_said_what_a_suggestion_lacks(tmp_path, before, after, says):
-    assert before in PLACED
-    status, found = findings("--stages", deploy(tmp_path, PLACED.replace(before, after)))
-    assert (status, found["stages"]["problems"]) == (0, [])
-    assert says in found["stages"]["suggestion"]["note"]
-
-
-@pytest.mark.omni
-@pytest.mark.slow
-@pytest.mark.usefixtures("tiny")
-def test_a_start_without_room_names_the_split_that_has_it(tmp_path):
-    text = PLACED.replace("memory_bytes: 60", "memory_bytes: 130")
-    text = text.replace("partition:", "partition:\n      enabled: true")
-    status, found = findings("--stages", deploy(tmp_path, text))
-    assert status == 1
-    (problem,) = found["stages"]["problems"]
-    assert "stage 0 lacks 30 bytes" in problem
-    assert "or split a stage in the deploy YAML: stages [{'stage_id': 0, 'devices': '0,1'" in problem
-    resized = text.replace("enabled: true", "resize_running: true\n      enabled: true")
-    (problem,) = findings("--stages", deploy(tmp_path, resized))[1]["stages"]["problems"]
-    assert "option 'graph.partition.resize_running': vLLM-Omni cannot change tensor_parallel_size" in problem

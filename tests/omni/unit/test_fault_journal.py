@@ -125,29 +125,6 @@ def test_a_half_written_line_is_taken_back(path: Path, opened: Open, monkeypatch
     assert lines(path) == ["lost 1", "whole"]
 
 
-def test_writing_never_waits_for_the_disk(path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    go, write = threading.Event(), os.write
-
-    def writes(file: int, line: bytes) -> int:
-        go.wait(60)
-        return write(file, line)
-
-    monkeypatch.setattr(bounded_log.os, "write", writes)
-    monkeypatch.setattr(bounded_log, "KEPT_LINES", 10)
-    log = opened()
-    for number in range(1000):
-        log.write(b"%d\n" % number)  # would hang here
-    go.set()
-    while not log._lines.empty():
-        go.wait(0)
-    log.write(b"last\n")
-    log.close()
-    kept = lines(path)
-    assert kept[-1] == "last"
-    dropped = sum(int(line.removeprefix("lost ")) for line in kept if line.startswith("lost "))
-    assert dropped + len([line for line in kept if line.isdecimal()]) == 1000
-
-
 @pytest.mark.parametrize("what", ["link", "directory", "fifo", "locked"])
 def test_what_is_not_ours_to_write_is_left_alone(path: Path, opened: Open, what: str) -> None:
     target = path.with_name("target")
@@ -206,16 +183,8 @@ async def test_a_death_is_told_with_what_was_done(path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_without_recovery_a_death_is_told_too(path: Path) -> None:
-    async with Rig(TWO, **journal(path, runtime={"recovery": {"enabled": False}})) as rig:
-        await rig.ask("a")
-        await rig.kill(0, rig.replica_id(0, "a"))
-    assert [(one.kind, one.requests) for one in entries(path)] == [("started", 0), ("died", 1), ("stopped", 0)]
-
-
-@pytest.mark.asyncio
 async def test_requests_that_stall_and_anomalies_are_told(path: Path) -> None:
-    anomaly = {"min_stage_seconds": 1.0, "max_stage_seconds": 5.0}
+    anomaly = {"max_stage_seconds": 5.0}
     recovery = {"hang_seconds": None, "max_wait_seconds": 1.0}
     options = {
         "runtime": {"stall_seconds": 20.0, "recovery": recovery},
@@ -229,13 +198,6 @@ async def test_requests_that_stall_and_anomalies_are_told(path: Path) -> None:
     assert {"stage_timeout", "stuck_queue", "failed"} <= found.keys()
     assert found["stage_timeout"].request_id == "a"
     assert "stalled" in found["failed"].cause
-
-
-@pytest.mark.asyncio
-async def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
-    async with Rig(FINAL) as rig:
-        assert rig.driver.journal is None
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.asyncio

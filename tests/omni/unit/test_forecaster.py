@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tests.support.omni_moves import MovingRig, at
 from tests.support.omni_stages import StageSpec
 from vllm_omni_sched.monitor.forecast.history import history_of
 from vllm_omni_sched.omni.stages.placement import arrival_file
-from vllm_omni_sched.omni.stages.placement.forecaster import TESTED, Forecaster, StageShares
+from vllm_omni_sched.omni.stages.placement.forecaster import Forecaster
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -64,12 +63,6 @@ async def test_not_unless_the_options_say_so() -> None:
         assert rig.live() == [[0], [0, 1]]
 
 
-async def test_no_more_than_the_maximum() -> None:
-    async with Loaded(ONE, TWO, max_replicas=1) as rig:
-        await rig.forecast(0.15)
-        assert len(rig.live()[0]) == 1
-
-
 async def test_a_stage_does_not_give_what_it_needs() -> None:
     async with Loaded(ONE, TWO) as rig:
         await rig.forecast(1.5)
@@ -87,16 +80,6 @@ async def test_what_is_spare_is_stopped_and_comes_back_with_the_load() -> None:
         await rig.forecast(0.15)
         assert rig.live() == [[0, 1], [0]]
         assert rig.migrator.devices.devices_of(at(0, 1)) == "2"
-
-
-async def test_a_guarded_or_untested_forecast_is_told_as_such() -> None:
-    async with Loaded(ONE, TWO) as rig:
-        forecaster = rig.driver.forecaster
-        assert isinstance(forecaster, Forecaster)
-        told: list[tuple[Mapping[int, float], bool]] = []
-        await forecaster._forecast(dict.fromkeys(forecaster._counts, 1), rig.now, lambda *how: told.append(how))
-        assert [tested for _, tested in told] == [False]  # one bin is no history
-        assert {reason.value for reason in TESTED} == {"best", "quiet"}
 
 
 class Arriving(MovingRig):
@@ -134,34 +117,6 @@ async def test_from_arrivals_to_a_move() -> None:
                 break
         assert rig.live() == [[0, 1], [0]]
         assert number >= 30, "a model has to be tested first"
-
-
-async def test_what_ends_before_a_stage_is_no_load_of_it(caplog: pytest.LogCaptureFixture) -> None:
-    """From arrivals to a warning: the stage that they go through needs more replicas, and only that one."""
-    async with Arriving(LAST, LAST) as rig:
-        await rig.second(0, 1, 2, (0.25, 0.25))
-        for number in range(1, 6):
-            await rig.second(number, 8, 1, (0.125,))
-        assert "stage0" in caplog.text
-        assert "stage1" not in caplog.text
-
-
-async def test_ways_are_those_of_late() -> None:
-    ways = StageShares()
-    for _ in range(100):
-        ways.left("text", [0, 1])
-    ways.left("image", [0])
-    rates = {"text": 2.0, "image": 4.0, "video": 8.0}
-    assert ways.rates(rates) == {0: 6.0, 1: 2.0}
-    for _ in range(60):
-        ways.fade()
-        ways.left("text", [0])
-    assert ways.rates(rates)[0] == pytest.approx(6.0)
-    assert ways.rates(rates)[1] < 0.1
-
-
-async def test_nobody_has_come_yet() -> None:
-    assert StageShares().rates({"text": 1.0}) == {}
 
 
 async def run(rig: Arriving, seconds: int) -> Forecaster:

@@ -18,7 +18,6 @@ from vllm_omni.entrypoints.async_omni import AsyncOmni
 from tests.support.omni_stages import params
 from vllm_omni_sched.config.errors import RequestError
 from vllm_omni_sched.config.stage_options.graph import ClassTargets, PriorityOptions
-from vllm_omni_sched.config.stage_yaml import read_stage_options
 from vllm_omni_sched.omni.stages.start import front_end
 from vllm_omni_sched.omni.stages.start.front_end import check_requests, promises_of
 
@@ -96,18 +95,6 @@ def test_clients_may_name_what_the_operator_allows(options, allowed):
         else:
             with pytest.raises(RequestError, match=r"may not ask for \(option 'graph\.priority\.client_classes'\)"):
                 promises.check({"omni_class": name})
-
-
-def test_a_class_that_does_not_exist_is_no_option():
-    with pytest.raises(ValueError, match=r"'client_classes\.1' must be one of the classes .* got 'vip'"):
-        read_stage_options({"graph": {"priority": {"client_classes": ["batch", "vip"]}}}, "deploy.yaml")
-
-
-def test_wrapping_twice_is_wrapping_once(ask):
-    ask(PriorityOptions())
-    once = AsyncOmni.generate
-    ask(PriorityOptions())
-    assert AsyncOmni.generate is once
 
 
 @pytest.fixture

@@ -150,74 +150,11 @@ async def test_one_that_speaks_again_is_as_before(
         assert ended == []
 
 
-async def test_one_that_computes_is_left_alone_however_long_it_takes(
-    sleeping: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with Rig(TWO, **hang_after(1.0)) as rig:
-        monkeypatch.setattr(processes, "cpu_seconds", lambda found: rig.now * 0.5)
-        await suspected(rig, sleeping)
-        for _ in range(3):
-            await rig.step(0, "a")
-            await seconds(rig, 20)
-        assert (counted(rig), ended) == (0, [])
-
-
-async def test_one_whose_processes_wait_for_a_processor_or_a_disk_is_left_alone(
-    sleeping: Any, ended: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "cpu_seconds", lambda found: None)
-    async with Rig(TWO, **hang_after(1.0)) as rig:
-        await suspected(rig, sleeping)
-        await seconds(rig, 20)
-        assert (counted(rig), ended) == (0, [])
-
-
-async def test_null_tells_and_does_nothing(sleeping: Any, ended: list[int]) -> None:
-    async with Rig(TWO, **hang_after(None)) as rig:
-        hangs = await suspected(rig, sleeping)
-        await seconds(rig, 20)
-        assert (counted(rig), ended) == (2, [])  # "a" says nothing any more, either
-        assert incidents(rig, (0, hangs)) == {}
-        assert rig.omni.stage_pools[0].suspected == set()
-
-
 async def test_without_recovery_nothing_is_ended(sleeping: Any, ended: list[int]) -> None:
     async with Rig(TWO, **hang_after(1.0, enabled=False)) as rig:
         await suspected(rig, sleeping)
         await seconds(rig, 20)
         assert (counted(rig), ended) == (2, [])
-
-
-async def test_without_work_and_without_processes_nobody_hangs(sleeping: Any, ended: list[int]) -> None:
-    async with Rig(TWO, **hang_after(1.0)) as rig:
-        hanging(rig, 0, 0, sleeping)
-        await learned(rig)
-        await seconds(rig, 20)
-        assert counted(rig) == 0
-        hanging(rig, 0, 0, SimpleNamespace(pid=None))
-        await rig.ask("a", LONG)
-        await rig.ask("b", LONG[1:])
-        await seconds(rig, 20)
-        assert (counted(rig), ended) == (0, [])
-
-
-async def test_a_stage_that_waits_for_the_one_before_does_not_hang(sleeping: Any, ended: list[int]) -> None:
-    async with Rig(StageSpec(), TWO, async_chunk=True, **hang_after(1e6)) as rig:
-        for stage_id, replica_id in ((0, 0), (1, 0), (1, 1)):
-            hanging(rig, stage_id, replica_id, sleeping)
-        watch(rig).silence.least_samples = 1
-        await rig.ask("a", LONG)
-        await seconds(rig, 1)
-        await rig.step(0, "a")
-        rig.at(1)["a"].say("a", [7])
-        await seconds(rig, 20, each=20.0)
-        assert counted(rig, 0) == 1
-        assert counted(rig, 1) == 0
-        await rig.finish(0, "a")
-        await seconds(rig, 2)
-        rig.at(1)["a"].say("a", [8])  # so that the silence of this stage is known
-        await seconds(rig, 20, each=60.0)
-        assert counted(rig, 1) == 1
 
 
 @pytest.mark.parametrize("async_chunk", [True, False])
@@ -237,19 +174,6 @@ async def test_a_stopped_one_that_may_not_have_sent_its_last_output_hangs(
         await seconds(rig, 20, each=20.0)
         assert (counted(rig), ended) == (1, [sleeping.pid])
         assert incidents(rig, (0, 0))["suspected"] == 1
-
-
-async def test_a_stopped_one_that_owes_nothing_is_left_alone(sleeping: Any, ended: list[int]) -> None:
-    async with Rig(StageSpec(), TWO, async_chunk=True, **hang_after(5.0)) as rig:
-        hanging(rig, 0, 0, sleeping)
-        await learned(rig, 1)
-        await rig.ask("a", LONG)
-        await rig.finish(0, "a")
-        await rig.finish(1, "a")
-        sleeping.send_signal(signal.SIGSTOP)
-        await stopped(sleeping.pid)
-        await seconds(rig, 20, each=20.0)
-        assert (counted(rig), ended) == (0, [])
 
 
 async def test_vllm_omni_is_told_if_it_does_not_notice(

@@ -40,53 +40,16 @@ def placed(configs: list[Any], **partition: Any) -> list[str]:
     return [config.runtime_config.devices for config in configs]
 
 
-def test_two_stages_on_two_devices() -> None:
-    assert sorted(placed(stages("0", "0"), devices=DEVICES, profiles=PROFILES)) == ["0", "1"]
-
-
 def test_the_slow_one_gets_the_fast_device() -> None:
     fast = DEVICES | {1: {"memory_bytes": 100, "speed": 4.0}}
     slow = PROFILES | {1: {"memory_bytes": 40, "seconds": 9.0}}
     assert placed(stages("0", "0"), devices=fast, profiles=slow)[1] == "1"
 
 
-def test_without_a_profile_of_each_the_deploy_yaml_says() -> None:
-    assert placed(stages("0", "0"), devices=DEVICES, profiles={1: PROFILES[1]}) == ["0", "0"]
-
-
-def test_replicas_stay_and_take_their_room() -> None:
-    several = PROFILES | {2: {"memory_bytes": 35, "seconds": 1.0}}
-    found = placed(stages("0", "0", "1,1", replicas=2), devices=DEVICES, profiles=several)
-    assert found == ["0", "0", "1,1"]
-
-
 def test_what_fits_nowhere_is_refused_with_what_is_missing() -> None:
     large = PROFILES | {1: {"memory_bytes": 130, "seconds": 1.0}}
     with pytest.raises(ConfigError, match=r"graph\.partition.*stage 1 lacks 30 bytes.*profiles"):
         placed(stages("0", "0"), devices=DEVICES, profiles=large)
-
-
-def test_a_partition_needs_devices() -> None:
-    with pytest.raises(ConfigError, match="'devices' must name the devices"):
-        placed(stages("0"))
-
-
-def test_a_stage_is_not_split_at_the_start_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    splits = PROFILES | {"thinker": {"memory_bytes": 40, "seconds": 9.0, "tensor_parallel": {2: 1.0}}}
-    with caplog.at_level("INFO", initial_placement.logger.name):
-        assert sorted(placed(stages("0", "0"), devices=DEVICES, profiles=splits)) == ["0", "1"]
-    assert "stage 0 keeps its tensor_parallel_size" in caplog.text
-
-
-def test_running_stages_that_are_to_be_resized_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"resize_running.*cannot change tensor_parallel_size of a running stage"):
-        placed(stages("0", "0"), devices=DEVICES, profiles=PROFILES, resize_running=True)
-
-
-def test_transfers_count_at_the_start() -> None:
-    slow = {"payload_bytes": {"thinker->talker": 300}, "link_bytes_per_second": 100}
-    found = placed(stages("0", "1"), devices=DEVICES, profiles=PROFILES, **slow)
-    assert len(set(found)) == 1
 
 
 def test_a_payload_of_no_stage_is_refused() -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
-from tests.support.omni_moves import MovingRig, at
+from tests.support.omni_moves import MovingRig
 from tests.support.omni_stages import StageSpec
 from vllm_omni_sched.core.pipeline.placement import CHECK_SECONDS
-from vllm_omni_sched.graph.partition import PartitionReason, Plan
-from vllm_omni_sched.sim.build.cluster import Cluster
-from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.scenario.scenario import Scenario
+from vllm_omni_sched.graph.partition import PartitionReason
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -73,98 +67,6 @@ async def test_stages_of_one_device_part_when_that_doubles_the_throughput() -> N
         for stage_id in range(2):
             await rig.finish(stage_id, "b")
         assert rig.answer("b") == rig.expected()
-
-
-async def test_nothing_is_planned_before_stages_are_measured() -> None:
-    async with SharedDeviceRig(FIRST, LAST, graph=partition(100, 100)) as rig:
-        assert await looked(rig) is None
-        await measured(rig, 40)
-        assert await looked(rig) is None
-
-
-async def test_a_stage_that_grows_out_of_its_device_leaves_it() -> None:
-    async with SharedDeviceRig(FIRST, LAST, graph=partition(100, 100, min_gain=10.0)) as rig:
-        await measured(rig, 40, 40)
-        assert await looked(rig) is PartitionReason.HELD
-        rig.driver.board.memory(1, 0, None, 70)
-        assert await looked(rig) is PartitionReason.PRESSURE
-        await rig.tick()
-        assert sorted(where(rig, 0) + where(rig, 1)) == ["0", "1"]
-
-
-async def test_a_stage_does_not_start_where_it_has_no_room() -> None:
-    async with SharedDeviceRig(FIRST, LAST, graph=partition(100, 30)) as rig:
-        await measured(rig, 40, 40)
-        assert await looked(rig) is PartitionReason.HELD
-        assert not rig.migrator.busy
-
-
-async def test_stages_with_several_replicas_stay_and_take_their_room() -> None:
-    async with MovingRig(FIRST, StageSpec(replicas=2, final_output=True), graph=partition(100, 100, 100)) as rig:
-        await measured(rig, 40, 40)
-        rig.driver.board.memory(1, 1, None, 90)
-        assert await looked(rig) is PartitionReason.HELD
-        assert rig.migrator.devices.devices_of(at(0, 0)) == "0"
-
-
-SECONDS = (1.0, 2.0)  # different, so that rounding does not choose between equal plans
-
-
-def simulated(partition: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Plan], list[tuple[str, str]]]:
-    """Return the plans and the moves, of stage names and devices, of a simulated pipeline like the one above."""
-    stage = {"kind": "servers", "devices": 1, "placed_on": "0", "memory_bytes": 40}
-    scenario = Scenario.model_validate(
-        {
-            "name": "the same",
-            "duration_seconds": 60.0,
-            "workload": {"kind": "poisson", "rate": 0.1, "arrival_cv": 0.0},
-            "stages": [{"name": str(at), "seconds": seconds, **stage} for at, seconds in enumerate(SECONDS)],
-            "orchestration": {"graph": partition},
-        }
-    )
-    sim, plans = Simulator(), []
-    cluster = Cluster(scenario, sim, lambda record: None, None)
-    mover = cluster.mover
-    assert mover is not None
-    check = mover.check
-
-    def checked() -> None:
-        plan = check()
-        if plan is not None:
-            plans.append(plan)
-
-    monkeypatch.setattr(mover, "check", checked)
-    while not plans:
-        sim.run(sim.now + 1.0)
-    return plans, [(one.stage, one.target) for one in mover.moves]
-
-
-@pytest.mark.parametrize(
-    "graph",
-    [
-        partition(100, 100),
-        partition(100, 30),
-        partition(100, 100, profiles={"0": {"memory_bytes": 20, "seconds": 9.0}}),
-        partition(100, 100, devices={"0": {"memory_bytes": 100}, "1": {"memory_bytes": 100, "speed": 9.0}}),
-    ],
-    ids=["even", "too small", "a profile", "a fast one"],
-)
-async def test_the_simulator_makes_the_same_plan_of_the_same_facts(
-    graph: dict[str, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (plan, *_), moves = simulated(graph, monkeypatch)
-    async with SharedDeviceRig(FIRST, LAST, graph=graph) as rig:
-        await measured(rig, 40, 40, seconds=SECONDS)
-        rig.now += CHECK_SECONDS
-        assert rig.omni.layout is not None
-        ours = rig.omni.layout.check(rig.omni.stage_pools, rig.now)
-        assert ours is not None
-        assert ours.throughput == pytest.approx(plan.throughput)
-        assert ours.latency_seconds == pytest.approx(plan.latency_seconds)
-        assert ours == replace(plan, throughput=ours.throughput, latency_seconds=ours.latency_seconds)
-        await rig.settle()
-        await rig.tick()
-        assert [(str(stage), where(rig, stage)[0]) for stage in range(2) if where(rig, stage) != ["0"]] == moves
 
 
 async def test_off_by_default() -> None:

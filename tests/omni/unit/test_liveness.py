@@ -79,14 +79,6 @@ async def test_it_dies_once_whoever_notices_it() -> None:
         assert rig.replica(0) is not replica
 
 
-async def test_it_looks_as_often_as_the_option_says() -> None:
-    async with Rig(FINAL, runtime={"recovery": {"detection_seconds": 5.0}}) as rig:
-        process = process_of(rig)
-        for _ in range(11):
-            await check(rig, 1.0)
-        assert process.looks == 3
-
-
 async def test_a_replica_whose_processes_are_elsewhere_is_not_ours_to_judge() -> None:
     async with Rig(FINAL) as rig:
         rig.replica(0).resources = SimpleNamespace(engine_manager=None)

@@ -45,49 +45,6 @@ async def test_long_prompts_start_in_turn_and_short_ones_beside_them() -> None:
         assert not rig.left_over()
 
 
-async def test_those_that_take_too_long_together_go_one_by_one() -> None:
-    async with Rig(FINAL, batching=progressive(2000.0)) as rig:
-        for i in range(4):
-            await rig.ask(f"{i}", long(i))
-        for running, seconds in (["0"], 1.0), (["1", "2"], 5.0), (["3"], 1.0):
-            assert list(rig.at(0)) == running
-            rig.now += seconds
-            await rig.finish(0, *running)
-        assert not rig.left_over()
-
-
-@pytest.mark.parametrize(
-    ("batching", "at_once"),
-    [
-        ({}, 4),
-        ({"target_latency_ms": 1000.0}, 4),
-        (progressive(first_units=101), 4),
-        (progressive(first_units=100), 1),
-    ],
-)
-async def test_what_is_long_is_for_the_operator_to_say(batching: dict[str, Any], at_once: int) -> None:
-    async with Rig(FINAL, batching=batching) as rig:
-        for i in range(4):
-            await rig.ask(f"{i}", long(i))
-        assert len(rig.at(0)) == at_once
-
-
-@pytest.mark.parametrize(("growth", "at_once"), [(2.0, 2), (3.0, 3)])
-async def test_how_fast_it_becomes_more_too(growth: float, at_once: int) -> None:
-    async with Rig(FINAL, batching=progressive(growth=growth)) as rig:
-        for i in range(6):
-            await rig.ask(f"{i}", long(i))
-        await rig.finish(0, "0")
-        assert len(rig.at(0)) == at_once
-
-
-async def test_each_replica_has_a_turn_of_its_own() -> None:
-    async with Rig(TWO, batching=progressive()) as rig:
-        for i in range(3):
-            await rig.ask(f"{i}", long(i))
-        assert [rig.replica_id(0, name) for name in rig.at(0)] == [0, 1]
-
-
 async def test_one_that_leaves_makes_room() -> None:
     async with Rig(FINAL, batching=progressive()) as rig:
         for i in range(2):

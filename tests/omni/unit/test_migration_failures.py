@@ -45,16 +45,6 @@ async def test_what_does_not_start_goes_back() -> None:
         assert await rig.hand_over(at(1, 1), 0) is MigrationOutcome.MOVED
 
 
-async def test_what_does_not_even_go_back_is_for_recovery() -> None:
-    async with MovingRig(ONE, TWO) as rig:
-        rig.runtime.fails = 2
-        assert await rig.hand_over(at(1, 1), 0) is MigrationOutcome.LOST
-        await rig.settle()
-        assert rig.live() == [[0], [0, 1]]
-        assert rig.runtime.on == [(1, 1, "2")]
-        assert rig.incidents(1, 1)["back"] == 1
-
-
 async def test_one_that_dies_before_it_is_empty_is_not_moved_and_loses_nothing() -> None:
     async with MovingRig(ONE, TWO) as rig:
         await rig.ask("a")
@@ -111,41 +101,6 @@ async def test_a_moved_replica_that_dies_is_started_where_it_was() -> None:
         await rig.kill(0, 1)
         assert rig.runtime.on == [(0, 1, "2"), (0, 1, "2")]
         assert rig.live() == [[0, 1], [0]]
-
-
-async def test_the_only_one_stays_if_it_does_not_empty() -> None:
-    async with MovingRig(ONE, LAST, runtime={"drain_seconds": 5.0}) as rig:
-        await rig.ask("a")
-        move = rig.migrator.relocate(at(0, 0), "7")
-        await rig.settle()
-        await rig.tick(6.0)
-        await rig.tick()
-        await rig.tick()
-        assert result(move) is MigrationOutcome.STAYED
-        assert rig.live() == [[0], [0]]
-        assert rig.migrator.devices.replicas(0) == [at(0, 0)]
-
-
-async def test_it_stays_when_the_other_one_dies_before_it_has_left() -> None:
-    async with MovingRig(ONE, TWO) as rig:
-        await rig.ask("a")
-        await rig.finish(0, "a")
-        leaving = rig.replica_id(1, "a")
-        move = rig.migrator.hand_over(at(1, leaving), 0)
-        await rig.turn()
-        rig.runtime.go.clear()
-        await rig.kill(1, 1 - leaving)
-        await rig.finish(1, "a")
-        await rig.tick()
-        assert result(move) is MigrationOutcome.STAYED
-        assert rig.live() == [[0], [leaving]]
-        rig.runtime.go.set()
-
-
-async def test_one_that_hangs_is_not_counted_on() -> None:
-    async with MovingRig(ONE, TWO) as rig:
-        rig.omni.stage_pools[1].suspected.add(0)
-        assert rig.migrator.hand_over(at(1, 1), 0) is MigrationOutcome.LAST
 
 
 async def test_what_was_kept_goes_on_when_a_replica_moves_in() -> None:

@@ -25,7 +25,6 @@ OPTIONS = {
         "credits": {"enabled": True, "capacity": 6},
         "recovery": {"max_redispatches": 99, "max_restarts": 99, "max_wait_seconds": 1e6},
     },
-    "graph": {"merging": {"max_followers": 3}},
 }
 EMPTY = (
     "the deduplicator keeps the end of a request that was aborted while it ran: see test_output_deduplicator",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -17,9 +16,7 @@ from vllm_omni.distributed.omni_coordinator import ReplicaInfo, ReplicaList, Rep
 from vllm_omni.distributed.omni_coordinator.messages import ReplicaEvent
 
 from tests.support.omni_moves import at
-from tests.support.omni_stages import FINAL, Rig, StageSpec
-from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.core.pipeline.absences import KEEP_SECONDS
+from tests.support.omni_stages import Rig, StageSpec
 from vllm_omni_sched.omni import heartbeat
 from vllm_omni_sched.omni.stages.payloads import Payloads
 
@@ -123,20 +120,6 @@ async def test_a_host_that_is_heard_again_serves_again_and_what_it_still_says_do
         assert not rig.left_over()
 
 
-async def test_a_process_that_takes_the_number_of_one_that_was_not_missed_yet_takes_over_its_requests() -> None:
-    async with HostsRig(TWO) as rig:
-        assert await on_the_other_host(rig, "a", "b")
-        first = rig.replica(0, 1)
-        await rig.join(1, OTHER)
-        assert rig.replica(0, 1) is not first
-        await rig.finish(0, *list(rig.at(0)))
-        for one, tokens in (("a", (1, 7)), ("b", (2, 7))):
-            assert rig.answer(one) == rig.expected(tokens)
-        rig.omni.absent.check(rig.now)
-        assert first.down
-        assert await on_the_other_host(rig, "c", "d")
-
-
 async def test_one_that_is_heard_again_before_it_is_known_what_was_lost_serves_after_that() -> None:
     async with HostsRig(StageSpec(), FED) as rig:
         (name,) = await on_the_other_host(rig, "a", "b")
@@ -159,35 +142,6 @@ async def test_a_payload_that_a_silent_host_has_not_received_goes_to_the_next_on
         assert rig.answer(name) == rig.expected((1, 7) if name == "a" else (2, 7))
 
 
-async def test_what_a_silent_host_had_received_is_made_again() -> None:
-    async with HostsRig(StageSpec(), FED) as rig:
-        (name,) = await on_the_other_host(rig, "a", "b")
-        await rig.step(1, name)
-        await rig.silent(1)
-        again = list(rig.at(0))
-        assert [one.partition("~")[0] for one in again] == [name]
-        await rig.finish(0, *again)
-        await rig.finish(1, *list(rig.at(1)))
-        for one, tokens in (("a", (1, 7)), ("b", (2, 7))):
-            assert rig.answer(one) == rig.expected(tokens)
-
-
-async def test_requests_wait_for_a_host_and_the_one_that_joins_gets_them() -> None:
-    async with HostsRig(FINAL, runtime={"recovery": {"restart": False}}) as rig:
-        await rig.join(1, OTHER)
-        await rig.kill(0, 0)
-        await rig.ask("a")
-        await rig.silent(1)
-        await rig.ask("late", (5,))
-        assert not rig.messages
-        await rig.join(2, THIRD)
-        assert sorted(one.partition("~")[0] for one in rig.at(0)) == ["a", "late"]
-        await rig.finish(0, *list(rig.at(0)))
-        assert rig.answer("a") == rig.expected()
-        assert rig.answer("late") == rig.expected((5,))
-        assert not rig.left_over()
-
-
 async def test_without_recovery_the_requests_of_a_silent_host_fail() -> None:
     async with HostsRig(TWO, runtime={"recovery": {"enabled": False}}) as rig:
         (name,) = await on_the_other_host(rig, "a", "b")
@@ -197,22 +151,6 @@ async def test_without_recovery_the_requests_of_a_silent_host_fail() -> None:
         assert client.down
         await rig.finish(0, *list(rig.at(0)))
         assert len(rig.messages) >= 2
-
-
-async def test_a_client_is_closed_when_its_replica_stays_silent_or_its_place_is_taken() -> None:
-    async with HostsRig(TWO) as rig:
-        first = rig.replica(0, 1)
-        await rig.silent(1)
-        await rig.join(1, OTHER)
-        rig.omni.absent.check(rig.now)
-        assert first.down
-        second = rig.replica(0, 1)
-        await rig.silent(1)
-        rig.omni.absent.check(rig.now + KEEP_SECONDS - 1)
-        assert not second.down
-        rig.omni.absent.check(rig.now + KEEP_SECONDS)
-        assert second.down
-        assert len(rig.omni.absent) == 0
 
 
 async def test_the_replica_that_the_core_has_chosen_is_used_though_vllm_omni_has_a_balancer() -> None:
@@ -231,18 +169,6 @@ async def test_the_host_of_the_front_end_is_here() -> None:
         assert rig.last.hosts() == {1: OTHER}
         rig.where[1] = FRONT
         assert rig.last.hosts() == {}
-
-
-async def test_heartbeats_are_sent_as_the_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = sys.modules[heartbeat.CLIENT].OmniCoordClientForStage
-    one = client.__new__(client)
-    heartbeat.hook()
-    assert "_heartbeat_interval" not in vars(client)
-    monkeypatch.setenv(heartbeat.VARIABLE, "0.25")
-    monkeypatch.setattr(client, "_heartbeat_interval", None, raising=False)  # puts back what was there
-    heartbeat.hook()
-    one._heartbeat_interval = 5.0  # as its constructor does
-    assert one._heartbeat_interval == 0.25
 
 
 @pytest.fixture
@@ -286,33 +212,6 @@ async def test_a_replica_whose_heartbeat_is_not_read_yet_is_not_silent(
     monkeypatch.setattr(coordinator, "_router", SimpleNamespace(poll=lambda _: 1, close=coordinator._router.close))
     says(coordinator, "other", "heartbeat")
     assert coordinator._replicas["one"].status == ReplicaStatus.UP
-
-
-async def test_the_front_end_looks_as_often_as_there_are_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    controller = sys.modules[heartbeat.MEMBERSHIP].MembershipController
-    monkeypatch.setattr(controller, "WATCH_INTERVAL_S", controller.WATCH_INTERVAL_S)
-    heartbeat.hook_membership()
-    assert controller.WATCH_INTERVAL_S == heartbeat.WATCH_SECONDS
-    for seconds, expected in (("5", heartbeat.WATCH_SECONDS), ("0.25", 0.25)):
-        monkeypatch.setenv(heartbeat.VARIABLE, seconds)
-        heartbeat.hook_membership()
-        assert expected == controller.WATCH_INTERVAL_S
-
-
-@pytest.mark.parametrize("given", ["soon", "0", "-1", "61", "nan"])
-async def test_a_time_between_heartbeats_that_is_none_is_refused(given: str) -> None:
-    with pytest.raises(ConfigError, match=f"{heartbeat.VARIABLE} must be a number of seconds from 0.05 to 60"):
-        heartbeat.heartbeat_seconds({heartbeat.VARIABLE: given})
-
-
-async def test_a_timeout_between_heartbeats_is_refused() -> None:
-    environ = dict(os.environ)
-    environ.pop(heartbeat.VARIABLE, None)
-    heartbeat.check_timeout(SimpleNamespace(), environ)
-    heartbeat.check_timeout(SimpleNamespace(_omni_heartbeat_timeout=30.0), environ)
-    heartbeat.check_timeout(SimpleNamespace(_omni_heartbeat_timeout=2.0), environ | {heartbeat.VARIABLE: "0.5"})
-    with pytest.raises(ConfigError, match=r"raise it to 10 s or more, or set .* on all hosts to 1 or less"):
-        heartbeat.check_timeout(SimpleNamespace(_omni_heartbeat_timeout=2.0), environ)
 
 
 async def test_the_front_end_does_not_announce_the_stages_whose_payloads_it_takes_back(

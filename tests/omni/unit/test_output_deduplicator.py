@@ -11,8 +11,7 @@ import torch
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm_omni.engine.messages import ErrorMessage, OutputMessage, StageMetricsMessage
-from vllm_omni.metrics.stats import StageRequestStats, StageStats
+from vllm_omni.engine.messages import ErrorMessage, OutputMessage
 from vllm_omni.outputs.mm_outputs import MultimodalPayload
 
 from tests.support.omni_stages import CUMULATIVE, DELTA, FINAL, FINAL_ONLY, Rig
@@ -101,30 +100,6 @@ async def test_what_comes_after_the_end_is_dropped() -> None:
     assert (client.queue.qsize(), client.deduplicator.dropped) == (1, 2)
 
 
-async def test_what_comes_after_an_error_is_dropped() -> None:
-    client = Client(CUMULATIVE)
-    for _ in range(2):
-        await client.deduplicator.put(ErrorMessage(request_id="r", error="it failed"))
-    assert not await client.told([1], "a", last=True, ends=True)
-    assert client.queue.qsize() == 1
-
-
-async def test_stages_are_told_apart() -> None:
-    client = Client(CUMULATIVE)
-    await client.told([1, 2], "ab", stage=0)
-    client.deduplicator.runs_again(0, ["r"])
-    assert await client.told([1], "a", stage=1)
-    assert not await client.told([1], "a", stage=0)
-
-
-async def test_a_stage_that_was_whole_says_nothing_when_it_runs_again() -> None:
-    client = Client(CUMULATIVE)
-    assert await client.told([1], "a", stage=0, last=True)
-    client.deduplicator.runs_again(0, ["r"])
-    assert not await client.told([1], "a", stage=0, last=True)
-    assert await client.told([2], "b", stage=1, last=True, ends=True)
-
-
 async def test_a_stage_that_was_whole_and_ends_the_request_when_it_runs_again_says_nothing_twice() -> None:
     """In async-chunk mode the stages of a second run may end in another order than those of the first."""
     client = Client(DELTA)
@@ -136,19 +111,6 @@ async def test_a_stage_that_was_whole_and_ends_the_request_when_it_runs_again_sa
     assert [one.finished for one in client.queue._queue] == [False, True]
 
 
-@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL_ONLY])
-async def test_a_stage_says_once_that_it_is_done_though_it_ends_the_request_in_a_further_run(kind: Any) -> None:
-    client = Client(kind)
-    await client.told([1, 2], "ab", stage=0, last=True)
-    for stage in (0, 1):
-        client.deduplicator.runs_again(stage, ["r"])
-    assert await client.told([3], "c", stage=1, last=True)
-    assert await client.told([1, 2], "ab", stage=0, last=True, ends=True)
-    done = [one.stage_id for one in client.queue._queue if one.engine_outputs.finished]
-    assert done == [0, 1]
-    assert [one.finished for one in client.queue._queue] == [False, False, True]
-
-
 async def test_what_a_stage_says_after_it_was_done_is_dropped_but_for_a_session() -> None:
     client = Client(CUMULATIVE)
     assert await client.told([1], "a", last=True)
@@ -157,32 +119,6 @@ async def test_what_a_stage_says_after_it_was_done_is_dropped_but_for_a_session(
     session.deduplicator._streams = lambda request_id: True
     assert await session.told([1], "a", last=True)
     assert await session.told([2], "b", last=True)
-
-
-async def test_a_name_is_free_again_when_its_request_has_left() -> None:
-    client = Client(CUMULATIVE)
-    await client.told([1], "a", last=True, ends=True)
-    client.deduplicator.forget("r")
-    assert await client.told([1], "a", last=True, ends=True)
-
-
-async def test_what_is_of_no_request_passes() -> None:
-    client = Client(CUMULATIVE)
-    await client.told([1], "a", last=True, ends=True)
-    await client.deduplicator.put(ErrorMessage(error="all is lost", fatal=True))
-    await client.deduplicator.put(ErrorMessage(request_id="r", event_id="e", error="no such interaction"))
-    metrics = StageRequestStats(
-        batch_id=0, batch_size=1, num_tokens_in=0, num_tokens_out=0, stage_gen_time_ms=0.0, rx_transfer_bytes=0,
-        rx_decode_time_ms=0.0, rx_in_flight_time_ms=0.0, stage_stats=StageStats(0, 0.0),
-    )  # fmt: skip
-    await client.deduplicator.put(StageMetricsMessage(request_id="r", stage_id=0, metrics=metrics))
-    assert client.queue.qsize() == 4
-
-
-async def test_it_is_the_queue_otherwise() -> None:
-    client = Client(CUMULATIVE)
-    await client.told([1], "a")
-    assert client.deduplicator.qsize() == 1
 
 
 async def test_a_repeated_stream_of_audio_goes_on_where_it_stopped() -> None:
@@ -232,14 +168,3 @@ async def test_of_an_aborted_request_its_client_gets_what_there_is_and_nothing_i
         await rig.abort("a")
         assert len(rig.ends("a")) == 1
         assert not rig.left_over(), "or the next request of that name gets no answer"
-
-
-async def test_a_name_that_was_aborted_can_be_used_again() -> None:
-    async with Rig(FINAL) as rig:
-        await rig.ask("a")
-        await rig.step(0, "a")
-        await rig.abort("a")
-        rig.messages.clear()
-        await rig.ask("a")
-        await rig.finish(0, "a")
-        assert rig.answer("a") == rig.expected()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from vllm_omni_sched.graph.waiting_queue import WaitingQueue
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
 ONE_AT_A_TIME = StageSpec(final_output=True, max_num_seqs=1)
-TWO = StageSpec(replicas=2, final_output=True)
 
 
 async def order(rig: Rig, *names: str) -> list[str]:
@@ -33,30 +31,6 @@ async def order(rig: Rig, *names: str) -> list[str]:
 async def test_the_better_class_goes_first() -> None:
     async with Rig(ONE_AT_A_TIME, graph={"priority": {"min_low_share": 0.0}}) as rig:
         assert await order(rig, "b1", "i1", "r1", "b2", "r2") == ["r1", "r2", "i1", "b1", "b2"]
-
-
-async def test_switched_off_who_came_first_goes_first() -> None:
-    async with Rig(ONE_AT_A_TIME, graph={"priority": {"enabled": False}}) as rig:
-        assert await order(rig, "b1", "i1", "r1") == ["b1", "i1", "r1"]
-
-
-@pytest.mark.parametrize(("share", "first"), [(0.0, 7), (0.5, 2)])
-async def test_the_worst_class_has_its_share(share: float, first: int) -> None:
-    """The first request of the worst class has run among the ``first`` ones."""
-    async with Rig(ONE_AT_A_TIME, graph={"priority": {"min_low_share": share}}) as rig:
-        took = await order(rig, "b1", "b2", "r1", "r2", "r3", "r4", "r5", "r6")
-        assert sum(name.startswith("b") for name in took[:first]) == (1 if share or first > 6 else 0)
-        assert sorted(took) == sorted(["b1", "b2", *(f"r{i}" for i in range(1, 7))])
-
-
-async def test_who_has_waited_too_long_goes_first() -> None:
-    async with Rig(ONE_AT_A_TIME, graph={"priority": {"max_wait_seconds": 5.0, "min_low_share": 0.0}}) as rig:
-        await rig.ask("x", (0,))
-        await rig.ask("b", (1,), params=of("batch"))
-        rig.now += 6.0
-        await rig.ask("r", (2,), params=of("realtime"))
-        await rig.finish(0, "x")
-        assert list(rig.at(0)) == ["b"]
 
 
 async def test_the_priority_of_a_request_goes_along_to_later_stages() -> None:
@@ -84,22 +58,6 @@ async def test_a_stage_starts_only_what_the_next_one_has_room_for(capacity: int,
         assert not rig.left_over()
 
 
-async def test_an_abort_gives_room_back() -> None:
-    async with Rig(StageSpec(), ONE_AT_A_TIME, runtime={"credits": {"enabled": True, "capacity": 1}}) as rig:
-        for name in "ab":
-            await rig.ask(name, (ord(name),))
-        await rig.finish(0, "a")
-        await rig.abort("a")
-        assert rig.replica(0).took == ["a", "b"]
-
-
-async def test_without_credits_a_stage_starts_what_it_can() -> None:
-    async with Rig(StageSpec(), ONE_AT_A_TIME, runtime={}) as rig:
-        for name in "abc":
-            await rig.ask(name, (ord(name),))
-        assert rig.replica(0).took == ["a", "b", "c"]
-
-
 async def test_a_stage_that_runs_whole_batches_waits_for_more_but_not_for_long() -> None:
     batches = StageSpec(final_output=True, kind=GENERATION, max_num_seqs=3)
     async with Rig(batches, batching={"hold_ms": 50.0}) as rig:
@@ -117,59 +75,6 @@ async def test_and_goes_when_its_batch_is_full() -> None:
         for i in range(3):
             await rig.ask(f"{i}", (i,))
         assert list(rig.at(0)) == ["0", "1", "2"]
-
-
-async def test_an_autoregressive_stage_does_not_wait() -> None:
-    async with Rig(FINAL, batching={"hold_ms": 50.0}) as rig:
-        for i in range(2):
-            await rig.ask(f"{i}", (i,))
-        assert list(rig.at(0)) == ["0", "1"]
-
-
-async def watched(rig: Rig) -> None:
-    """What the orchestrator does beside its loop, until it has been through it."""
-    through = asyncio.Event()
-    release = rig.omni.release
-
-    async def last() -> None:
-        await release()
-        through.set()
-
-    rig.omni.release = last  # type: ignore[method-assign]
-    rig.omni._shutdown_event.clear()
-    watch = asyncio.create_task(rig.omni._watch())
-    await through.wait()
-    rig.omni._shutdown_event.set()
-    await watch
-    rig.omni.release = release  # type: ignore[method-assign]
-
-
-async def test_slow_prefills_make_the_limit_smaller() -> None:
-    async with Rig(FINAL, batching={"target_latency_ms": 100.0}) as rig:
-        for number in range(3):
-            names = [f"{number}.{i}" for i in range(8)]
-            for i, name in enumerate(names):
-                await rig.ask(name, (100 * number + i, 1))
-            while rig.at(0):
-                rig.now += 10.0
-                running = list(rig.at(0))
-                await rig.step(0, *running)
-                await rig.finish(0, *running)
-        load = rig.omni.stage_pools[0].queue.stage.replicas[0].load
-        assert load.control.limit < 8
-        assert rig.driver.board.replicas[0, 0].batch_limit < 8
-        assert not rig.left_over()
-
-
-async def test_costs_are_learnt() -> None:
-    async with Rig(FINAL) as rig:
-        costs = []
-        for i in range(20):
-            await rig.ask(f"{i}", (i,))
-            costs.append(next(iter(rig.omni.stage_pools[0].queue.running.values())).cost_seconds)
-            rig.now += 5.0
-            await rig.finish(0, f"{i}")
-        assert costs[0] < 1.0 < 3.0 < costs[-1]
 
 
 async def test_what_happens_is_on_the_board() -> None:
@@ -232,17 +137,3 @@ async def test_nobody_who_waits_is_looked_at_while_there_is_no_room(monkeypatch:
         assert looks == []
         await rig.finish(0, "x")
         assert 0 < len(looks) < 10, "the first of a lane or two"
-
-
-async def test_who_came_first_came_first_though_it_was_not_looked_at_then() -> None:
-    """The worst class is passed over by those that come later, also while nothing can be released."""
-    async with Rig(ONE_AT_A_TIME, graph={"priority": {"min_low_share": 0.0}}) as rig:
-        rig.omni.stage_pools[0].queue.stage.gate.max_passed = 1
-        await rig.ask("x", (0,))
-        await rig.ask("b", (1,), params=of("batch"))
-        await rig.ask("r", (2,), params=of("realtime"))
-        await rig.ask("s", (3,), params=of("realtime"))
-        await rig.finish(0, "x")
-        assert list(rig.at(0)) == ["r"]
-        await rig.finish(0, "r")
-        assert list(rig.at(0)) == ["b"], "passed over once, which is as often as may be"

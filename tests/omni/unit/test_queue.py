@@ -17,17 +17,6 @@ pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 ONE_AT_A_TIME = StageSpec(final_output=True, max_num_seqs=1)
 
 
-async def test_a_request_runs_and_leaves() -> None:
-    async with Rig(FINAL) as rig:
-        await rig.ask("a")
-        assert list(rig.at(0)) == ["a"]
-        await rig.step(0, "a")
-        assert not rig.ends("a")
-        await rig.finish(0, "a")
-        assert rig.answer("a") == rig.expected()
-        assert not rig.left_over()
-
-
 @pytest.mark.parametrize(
     ("spec", "options"),
     [
@@ -48,13 +37,6 @@ async def test_a_replica_is_given_no_more_than_its_limit(spec: StageSpec, option
         await rig.finish(0, "3")
         assert [rig.answer(f"{i}") for i in range(4)] == [rig.expected((i,)) for i in range(4)]
         assert not rig.left_over()
-
-
-async def test_requests_are_spread_over_replicas() -> None:
-    async with Rig(StageSpec(final_output=True, replicas=3)) as rig:
-        for i in range(6):
-            await rig.ask(f"{i}", (i,))
-        assert [len(rig.replica(0, i).requests) for i in range(3)] == [2, 2, 2]
 
 
 async def test_one_that_is_aborted_while_it_waits_never_runs() -> None:
@@ -191,17 +173,6 @@ async def test_a_request_that_cannot_be_sent_fails_alone() -> None:
         assert list(rig.at(0)) == ["b"]
         await rig.finish(0, "b")
         assert not rig.left_over()
-
-
-async def test_who_follows_a_request_that_cannot_be_sent_is_told_too() -> None:
-    async with Rig(ONE_AT_A_TIME) as rig:
-        await rig.ask("x", (9,))
-        await rig.ask("a")
-        await rig.ask("b")
-        rig.replica(0).refuses = OverflowError("seed")
-        await rig.finish(0, "x")
-        assert "seed" in rig.error("a")
-        assert len(rig.ends("b")) == 1 or "b" in rig.at(0)
 
 
 async def test_an_error_of_work_that_was_handed_over_is_an_error() -> None:

@@ -98,16 +98,6 @@ async def test_one_that_waited_too_long_fails() -> None:
         assert not rig.left_over()
 
 
-async def test_so_does_one_with_async_chunks() -> None:
-    async with Rig(StageSpec(), FINAL, async_chunk=True, **recovery(max_wait_seconds=5.0)) as rig:
-        await rig.ask("a")
-        rig.runtime.go.clear()
-        await rig.kill(1)
-        await rig.tick(6.0)
-        assert "max_wait_seconds" in rig.error("a")
-        assert not rig.left_over()
-
-
 async def test_what_was_kept_fails_when_no_replica_comes_back() -> None:
     async with Rig(FINAL, **recovery(max_restarts=1, max_wait_seconds=5.0)) as rig:
         rig.runtime.go.clear()
@@ -120,18 +110,6 @@ async def test_what_was_kept_fails_when_no_replica_comes_back() -> None:
         assert rig.error("a")
 
 
-async def test_what_comes_between_two_attempts_is_kept() -> None:
-    async with Rig(FINAL) as rig:
-        rig.runtime.fails = 1
-        await rig.kill(0)
-        await rig.ask("a")
-        await rig.settle()
-        assert not rig.told("a")
-        await rig.tick(2.0)
-        await rig.finish(0, "a")
-        assert rig.answer("a") == rig.expected()
-
-
 async def test_switched_off_a_death_is_what_it_is_in_vllm_omni() -> None:
     async with Rig(TWO, **recovery(enabled=False)) as rig:
         await rig.ask("a", (1,))
@@ -142,15 +120,6 @@ async def test_switched_off_a_death_is_what_it_is_in_vllm_omni() -> None:
         assert rig.answer("b") == rig.expected((2,))
         assert rig.runtime.started == []
         assert set(rig.left_over()) <= {"processor of stage 0"}, "which vLLM-Omni keeps"
-
-
-async def test_switched_off_those_that_follow_are_told_too() -> None:
-    async with Rig(TWO, **recovery(enabled=False)) as rig:
-        await rig.ask("a")
-        await rig.ask("b")
-        await rig.kill(0, rig.replica_id(0, "a"))
-        assert rig.error("a")
-        assert len(rig.ends("b")) == 1 or "b" in rig.at(0)
 
 
 async def test_what_was_kept_waits_no_longer_than_it_may() -> None:

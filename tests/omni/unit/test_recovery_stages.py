@@ -57,20 +57,6 @@ async def test_a_payload_that_is_gone_is_made_again() -> None:
         assert not rig.edges.lying
 
 
-async def test_so_does_one_of_three_stages() -> None:
-    middle = StageSpec(replicas=2, edge=True)
-    async with Rig(FIRST, middle, SECOND_TWICE) as rig:
-        await rig.ask("a")
-        await rig.finish(0, "a")
-        await rig.finish(1, "a")
-        await rig.step(2, "a")
-        await rig.kill(2, rig.replica_id(2, "a"))
-        for stage_id in range(3):
-            await rig.finish(stage_id, *rig.at(stage_id))
-        assert rig.answer("a") == rig.expected()
-        assert not rig.left_over()
-
-
 async def test_equal_requests_of_which_an_earlier_stage_runs_again_are_both_answered() -> None:
     async with Rig(FIRST, SECOND_TWICE) as rig:
         await rig.ask("a")
@@ -99,18 +85,6 @@ async def test_what_is_sent_on_right_after_a_death_is_kept(monkeypatch: pytest.M
         for stage_id in (0, 1):
             await rig.finish(stage_id, *rig.at(stage_id))
         assert rig.answer("b") == rig.expected((2,))
-
-
-async def test_an_error_of_a_stage_that_is_run_again_is_an_error() -> None:
-    async with Rig(FIRST, SECOND_TWICE) as rig:
-        await rig.ask("a")
-        await rig.finish(0, "a")
-        await rig.step(1, "a")
-        await rig.kill(1, rig.replica_id(1, "a"))
-        name = next(iter(rig.at(0)))
-        rig.replica(0).say(name, [], error=True)
-        await rig.settle()
-        assert rig.error("a")
 
 
 async def test_with_async_chunks_diffusion_stages_run_again_too() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
-from tests.support.omni_stages import DELTA, FINAL_ONLY, Rig, StageSpec, params
+from tests.support.omni_stages import FINAL_ONLY, Rig, StageSpec, params
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -77,35 +77,6 @@ async def test_what_the_next_stage_has_begun_to_answer_does_not_run_again(how: d
         assert not rig.left_over()
 
 
-async def test_one_that_waits_for_its_turn_in_the_next_stage_runs_again_too() -> None:
-    async with Rig(TWICE, ONE_AT_A_TIME) as rig:
-        await rig.ask("a", (1,))
-        await rig.ask("b", (2,))
-        await rig.finish(0, "a")
-        at = rig.replica_id(0, "b")
-        await finish_unsent(rig, 0, "b")
-        assert list(rig.at(1)) == ["a"]
-        await rig.kill(0, at)
-        await finish_all(rig)
-        assert [rig.answer(name) for name in "ab"] == [rig.expected((1,)), rig.expected((2,))]
-        assert not rig.left_over()
-
-
-async def test_so_does_one_for_which_the_next_stage_has_no_replica() -> None:
-    async with Rig(TWICE, LAST) as rig:
-        await rig.ask("a")
-        at = rig.replica_id(0, "a")
-        rig.runtime.go.clear()
-        await rig.kill(1)
-        await finish_unsent(rig, 0, "a")
-        await rig.kill(0, at)
-        rig.runtime.go.set()
-        await rig.settle()
-        await finish_all(rig)
-        assert rig.answer("a") == rig.expected()
-        assert not rig.left_over()
-
-
 @pytest.mark.parametrize("parted", [False, True])
 async def test_all_who_shared_it_are_answered(parted: bool) -> None:
     async with Rig(TWICE, LAST) as rig:
@@ -138,52 +109,6 @@ async def test_a_follower_that_took_over_an_unsent_request_is_answered(is_next_s
         assert not rig.left_over()
 
 
-async def test_an_abort_afterwards_leaves_nothing() -> None:
-    async with Rig(TWICE, LAST) as rig:
-        await rig.ask("a")
-        at = rig.replica_id(0, "a")
-        await finish_unsent(rig, 0, "a")
-        await rig.kill(0, at)
-        await rig.abort("a")
-        assert not rig.at(0)
-        assert not rig.at(1)
-        assert not rig.left_over()
-
-
-async def test_what_the_run_that_is_over_still_says_is_dropped() -> None:
-    async with Rig(TWICE, LAST) as rig:
-        await rig.ask("a")
-        at = rig.replica_id(0, "a")
-        await finish_unsent(rig, 0, "a")
-        old = rig.replica(1).requests["a"]
-        await rig.kill(0, at)
-        rig.replica(1).requests["a"] = old
-        rig.replica(1).say("a", [7], last=True)  # the abort has not reached it
-        await rig.settle()
-        assert not rig.told("a")
-        await finish_all(rig)
-        assert rig.answer("a") == rig.expected()
-        assert not rig.left_over()
-
-
-async def test_its_client_hears_nothing_twice() -> None:
-    async with Rig(StageSpec(replicas=2, final_output=True), LAST) as rig:
-        message = rig.message("a", (1, 2, 3), params={"output_kind": DELTA})
-        message.final_output_stage_ids = [0, 1]
-        await rig.omni._dispatch_message(message)
-        at = rig.replica_id(0, "a")
-        await finish_unsent(rig, 0, "a")
-        await rig.kill(0, at)
-        await finish_all(rig)
-        for stage_id in (0, 1):
-            told = [one.engine_outputs for one in rig.told("a") if one.stage_id == stage_id]
-            heard = [token for one in told for token in one.outputs[0].token_ids]
-            assert heard == rig.expected((1, 2, 3), stages=stage_id + 1)
-            assert sum(one.finished for one in told) == 1
-        assert len(rig.ends("a")) == 1
-        assert not rig.left_over()
-
-
 async def test_the_next_replica_that_dies_before_it_sends_counts_as_another_death() -> None:
     async with Rig(TWICE, LAST, runtime={"recovery": {"max_redispatches": 2}}) as rig:
         await rig.ask("a")
@@ -207,12 +132,3 @@ async def test_both_ends_of_an_edge_may_die() -> None:
         await finish_all(rig)
         assert rig.answer("a") == rig.expected()
         assert not rig.left_over()
-
-
-async def test_a_session_whose_input_is_lost_fails() -> None:
-    async with Rig(TWICE, LAST) as rig:
-        await rig.ask("s", resumable=True)
-        rig.omni.recovery.handovers.finished(0, 0, "s", ["s"])
-        rig.omni.request_states["s"].finished_stage_ids.add(0)
-        await rig.kill(0, 0)
-        assert rig.error("s")

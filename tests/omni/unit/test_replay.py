@@ -19,13 +19,11 @@ from vllm_omni_sched.core.pipeline.core import PipelineCore
 from vllm_omni_sched.core.pipeline.requests import UNPLACED
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.gated import GatedPool
-from vllm_omni_sched.sim.pools.orchestration import Orchestration
+from vllm_omni_sched.sim.pools.gated import GatedPool, Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
-from vllm_omni_sched.sim.pools.replicas import StageSpec as SimulatedStage
-from vllm_omni_sched.sim.pools.request_run import UNKNOWN_TOKENS
-from vllm_omni_sched.sim.server import Job
-from vllm_omni_sched.sim.work import Request
+from vllm_omni_sched.sim.pools.pool import StageSpec as SimulatedStage
+from vllm_omni_sched.sim.pools.requests import UNKNOWN_TOKENS
+from vllm_omni_sched.sim.work import Job, Request
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 

@@ -42,14 +42,6 @@ async def test_a_replica_goes_to_another_stage_with_its_device() -> None:
         assert not rig.left_over()
 
 
-async def test_and_back() -> None:
-    async with MovingRig(ONE, TWO) as rig:
-        for replica, stage_id in ((at(1, 1), 0), (at(0, 1), 1)):
-            assert await rig.hand_over(replica, stage_id) is MigrationOutcome.MOVED
-        assert rig.live() == [[0], [0, 1]]
-        assert rig.runtime.on == [(0, 1, "2"), (1, 1, "2")]
-
-
 async def test_it_ends_what_it_has_and_gets_nothing_new() -> None:
     async with MovingRig(ONE, TWO) as rig:
         for name in "ab":
@@ -94,29 +86,6 @@ async def test_a_stage_keeps_its_last_replica() -> None:
         assert rig.migrator.give_up(at(0, 0)) is MigrationOutcome.LAST
 
 
-async def test_one_move_at_a_time_and_only_of_what_is_there() -> None:
-    async with MovingRig(ONE, TWO) as rig:
-        assert rig.migrator.hand_over(at(1, 7), 0) is MigrationOutcome.GONE
-        rig.migrator.hand_over(at(1, 1), 0)
-        assert rig.migrator.hand_over(at(1, 0), 0) is MigrationOutcome.BUSY
-        await rig.tick()
-
-
-async def test_a_stage_that_needs_more_devices_does_not_get_the_place() -> None:
-    class Wide(MovingRig):
-        widths = {0: 2}  # noqa: RUF012
-
-    async with Wide(ONE, TWO) as rig:
-        assert rig.migrator.hand_over(at(1, 1), 0) is MigrationOutcome.MISFIT
-
-
-async def test_other_devices_of_one_among_several() -> None:
-    async with MovingRig(ONE, TWO) as rig:
-        assert await rig.relocate(at(1, 1), "7") is MigrationOutcome.MOVED
-        assert rig.runtime.on == [(1, 1, "7")]
-        assert rig.live() == [[0], [0, 1]]
-
-
 async def test_the_only_one_leaves_when_another_is_there() -> None:
     async with MovingRig(ONE, LAST) as rig:
         await rig.ask("a")
@@ -132,19 +101,6 @@ async def test_the_only_one_leaves_when_another_is_there() -> None:
         await through(rig, "b")
         assert (rig.answer("a"), rig.answer("b")) == (rig.expected(), rig.expected((2,)))
         assert not rig.left_over()
-
-
-async def test_a_spare_place_can_be_taken() -> None:
-    async with MovingRig(ONE, TWO) as rig:
-        assert rig.migrator.take_spare(0) is MigrationOutcome.GONE
-        rig.migrator.give_up(at(1, 0))
-        await rig.tick()
-        assert rig.migrator.devices.spare == ["1"]
-        move = rig.migrator.take_spare(0)
-        await rig.settle()
-        assert result(move) is MigrationOutcome.MOVED
-        assert rig.runtime.on == [(0, 1, "1")]
-        assert rig.migrator.devices.spare == []
 
 
 @pytest.mark.parametrize("stage_id", [0, 1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -16,10 +15,6 @@ from hypothesis import strategies as st
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from tests.support.omni_stages import FINAL, Rig, Runtime, StageSpec
-from vllm_omni_sched.monitor.recovery.events import Died, RestartFailed
-from vllm_omni_sched.monitor.recovery.replicas import Replicas
-from vllm_omni_sched.monitor.recovery.state import Phase
-from vllm_omni_sched.omni.stages.orchestrator import ScheduledOrchestrator
 
 pytestmark = [pytest.mark.omni]
 
@@ -146,37 +141,6 @@ LATE: Steps = [("die", 0), ("settle", 0), ("send", 0), ("poll", 0), ("settle", 0
 @pytest.mark.parametrize("steps", [SEEN, LATE], ids=["while it starts", "after it was started"])
 def test_a_late_report_of_a_death_changes_nothing(steps: Steps) -> None:
     asyncio.run(play(steps))
-
-
-def test_the_property_sees_a_driver_that_takes_reports_of_earlier_processes() -> None:
-    """Planted: the driver does not ask which process a report is about."""
-
-    async def handle(self: Any, stage_id: int, replica_id: int, error: Exception) -> None:
-        self.recovery.died(self.stage_pools[stage_id], replica_id, error)
-
-    with patch.object(ScheduledOrchestrator, "_handle_dead_replica", handle), pytest.raises(AssertionError):
-        asyncio.run(play(LATE))
-
-
-def test_the_property_sees_a_policy_that_takes_a_late_report_for_a_failed_start() -> None:
-    """Planted, and in the driver too, as it was once seen."""
-    happened = Replicas.happened
-
-    def takes_it(self: Any, event: Any, *more: Any) -> None:
-        watched = self._watched.get(event.replica)
-        if isinstance(event, Died) and watched is not None and watched.phase is Phase.RESTARTING:
-            event = RestartFailed(event.replica, event.cause)
-        happened(self, event, *more)
-
-    async def handle(self: Any, stage_id: int, replica_id: int, error: Exception) -> None:
-        self.recovery.died(self.stage_pools[stage_id], replica_id, error)
-
-    with (
-        patch.object(Replicas, "happened", takes_it),
-        patch.object(ScheduledOrchestrator, "_handle_dead_replica", handle),
-        pytest.raises(AssertionError),
-    ):
-        asyncio.run(play(SEEN))
 
 
 @pytest.mark.asyncio

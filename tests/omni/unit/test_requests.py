@@ -15,7 +15,6 @@ from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 from tests.support.omni_stages import core_request, params
 from vllm_omni_sched.config.stage_options.graph import ClassTargets, PriorityOptions
 from vllm_omni_sched.omni.stages.requests import (
-    LOGGED,
     UNKNOWN_TOKENS,
     Classes,
     features_of,
@@ -62,18 +61,6 @@ def test_the_worst_of_several_ranks_is_low() -> None:
     ]
 
 
-def test_of_one_rank_nobody_is_low() -> None:
-    options = PriorityOptions(classes={"a": ClassTargets(rank=1), "b": ClassTargets(rank=1)}, default_class="a")
-    classes = Classes(options)
-    assert not classes.is_low(classes.default)
-
-
-def test_targets_are_seconds_and_none_is_for_ever() -> None:
-    classes = Classes(PriorityOptions())
-    assert classes.of(named("realtime"), "text").ttft_seconds == pytest.approx(0.3)
-    assert classes.of(named("batch"), "text").ttft_seconds == float("inf")
-
-
 @pytest.mark.parametrize(
     ("targets", "seconds"),
     [({"ttft_ms": 300.0}, 0.3), ({"e2e_ms": 900.0}, 0.9), ({"ttft_ms": 300.0, "e2e_ms": 900.0}, 0.9)],
@@ -83,20 +70,6 @@ def test_a_path_ends_with_its_last_output_and_where_none_is_promised_with_the_fi
 ) -> None:
     classes = Classes(PriorityOptions(classes={"a": ClassTargets(**targets)}, default_class="a"))
     assert classes.default.ttft_seconds == pytest.approx(seconds)
-
-
-def test_a_class_that_does_not_exist_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    classes = Classes(PriorityOptions(by_modality={"audio": "realtime"}))
-    for name, modality in (("vip", "audio"), ("vip", "audio"), ("x" * 1000, "text"), (None, "text"), ("batch", "text")):
-        classes.of(named(name), modality)
-    first, second = (record.getMessage() for record in caplog.records)
-    assert first == (
-        "a request names omni_class='vip', which is not one of realtime, interactive, batch; using 'realtime'"
-    )
-    assert len(second) < 200
-    for number in range(1000):  # clients choose the names
-        classes.of(named(str(number)), "text")
-    assert len(caplog.records) == LOGGED
 
 
 def test_keys_are_its_user_and_its_items() -> None:

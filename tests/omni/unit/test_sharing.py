@@ -82,17 +82,6 @@ async def test_one_that_parts_and_draws_runs_alone() -> None:
         assert not rig.left_over()
 
 
-async def test_one_that_ends_earlier_is_not_sent_on() -> None:
-    """Where a request ends is part of its key."""
-    async with Rig(StageSpec(final_output=True), SECOND) as rig:
-        await rig.ask("a")
-        await rig.ask("b", stages=1)
-        assert rig.replica(0).took == ["a", "b"]
-        await rig.finish(0, "a", "b")
-        assert rig.answer("b") == rig.expected(stages=1)
-        assert rig.replica(1).took == ["a"]
-
-
 async def test_who_comes_while_the_second_stage_runs_does_the_first_again_and_joins_there() -> None:
     async with Rig(FIRST, SECOND) as rig:
         await rig.ask("a")
@@ -105,17 +94,6 @@ async def test_who_comes_while_the_second_stage_runs_does_the_first_again_and_jo
         assert not rig.left_over()
 
 
-async def test_one_may_run_by_itself_follow_and_run_by_itself_again() -> None:
-    async with Rig(FIRST, StageSpec(edge=True), SECOND) as rig:
-        await rig.ask("a")
-        await rig.finish(0, "a")
-        await rig.ask("b", each=[params(), params(), params(max_tokens=5)])
-        await rig.finish(0, "b")
-        await rig.finish(1, "a")
-        await rig.finish(2, *rig.at(2))
-        assert rig.answer("a") == rig.answer("b") == rig.expected()
-
-
 async def test_a_payload_that_nobody_will_get_does_not_lie_there_for_ever() -> None:
     async with Rig(FIRST, SECOND) as rig:
         await rig.ask("a")
@@ -124,18 +102,6 @@ async def test_a_payload_that_nobody_will_get_does_not_lie_there_for_ever() -> N
         await rig.finish(0, "b")
         await rig.finish(1, "a")
         assert rig.answer("b") == rig.expected()
-        assert not rig.edges.lying
-        assert not rig.left_over()
-
-
-async def test_nor_that_of_one_that_joins_later_and_leaves() -> None:
-    async with Rig(FIRST, SECOND) as rig:
-        await rig.ask("a")
-        await rig.finish(0, "a")
-        await rig.ask("b")
-        await rig.finish(0, "b")
-        await rig.abort("b")
-        await rig.finish(1, "a")
         assert not rig.edges.lying
         assert not rig.left_over()
 
@@ -174,23 +140,10 @@ async def test_who_gets_only_what_is_new_does_not_join_late() -> None:
         assert not rig.left_over()
 
 
-async def test_nor_when_the_work_was_handed_over() -> None:
-    async with Rig(FINAL) as rig:
-        await rig.ask("a", params={"output_kind": DELTA})
-        await rig.ask("b", params={"output_kind": DELTA})
-        await rig.abort("a")
-        await rig.step(0, "a")
-        await rig.ask("c", params={"output_kind": DELTA})
-        for name in list(rig.at(0)):
-            await rig.finish(0, name)
-        assert rig.heard("b") == rig.heard("c") == rig.expected()
-
-
 @pytest.mark.parametrize(
     ("options", "took"),
     [
         ({"enabled": False}, ["a", "b", "c", "d"]),
-        ({"max_followers": 1}, ["a", "c"]),
         ({}, ["a"]),
     ],
 )
@@ -202,13 +155,6 @@ async def test_options_of_merging(options: dict[str, Any], took: list[str]) -> N
         await rig.finish(0, *took)
         assert [rig.answer(name) for name in "abcd"] == [rig.expected()] * 4
         assert not rig.left_over()
-
-
-async def test_how_urgent_a_request_is_does_not_part_it_from_others() -> None:
-    async with Rig(FINAL) as rig:
-        await rig.ask("a", params={"extra_args": {"omni_class": "batch"}})
-        await rig.ask("b", params={"extra_args": {"omni_class": "realtime"}})
-        assert rig.replica(0).took == ["a"]
 
 
 async def test_with_async_chunks_who_shares_one_stage_shares_all() -> None:
@@ -237,33 +183,7 @@ async def test_with_async_chunks_nobody_joins_after_a_stage_has_ended() -> None:
         assert not rig.left_over()
 
 
-async def test_with_async_chunks_an_abort_reaches_all_stages() -> None:
-    async with Rig(FIRST, FINAL, async_chunk=True) as rig:
-        await rig.ask("a")
-        await rig.ask("b")
-        await rig.abort("a")
-        assert rig.replica(0).aborted == rig.replica(1).aborted == []
-        await rig.abort("b")
-        assert rig.replica(0).aborted == rig.replica(1).aborted == ["a"]
-        assert not rig.left_over()
-
-
 NARROW = StageSpec(final_output=True, edge=True, max_num_seqs=1)
-
-
-async def test_who_leads_in_the_place_of_one_that_waits_in_a_later_stage_gets_its_payload() -> None:
-    async with Rig(StageSpec(), NARROW) as rig:
-        await rig.ask("x", (9,))
-        await rig.finish(0, "x")
-        await rig.ask("a")
-        await rig.ask("b")
-        await rig.finish(0, "a")
-        await rig.abort("a")
-        await rig.finish(1, "x")
-        await rig.finish(1, "b")
-        assert rig.answer("b") == rig.expected()
-        assert not rig.left_over()
-        assert not rig.edges.lying
 
 
 async def test_the_payload_of_one_that_leaves_while_it_waits_is_taken_back() -> None:

@@ -7,8 +7,7 @@ import pytest
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import Rig, StageSpec, of
-from vllm_omni_sched.core.pipeline.load import ReplicaLoad
-from vllm_omni_sched.resource.pipeline.balance import CHOICES, CostBalancer
+from vllm_omni_sched.resource.pipeline.balance import CostBalancer
 
 pytestmark = [pytest.mark.omni, pytest.mark.asyncio]
 
@@ -36,22 +35,6 @@ async def test_what_a_dead_replica_had_is_not_looked_for_there() -> None:
         await rig.kill(0, 1)
         await rig.ask("b", (3,), params=of(user="u"))
         assert rig.replica_id(0, "b") == 0
-
-
-@pytest.mark.parametrize(
-    ("policy", "where"),
-    [("cost", [1, 1]), ("least-queue", [1, 0]), ("round-robin", [0, 1]), ("stock", [0, 1])],
-)
-async def test_each_policy_balances_in_its_own_way(policy: str, where: list[int]) -> None:
-    """By work, by requests, or by turns; one replica has a long request, and the other is through with a short one."""
-    async with Rig(TWO, balancing={"policy": policy}) as rig:
-        await rig.ask("long", (1,), params={"max_tokens": 1000})
-        await rig.ask("short", (2,), params={"max_tokens": 1})
-        assert [rig.replica_id(0, name) for name in ("long", "short")] == [0, 1]
-        await rig.finish(0, "short")
-        for i in range(2):
-            await rig.ask(f"{i}", (10 + i,), params={"max_tokens": 1})
-        assert [rig.replica_id(0, f"{i}") for i in range(2)] == where
 
 
 @pytest.mark.parametrize(("policy", "where"), [("cost", 1), ("least-queue", 0)])
@@ -93,74 +76,3 @@ async def test_a_session_does_not_go_where_nothing_comes_from() -> None:
         pool = rig.omni.stage_pools[0]
         pool.suspect(0)
         assert {pool.select_replica_id(f"{i}") for i in range(4)} == {1}
-
-
-MANY = StageSpec(replicas=60, final_output=True, max_num_seqs=2)
-
-
-@pytest.fixture
-def looked(monkeypatch: pytest.MonkeyPatch) -> list[ReplicaLoad]:
-    """Loads of replicas that were described for a decision."""
-    seen: list[ReplicaLoad] = []
-    theirs = ReplicaLoad.remaining_seconds
-    monkeypatch.setattr(ReplicaLoad, "remaining_seconds", lambda one, now: [seen.append(one), theirs(one, now)][1])
-    return seen
-
-
-@pytest.mark.parametrize("policy", ["cost", "least-queue"])
-async def test_of_many_replicas_a_few_are_looked_at_idle_ones_first(policy: str, looked: list[ReplicaLoad]) -> None:
-    async with Rig(
-        MANY,
-        balancing={"policy": policy},
-    ) as rig:
-        for i in range(60):
-            looked.clear()
-            await rig.ask(f"{i}", (i,))
-            assert len(looked) <= 2 * CHOICES
-        assert sorted(rig.replica_id(0, f"{i}") for i in range(60)) == list(range(60))
-        for i in range(60, 120):
-            looked.clear()
-            await rig.ask(f"{i}", (i,))
-            assert len(looked) <= 2 * CHOICES
-        assert len(rig.at(0)) == 120
-        assert max(len(one.load) for one in rig.omni.stage_pools[0].queue.stage.replicas.values()) == 2
-        looked.clear()
-        await rig.ask("waits", (1000,))
-        assert len(looked) <= 2 * CHOICES
-        assert "waits" in rig.omni.stage_pools[0].queue.waiting
-        await rig.finish(0, "23")
-        assert rig.replica_id(0, "waits") is not None
-        await rig.finish(0, *rig.at(0))
-        assert not rig.left_over()
-
-
-async def test_of_many_replicas_the_warm_one_is_looked_at() -> None:
-    async with Rig(MANY) as rig:
-        await rig.ask("a", (2,), params=of(user="u"))
-        where = rig.replica_id(0, "a")
-        await rig.finish(0, "a")
-        for i in range(5):
-            await rig.ask(f"b{i}", (3 + i,), params=of(user="u"))
-            assert rig.replica_id(0, f"b{i}") == where
-            await rig.finish(0, f"b{i}")
-
-
-async def test_of_many_replicas_those_that_hang_or_leave_get_nothing() -> None:
-    async with Rig(MANY) as rig:
-        pool = rig.omni.stage_pools[0]
-        pool.suspect(*range(20))
-        for index in range(40, 60):
-            pool.drain(index)
-        for i in range(30):
-            await rig.ask(f"{i}", (i,))
-        assert {rig.replica_id(0, f"{i}") for i in range(20)} == set(range(20, 40))
-        assert {rig.replica_id(0, f"{i}") for i in range(30)} == set(range(20, 40))
-
-
-async def test_a_session_of_a_stage_with_many_replicas_is_balanced_too(looked: list[ReplicaLoad]) -> None:
-    async with Rig(MANY) as rig:
-        await rig.ask("x", (1,))
-        looked.clear()
-        await rig.ask("s", (2,), resumable=True)
-        assert rig.replica_id(0, "s") != rig.replica_id(0, "x")
-        assert len(looked) <= 2 * CHOICES

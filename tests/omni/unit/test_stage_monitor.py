@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("vllm_omni", reason="vLLM-Omni is not installed")
 
 from tests.support.omni_stages import FINAL, Rig, StageSpec
-from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.engine.metrics.files import EngineDirectory
 from vllm_omni_sched.logs import LOGGER
 from vllm_omni_sched.omni.stages.reports import report_reader
@@ -49,17 +48,6 @@ async def test_a_request_that_hangs_is_told_once_while_it_does(caplog: pytest.Lo
         assert "stage0 (0)" in told[0]
 
 
-async def test_and_again_when_it_happens_again() -> None:
-    async with Rig(FINAL, **anomaly()) as rig:
-        for i in range(2):
-            await rig.ask(f"{i}", (i,))
-            await rig.tick(11.0)
-            await rig.tick(2.0)
-            await rig.finish(0, f"{i}")
-            await rig.tick(2.0)
-        assert counted(rig) == {"stage_timeout": 2}
-
-
 async def test_a_queue_that_stands_is_stuck() -> None:
     async with Rig(StageSpec(final_output=True, max_num_seqs=1), **anomaly()) as rig:
         for i in range(2):
@@ -69,38 +57,11 @@ async def test_a_queue_that_stands_is_stuck() -> None:
         assert counted(rig) == {"stage_timeout": 1, "stuck_queue": 1}
 
 
-async def test_a_queue_that_moves_is_not_stuck() -> None:
-    async with Rig(StageSpec(final_output=True, max_num_seqs=1), **anomaly()) as rig:
-        for i in range(5):
-            await rig.ask(f"{i}", (i,))
-        for i in range(5):
-            await rig.tick(6.0)
-            await rig.finish(0, f"{i}")
-        assert counted(rig) == {}
-
-
-async def test_an_aborted_request_hangs_no_more() -> None:
-    async with Rig(FINAL, **anomaly()) as rig:
-        await rig.ask("a")
-        await rig.abort("a")
-        await rig.tick(20.0)
-        await rig.tick(20.0)
-        assert counted(rig) == {}
-
-
 async def test_switched_off_nothing_is_looked_for() -> None:
     async with Rig(FINAL, **anomaly(enabled=False)) as rig:
         await rig.ask("a")
         await rig.tick(20.0)
         assert counted(rig) == {}
-
-
-async def test_it_looks_no_more_often_than_it_should() -> None:
-    async with Rig(FINAL, **anomaly(interval_seconds=5.0)) as rig:
-        await rig.ask("a")
-        assert rig.driver.handle(e.Check(), 1008.0) == []
-        assert rig.driver.handle(e.Check(), 1012.0) == []  # it is late, and not looked at
-        assert [one.stage_id for one in rig.driver.handle(e.Check(), 1013.0)] == [0]
 
 
 @pytest.fixture

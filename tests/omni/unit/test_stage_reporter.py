@@ -51,16 +51,6 @@ class Kept:
         return self.get(from_stage, to_stage, get_key, metadata)
 
 
-class Broken(Kept):
-    """It raises."""
-
-    def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, None]:
-        raise RuntimeError("closed")
-
-    def get(self, from_stage: str, to_stage: str, get_key: str, metadata: Any = None) -> tuple[Any, int] | None:
-        raise RuntimeError("corrupt")
-
-
 def page(report: StageReporter) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(report.page())
     return found
@@ -94,44 +84,6 @@ def test_a_put_that_is_refused_has_failed_and_a_look_that_finds_nothing_has_not(
         assert connector.get("0", "1", "b") is None
     connector.get("0", "1", "a")
     assert failures(report) == {"0>1 put": 2, "0>1 get": 0}
-
-
-def test_a_get_whose_deadline_has_passed_has_failed_once() -> None:
-    report, connector = StageReporter(), Kept()
-    connector.__class__ = stage.counting(Kept, report)
-    connector.put("0", "1", "a", b"12")
-    never, past = stage.monotonic_seconds() + 3600, stage.monotonic_seconds()
-    assert connector.get_with_deadline("0", "1", "b", deadline=never) is None
-    assert connector.get_with_deadline("0", "1", "a", {}, deadline=past) == (b"12", 2)
-    assert failures(report) == {"0>1 put": 0, "0>1 get": 0}
-    for key in ("b", "b", "c"):
-        assert connector.get_with_deadline("0", "1", key, deadline=past) is None
-    assert failures(report) == {"0>1 put": 0, "0>1 get": 2}
-    assert page(report)["edges"]["0>1 get"][:2] == [1, 2]
-
-
-def test_what_raises_has_failed_and_raises_still() -> None:
-    report, connector = StageReporter(), Broken()
-    connector.__class__ = stage.counting(Broken, report)
-    for key in ("a", "a", "b"):
-        with pytest.raises(RuntimeError, match="closed"):
-            connector.put("0", "1", key, b"")
-        with pytest.raises(RuntimeError, match="corrupt"):
-            connector.get("0", "1", key)
-        with pytest.raises(RuntimeError, match="corrupt"):
-            connector.get_with_deadline("0", "1", key, deadline=0.0)
-    assert failures(report) == {"0>1 put": 3, "0>1 get": 2}, "who waits for a message asks for it again"
-
-
-def test_only_the_first_look_into_a_cache_counts() -> None:
-    report = StageReporter()
-    report.looked_up("prefix", "a", 30, 40)
-    report.looked_up("prefix", "a", 40, 40)
-    report.looked_up("encoder", "a", 0, 1)
-    assert page(report)["caches"] == {"prefix": [30, 40], "encoder": [0, 1]}
-    for i in range(stage.REMEMBERED + 1):
-        report.looked_up("encoder", i, 0, 1)
-    assert len(report._seen) == stage.REMEMBERED
 
 
 def test_a_report_names_its_process_and_those_it_descends_from() -> None:

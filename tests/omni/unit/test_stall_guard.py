@@ -50,18 +50,6 @@ async def test_one_that_streams_does_not_however_long_it_takes(kind: object) -> 
         assert not given_up(rig, 0)
 
 
-async def test_one_that_waits_behind_others_does_not() -> None:
-    async with Rig(StageSpec(final_output=True, max_num_seqs=1), **DEADLINE) as rig:
-        await rig.ask("a", LONG, params={"max_tokens": 64})
-        await rig.ask("b", (1,))
-        for _ in LONG[1:]:
-            await rig.tick(90.0)
-            await rig.step(0, "a")
-        await rig.finish(0, "a")
-        await rig.finish(0, "b")
-        assert rig.answer("b") == rig.expected((1,))
-
-
 async def test_a_stage_that_is_fed_piece_by_piece_makes_progress_with_the_one_before() -> None:
     async with Rig(FIRST, LAST, async_chunk=True, **DEADLINE) as rig:
         await rig.ask("a", LONG, params={"max_tokens": 64})
@@ -89,10 +77,3 @@ async def test_a_session_waits_for_its_client() -> None:
         await rig.ask("s", resumable=True)
         await rig.tick(1000.0)
         assert not rig.told("s")
-
-
-async def test_without_the_option_nothing_fails() -> None:
-    async with Rig(FINAL, runtime={"stall_seconds": None}) as rig:
-        await rig.ask("a")
-        await rig.tick(1e6)
-        assert not rig.told("a")

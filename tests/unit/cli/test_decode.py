@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +15,7 @@ from typer.testing import CliRunner
 from tests.support.nvcodec import indexed, plain, video
 from vllm_omni_sched.cli import app
 from vllm_omni_sched.cli.decode import contact_sheet, frame_choice
-from vllm_omni_sched.cli.decode.view import clock_time, screen
-from vllm_omni_sched.video.facts import Order, SequenceReason, VideoIndex
+from vllm_omni_sched.video.facts import VideoIndex
 from vllm_omni_sched.video.results import DecodedVideo, Report
 
 pytestmark = pytest.mark.once  # nothing here reaches vLLM
@@ -109,22 +107,6 @@ def test_what_goes_wrong_is_one_line(
     assert says in complaint
 
 
-def test_a_sheet_that_cannot_be_written_is_one_line(clip: Path, tmp_path: Path) -> None:
-    for name in ("sheet.what", "none/sheet.png"):
-        status, _, complaint = run(clip, "--frames", 1, "--decoders", 1, "--contact-sheet", tmp_path / name)
-        assert status == 2
-        assert "--contact-sheet" in complaint
-
-
-@pytest.mark.parametrize(("module", "name"), [("av", "PyAV"), ("PIL", "Pillow")])
-def test_what_is_not_installed_is_named(clip: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
-    there = importlib.util.find_spec
-    monkeypatch.setattr("vllm_omni_sched.cli.decode.find_spec", lambda n: None if n == module else there(n))
-    status, _, complaint = run(clip, "--contact-sheet", "sheet.png")
-    assert status == 2
-    assert complaint == f"vllm-omni-sched decode: {name} is not installed: pip install av pillow"
-
-
 def test_rules_choose_frames_by_number_and_by_time() -> None:
     index = index_of()
     assert frame_choice.uniform(4)(index) == [0, 15, 31, 47]
@@ -133,69 +115,6 @@ def test_rules_choose_frames_by_number_and_by_time() -> None:
     assert frame_choice.per_second(10)(index) == list(range(0, 48, 3))
     assert frame_choice.per_second(1000)(index) == list(range(47))  # its last tick comes before frame 47
     assert frame_choice.gop_starts(index) == [0, 16, 32]
-
-
-def test_without_pts_times_are_those_of_the_mean_rate() -> None:
-    index = index_of(order=Order.SEQUENCE, why_sequence=SequenceReason.NO_PTS, fps=24.0)
-    assert frame_choice.frame_times(index)[24] == 1.0
-    assert frame_choice.gop_starts(index) == []
-    assert frame_choice.per_second(2)(index) == [0, 12, 24, 36]
-
-
-def shown(decoded: DecodedVideo) -> str:
-    from rich.console import Console
-
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - ends with the console
-    console.print(screen("clip.mp4", decoded, 0.25))
-    console.file.close()
-    return console.export_text()
-
-
-def test_what_is_unusual_is_shown() -> None:
-    index = index_of(order=Order.SEQUENCE, why_sequence=SequenceReason.NO_START, rotation=90, notes=("odd",))
-    said = shown(result(index, [], fallbacks=("busy", "codec", "busy")))
-    assert "turned by 90°" in said
-    assert "decoded in sequence: no_start" in said
-    assert "busy ×2, codec ×1" in said
-    assert "wanted     none" in said
-    assert "odd" in said
-
-
-def test_long_lists_are_cut_short() -> None:
-    said = shown(result(index_of(), list(range(40))))
-    assert "40: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, … 39" in said
-    assert "20% of them used; 3 pieces" in said
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "00:00.000"), (61.0334, "01:01.033"), (59.9996, "01:00.000"), (3661.5, "1:01:01.500")]
-)
-def test_times_read_like_a_clock(seconds: float, text: str) -> None:
-    assert clock_time(seconds) == text
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 8, 32, 100])
-@pytest.mark.parametrize(("width", "height"), [(1280, 720), (720, 1280), (64, 48)])
-def test_a_sheet_is_a_grid_without_empty_rows(count: int, width: int, height: int) -> None:
-    grid = contact_sheet.layout(count, width, height)
-    assert grid.columns * (grid.rows - 1) < count <= grid.columns * grid.rows
-    assert grid.columns * grid.width <= 1600
-    assert grid.height / grid.width == pytest.approx(height / width, rel=0.02)
-
-
-def test_rows_are_full_where_that_is_near() -> None:
-    assert contact_sheet.layout(16, 960, 400)[:2] == (4, 4)
-    assert contact_sheet.layout(32, 1280, 720)[:2] == (5, 7)
-    assert contact_sheet.layout(7, 48, 96)[:2] == (5, 2)
-
-
-def test_a_sheet_of_many_frames_shows_some_and_says_so(tmp_path: Path) -> None:
-    sheet = tmp_path / "sheet.png"
-    contact_sheet.write_sheet(sheet, "a name " * 60, result(index_of(), list(range(120))))
-    grid = contact_sheet.layout(contact_sheet.MAX_CELLS, 64, 48)
-    with Image.open(sheet) as picture:
-        assert picture.width <= 1600
-        assert picture.height >= grid.rows * grid.height
 
 
 def audio_only() -> bytes:

@@ -1,7 +1,6 @@
 """`vllm-omni-sched doctor`: what it finds, what it says, and with which status it ends."""
 
 import json
-import subprocess
 import sys
 from importlib import metadata
 
@@ -10,18 +9,13 @@ from typer.testing import CliRunner
 
 from dev.child_process import ChildProcess
 from tests.engine.harness.processes import ENVIRONMENT
-from tests.support.nvml import FakeNvml
 from tests.support.warm import WarmPopen
-from vllm_omni_sched import __version__, compat
+from vllm_omni_sched import compat
 from vllm_omni_sched.cli import app, diagnosis
 from vllm_omni_sched.compat import SUPPORTED_VERSIONS, Probe, features, modules, versions
 from vllm_omni_sched.config.load import written
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.engine import checks  # before entry points are replaced, which torch reads
-from vllm_omni_sched.engine.metrics.nvml import NvmlDevices
-from vllm_omni_sched.video import sandbox
-from vllm_omni_sched.video.pool.kinds import NVDEC, DecoderKind, cpu_kind
-from vllm_omni_sched.video.sandbox.seccomp import Profile
 
 SYMBOL = "vllm.v1.core.sched.scheduler.Scheduler.schedule"
 
@@ -120,52 +114,6 @@ def test_what_would_stop_the_engine_is_said_with_status_1(healthy, spoil, argume
     assert run("--json", *arguments)[0] == 1
 
 
-def test_the_parts_of_video_decoding_are_shown(healthy):
-    healthy.setattr(sandbox, "missing", lambda: (sandbox.Part.LANDLOCK,))
-    status, said = run("--additional-config", '{"omni_sched": {"video": {"decoders": 3, "nvdec": "off"}}}')
-    assert status == 0
-    assert "✓ decoders, pyav 3 processes" in said
-    assert "✓ seccomp decoder processes are confined by it" in said
-    assert "– landlock not on this system: decoder processes could read files that this user can" in said
-
-
-@pytest.mark.parametrize(
-    ("engines", "options", "says"),
-    [
-        ((), {}, "– frames on a GPU 'video.device_bytes' is 0"),
-        ((), {"device_bytes": 1 << 30}, "– frames on a GPU no GPU decodes videos here: PyNvVideoCodec"),
-        ((0, 0), {"device_bytes": 1 << 30}, "✓ frames on a GPU 1,073,741,824 bytes for them, in an encode-only"),
-    ],
-    ids=["off", "no engines", "on"],
-)
-def test_whether_frames_stay_on_a_gpu_is_shown(healthy, engines, options, says):
-    pytest.importorskip("av")
-    cards = DecoderKind(NVDEC, "", Profile.DEVICE, engines)
-    healthy.setattr(diagnosis, "decoder_kinds", lambda options: (cards, cpu_kind(options)) if engines else ())
-    config = {"video": {"nvdec": "auto", **options}}
-    status, said = run("--additional-config", json.dumps({"omni_sched": config}))
-    assert status == 0
-    assert says in said
-    config["preprocess"] = {"processes": 2}
-    status, said = run("--additional-config", json.dumps({"omni_sched": config}))
-    assert status == 0
-    assert ("– frames on a GPU 'preprocess.processes' is not 0" if engines else says) in said
-
-
-def test_devices_are_shown_or_why_their_metrics_are_absent(healthy):
-    healthy.setattr(diagnosis, "NvmlDevices", lambda: NvmlDevices(FakeNvml, {"CUDA_VISIBLE_DEVICES": "1"}))
-    status, said = run()
-    assert status == 0
-    assert "✓ GPU 1 NVIDIA H100, 80.0 GiB" in said
-    assert "GPU 0" not in said
-    healthy.setattr(diagnosis, "NvmlDevices", lambda: NvmlDevices(lambda: None, {}))
-    status, said = run()
-    assert status == 0
-    assert "– metrics of devices NVML is not installed: pip install nvidia-ml-py" in said
-    findings = json.loads(run("--json")[1])
-    assert [device["active"] for device in findings["devices"]] == [False]
-
-
 class Blocked:
     """A finder in front of all others that lets a module not be imported."""
 
@@ -198,21 +146,10 @@ def test_without_pyav_nothing_that_needs_it_is_ticked(healthy, error, says):
     assert "– decoders, pyav they need PyAV" in said
 
 
-def test_without_pyav_no_frames_stay_on_a_gpu(healthy):
-    without(healthy, "av", ModuleNotFoundError("No module named 'av'", name="av"))
-    healthy.setattr(diagnosis, "decoder_kinds", lambda _: (DecoderKind(NVDEC, "", Profile.DEVICE, (0,)),))
-    config = {"video": {"nvdec": "on", "device_bytes": 1 << 30}}
-    assert "– frames on a GPU they need PyAV" in run("--additional-config", json.dumps({"omni_sched": config}))[1]
-
-
 def test_a_wrong_option_of_the_preprocessing_pool_is_a_problem(healthy):
     status, said = run("--additional-config", '{"omni_sched": {"preprocess": {"processes": -1}}}')
     assert status == 1
     assert "preprocess.processes" in said
-
-
-def test_pyav_is_ticked_with_the_version_that_was_imported(healthy):
-    assert f"✓ PyAV {pytest.importorskip('av').__version__}" in run()[1]
 
 
 def test_options_are_shown_with_where_they_come_from(healthy):
@@ -237,36 +174,6 @@ def test_options_that_a_profile_sets_are_shown_as_such(healthy):
     assert "profile chat given" in said
 
 
-def test_options_of_which_one_is_wrong_are_not_shown(healthy):
-    assert json.loads(run("--json", "--additional-config", UNKNOWN_OPTION)[1])["options"] == []
-
-
-def test_a_key_that_is_nearly_ours_is_a_problem(healthy):
-    status, said = run("--additional-config", '{"omnisched": {"waiting_order": "sla"}}')
-    assert status == 1
-    assert "the unknown key 'omnisched'; did you mean 'omni_sched'?" in said
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("command", [["-m", "vllm_omni_sched"], ["-c", "from vllm_omni_sched.cli import app; app()"]])
-def test_the_version_is_told(command):
-    result = subprocess.run([sys.executable, *command, "--version"], capture_output=True, text=True, check=True)
-    assert result.stdout == f"vllm-omni-sched {__version__}\n"
-
-
-@pytest.mark.once
-def test_the_module_is_the_command():
-    result = subprocess.run(
-        [sys.executable, "-m", "vllm_omni_sched", "decode", "--help"], capture_output=True, text=True, check=True
-    )
-    assert "Usage: vllm-omni-sched decode" in result.stdout
-
-
-def test_an_allow_list_that_names_us_is_no_problem(healthy):
-    healthy.setenv("VLLM_PLUGINS", "other,omni_sched")
-    assert run()[0] == 0
-
-
 def test_additional_config_that_is_not_json_is_a_usage_error(healthy):
     result = CliRunner().invoke(app, ["doctor", "--additional-config", "{"])
     assert result.exit_code == 2
@@ -279,17 +186,6 @@ def test_a_name_alone_as_additional_config_is_answered_with_how_to_write_it(heal
     result = CliRunner().invoke(app, ["doctor", "--additional-config", name])
     assert result.exit_code == 2
     assert f"""write it as '{{"omni_sched": "{name}"}}'""" in result.stderr
-
-
-def test_lines_are_whole_where_the_output_is_no_terminal(healthy, monkeypatch):
-    reason = " ".join(["operator torchvision::nms does not exist"] * 5)
-
-    def broken(name):
-        raise RuntimeError(reason)
-
-    monkeypatch.delenv("COLUMNS", raising=False)
-    monkeypatch.setattr(diagnosis, "import_module", broken)
-    assert f"RuntimeError: {reason}" in CliRunner().invoke(app, ["doctor"]).stdout
 
 
 def test_without_vllm_it_says_so(monkeypatch):

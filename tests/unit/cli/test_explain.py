@@ -66,86 +66,11 @@ def test_the_id_that_clients_know_finds_that_of_the_engine(tmp_path: Path, engin
     assert run("r", path)[0] == (0 if found else 1)
 
 
-def test_all_completions_of_a_request_are_told(tmp_path: Path) -> None:
-    path = tmp_path / "history.jsonl"
-    path.write_bytes(b"".join(line_of(HistoryLine(1.0, "entered", f"{n}_r-ab", "batch")) for n in range(2)))
-    status, out, _ = run("r", path)
-    assert status == 0
-    assert [line.split(",")[0] for line in out.splitlines() if "_r-ab" in line] == ["0_r-ab", "1_r-ab"]
-
-
 def test_an_unknown_request_is_an_error_that_names_others(history: Path) -> None:
     status, out, error = run("nobody", history)
     assert (status, out) == (1, "")
     assert "has no lines of request 'nobody'; the nearest ones are 8, 7, 6, 5, 4" in error
     assert len(error.splitlines()) == 1
-
-
-IDS = (
-    "chatcmpl-9f2c559d5b927f20-11111111",
-    "0_chatcmpl-9f3a0c-aa000000",
-    "1_chatcmpl-9f3a0c-bb000000",
-    "cmpl-77-0-0a0b0c0d",
-)
-
-
-@pytest.fixture
-def several(tmp_path: Path) -> Path:
-    path = tmp_path / "history.jsonl"
-    path.write_bytes(b"".join(line_of(HistoryLine(1.0, "entered", one, "batch")) for one in IDS))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("asked", "found"),
-    [
-        ("chatcmpl-9f2c", [0]),
-        ("chatcmpl-9f2c559d5b927f20", [0]),
-        ("9f2c559d5b927f20", [0]),
-        ("9f2", [0]),
-        ("9f3", [1, 2]),  # the completions of one request
-        ("0_chatcmpl-9f3", [1]),
-        (IDS[2], [2]),
-        ("cmpl", [3]),
-        ("77-0", [3]),
-    ],
-)
-def test_the_beginning_of_an_id_is_enough_where_only_one_has_it(several: Path, asked: str, found: list[int]) -> None:
-    status, out, error = run(asked, several, "--json")
-    assert (status, error) == (0, "")
-    assert [json.loads(line)["request_id"] for line in out.splitlines()] == [IDS[one] for one in found]
-
-
-def test_the_beginning_of_several_ids_is_an_error_that_names_them(several: Path) -> None:
-    status, out, error = run("chatcmpl-9", several)
-    assert (status, out) == (1, "")
-    assert (
-        "'chatcmpl-9' is the beginning of several ids: chatcmpl-9f2c559d5b927f20, chatcmpl-9f3a0c; give more" in error
-    )
-
-
-def test_of_many_ids_some_are_named_and_the_rest_counted(tmp_path: Path) -> None:
-    path = tmp_path / "history.jsonl"
-    path.write_bytes(b"".join(line_of(HistoryLine(1.0, "entered", f"cmpl-{n:03}", "batch")) for n in range(7)))
-    assert "several ids: cmpl-000, cmpl-001, cmpl-002, cmpl-003, cmpl-004 and 2 more; give" in run("cmpl-0", path)[2]
-
-
-@pytest.mark.parametrize(
-    ("asked", "first"),
-    [
-        ("chatcmpl-9f3b0c", "chatcmpl-9f3a0c"),
-        ("9f2c559d5b927f2f", "chatcmpl-9f2c559d5b927f20"),
-        ("xx-77-0", "cmpl-77-0"),
-    ],
-)
-def test_an_unknown_id_is_answered_with_the_nearest(several: Path, asked: str, first: str) -> None:
-    assert f"the nearest ones are {first}, " in run(asked, several)[2]
-
-
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    status, _, error = run("r", tmp_path / "nothing")
-    assert status == 1
-    assert "cannot be read: No such file or directory" in error
 
 
 def test_a_file_that_is_no_history_is_an_error_that_says_which_one_is(tmp_path: Path) -> None:
@@ -167,20 +92,3 @@ def test_skipped_lines_are_counted_also_where_the_request_is_not_found(history: 
     status, _, error = run("nobody", history)
     assert status == 1
     assert "; skipped lines that are none of a history: 1" in error
-
-
-def test_lines_of_something_else_are_skipped_and_counted(history: Path) -> None:
-    with history.open("ab") as file:
-        file.write(b"nonsense\n\xff\n")
-    status, _, error = run("chatcmpl-1", history)
-    assert status == 0
-    assert "2 lines are none of a history, and were skipped" in error
-
-
-def test_what_happened_is_whole_and_has_its_brackets_where_the_output_is_no_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    path, name = tmp_path / "history.jsonl", "[red]" + "a" * 200
-    path.write_bytes(line_of(HistoryLine(1.0, "entered", "r", name)))
-    assert f"as a request of the class {name}." in run("r", path)[1]

@@ -82,12 +82,6 @@ def test_lines_that_are_no_entries_are_skipped_and_counted(journal: Path) -> Non
     assert "2 lines are no entries, and were skipped" in errors
 
 
-def test_nothing_is_told_of_an_empty_journal(tmp_path: Path) -> None:
-    path = tmp_path / "faults.jsonl"
-    path.touch()
-    assert run(path)[1][-1] == "no entries"
-
-
 def test_a_file_that_is_no_journal_is_an_error_that_says_which_one_is(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text('{"at": 1.0, "transition": "entered"}\nnonsense\n')
@@ -109,11 +103,3 @@ def test_what_cannot_be_is_an_error(tmp_path: Path, journal: Path) -> None:
     status, _, errors = run(journal, "--stage", "talkr")
     assert status == 0
     assert "no entries of stage 'talkr'; there are entries of talker, thinker, vocoder" in errors
-
-
-def test_the_table_is_whole_where_the_output_is_no_terminal(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS")
-    cause = " ".join(["the process ended by itself"] * 8)
-    journal.write_bytes(line_of(Fault(NOW - 1, "failed", 2, "vocoder", requests=1, request_id="x", cause=cause)))
-    _, said, _ = run(journal)
-    assert any(cause in line for line in said)

@@ -13,12 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.unit.monitor.test_server_page import VLLM, metrics
-from vllm_omni_sched.bounded_log import last_lines_of
 from vllm_omni_sched.cli import app
 from vllm_omni_sched.cli import top as module
-from vllm_omni_sched.cli.top import SHOWN_DECISIONS, page_url
+from vllm_omni_sched.cli.top import SHOWN_DECISIONS
 from vllm_omni_sched.core.engine.history_lines import HistoryLine, line_of
-from vllm_omni_sched.monitor.counts import CLASSES
 from vllm_omni_sched.monitor.exposition import render
 
 pytestmark = pytest.mark.once  # nothing here reaches vLLM
@@ -115,18 +113,6 @@ def test_once_prints_one_frame_with_what_happened_since_the_start(
     assert "stage" not in said
 
 
-@pytest.mark.parametrize("counted", [{}, dict.fromkeys(CLASSES, 0)], ids=["not counted", "none waits"])
-def test_a_class_of_which_none_waits_is_not_shown(counted: dict[str, int]) -> None:
-    counts = metrics()
-    counts.waiting_requests = counted
-    with Pages(VLLM + render(counts).decode()) as server:
-        _, out, _ = run(server.url, "--once")
-        (frame,) = map(json.loads, run(server.url, "--once", "--json")[1].splitlines())
-    assert "\nwaiting " in out
-    assert "waiting by class" not in out
-    assert frame["requests"]["waiting_by_class"] == counted
-
-
 def test_json_has_the_values_of_the_frame() -> None:
     with Pages(text()) as server:
         status, out, _ = run(server.url, "--once", "--json")
@@ -138,20 +124,6 @@ def test_json_has_the_values_of_the_frame() -> None:
     assert frame["requests"]["waiting_by_class"] == {"realtime": 0, "interactive": 1, "batch": 3}
     assert frame["slo"]["interactive"]["fraction"] == 0.9
     assert frame["encoder_cache"]["hit_rate"] == 0.75
-
-
-def test_later_frames_count_what_happened_within_the_window(sleeps: list[float]) -> None:
-    with Pages(text(1), text(2), text(4)) as server:
-        status, out, _ = run(server.url, "--json", "--interval", 10, "--window", 15)
-    frames = [json.loads(line) for line in out.splitlines()]
-    assert (status, sleeps) == (0, [10, 10, 10])
-    assert [(frame["seconds"], frame["steps"]) for frame in frames] == [(None, 100), (10, 100), (20, 300)]
-
-
-def test_a_page_that_is_older_than_the_window_is_forgotten(sleeps: list[float]) -> None:
-    with Pages(text(1), text(2), text(4)) as server:
-        _, out, _ = run(server.url, "--json", "--interval", 10, "--window", 10)
-    assert [json.loads(line)["steps"] for line in out.splitlines()] == [100, 100, 200]
 
 
 def test_counts_begin_again_with_a_server_that_has_restarted(sleeps: list[float]) -> None:
@@ -168,17 +140,6 @@ def test_the_live_view_goes_on_while_the_server_does_not_answer(sleeps: list[flo
     assert "as it was before: http://127.0.0.1:" in out
     assert "answers with HTTP status 503" in out
     assert "100 steps in the last 4 s" in re.sub(r" +", " ", out)
-
-
-def test_on_a_terminal_frames_are_drawn_in_place(sleeps: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    with Pages(text(1), text(2)) as server:
-        status, out, _ = run(server.url)
-    assert status == 0
-    assert out.startswith("\x1b[?1049h")  # another screen, which is left in the end
-    assert out.rstrip().endswith(("\x1b[?1049l", "\x1b[?25h"))
-    assert "steps in the last 2 s" in out
 
 
 @pytest.mark.parametrize(
@@ -223,36 +184,6 @@ def test_the_latest_decisions_are_those_of_the_history(tmp_path: Path) -> None:
     assert "r19 It was taken from the queue, because it had waited for max_wait_seconds." in said[-2]
 
 
-def test_only_the_end_of_a_history_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "history.jsonl"
-    path.with_name("history.jsonl.1").write_bytes(b"aaaa\nbbbb\n")
-    path.write_bytes(b"cccc\n\ndddd\n")
-    lines = {most: last_lines_of(path, most) for most in (5, 7, 11, 16, 20, 21, 100)}
-    assert lines == {
-        5: [],  # a part of a line, or a whole one that cannot be told from it
-        7: [b"dddd"],
-        11: [b"cccc", b"dddd"],
-        16: [b"cccc", b"dddd"],
-        20: [b"bbbb", b"cccc", b"dddd"],
-        21: [b"aaaa", b"bbbb", b"cccc", b"dddd"],
-        100: [b"aaaa", b"bbbb", b"cccc", b"dddd"],
-    }
-
-
-def test_a_history_without_decisions_is_said_and_one_that_is_none_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "history.jsonl"
-    with Pages(text()) as server:
-        status, _, error = run(server.url, "--once", "--history", path)
-        assert (status, "No such file or directory" in error, "expert.history_path" in error) == (1, True, True)
-        path.write_bytes(line_of(HistoryLine(1.0, "entered", "r", "batch")))
-        status, out, _ = run(server.url, "--once", "--history", path)
-        assert (status, out.splitlines()[-1]) == (0, "The history has no decisions about requests yet.")
-        path.write_text("nonsense\n")
-        status, _, error = run(server.url, "--once", "--history", path)
-        assert status == 1
-        assert f"{path} is no history of requests" in error
-
-
 def test_a_server_that_is_not_there_is_an_error_of_one_line() -> None:
     with Pages(text()) as server:
         url = server.url
@@ -261,19 +192,6 @@ def test_a_server_that_is_not_there_is_an_error_of_one_line() -> None:
     assert "cannot be read: Connection refused; look whether the server runs" in error
     assert "--port" in error
     assert len(error.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("address", "url"),
-    [
-        ("localhost:8000", "http://localhost:8000/metrics"),
-        ("https://host/", "https://host/metrics"),
-        ("http://host:1/v1", "http://host:1/metrics"),
-        ("http://host:1/metrics", "http://host:1/metrics"),
-    ],
-)
-def test_addresses(address: str, url: str) -> None:
-    assert page_url(address) == url
 
 
 @pytest.mark.parametrize("address", ["ftp://host", "http://", ""])

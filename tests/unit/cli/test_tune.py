@@ -12,8 +12,8 @@ from vllm_omni_sched.config.load import load_config, read_options
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario.loader import load
-from vllm_omni_sched.sim.tune import evaluate as evaluations
-from vllm_omni_sched.sim.tune.search import Measured
+from vllm_omni_sched.sim.study import tune as evaluations
+from vllm_omni_sched.sim.study.search import Measured
 from vllm_omni_sched.sim.workloads.trace import FORMAT, VERSION, Exact, Header, write_trace
 
 pytestmark = pytest.mark.once  # nothing here reaches vLLM
@@ -48,7 +48,7 @@ QUICK = ("--trials", 3, "--seeds", 1, "--held-out", 3, "--quiet")
 
 
 def stub(monkeypatch, evaluate):
-    monkeypatch.setattr(evaluations, "on_trace", lambda *_: evaluate)
+    monkeypatch.setattr(evaluations, "on_scenario", lambda *_: evaluate)
 
 
 def test_a_quiet_server_is_told_that_nothing_helps(trace, tmp_path):
@@ -231,7 +231,7 @@ def test_a_trace_on_several_devices_is_tried_without_encode_ahead(trace, tmp_pat
         (("missing.jsonl",), "missing.jsonl"),
         (("missing.toml",), "missing.toml"),
         (("trace.jsonl", "--model", "qwen2.5-vl-8b"), "did you mean 'qwen2.5-vl-7b'?"),
-        (("trace.jsonl", "--device", "a100"), "unknown device 'a100'"),
+        (("trace.jsonl", "--device", "a100"), "there is no device 'a100'; did you mean"),
         (("trace.jsonl", "--ttft", "0"), "--ttft must be positive, got 0"),
         (("trace.jsonl", "--itl", "-1"), "--itl must be positive, got -1"),
         (("trace.jsonl", "--scale", "nan"), "--scale must be positive, got nan"),

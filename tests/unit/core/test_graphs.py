@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.support.graphs import DIAMOND, FORK, Branching
-from vllm_omni_sched.core.pipeline import events as e
 
 pytestmark = pytest.mark.usefixtures("validated_core")
 
@@ -59,17 +58,6 @@ def test_after_a_death_only_what_is_lost_runs_again():
     assert one.starts == {("a", 0): 2, ("a", 1): 1, ("a", 2): 2, ("a", 3): 2}
 
 
-def test_with_its_inputs_interrupted_work_starts_where_it_was():
-    one = Branching(DIAMOND, replicas=2)
-    one.come("a")
-    for stage in (0, 1, 2):
-        one.finish("a", stage)
-    one.kill(3, one.core.stages[3].running["a"].replica_id)
-    assert one.running() == [("a", 3)]
-    one.finish_all()
-    assert one.starts == {("a", 0): 1, ("a", 1): 1, ("a", 2): 1, ("a", 3): 2}
-
-
 def test_a_death_in_one_branch_does_not_disturb_the_other():
     one = Branching(FORK, replicas=2)
     one.come("a")
@@ -81,37 +69,6 @@ def test_a_death_in_one_branch_does_not_disturb_the_other():
     one.finish_all()
     assert one.ended == {"a": "done"}
     assert one.outputs["a"] == {0: 2, 1: 1, 2: 1}
-
-
-def test_both_branches_lose_their_input_and_the_source_runs_once_for_both():
-    one = Branching(FORK)
-    one.come("a")
-    one.finish("a", 0)
-    one.tell(e.ReplicaDown(0, 0))
-    one.tell(e.ReplicaDied(0, 0, "killed"))
-    for stage in (1, 2):
-        one.recall("a", stage, 0)
-    one.tell(e.DeathExamined(0, 0, "killed"))
-    assert one.running() == []
-    one.revive()
-    assert one.running() == [("a", 0)]
-    one.finish_all()
-    assert one.ended == {"a": "done"}
-    assert one.starts == {("a", 0): 2, ("a", 1): 2, ("a", 2): 2}
-
-
-def test_a_source_that_was_sent_for_one_branch_runs_once_more_for_the_other():
-    one = Branching(FORK, replicas=2)
-    one.come("a")
-    one.finish("a", 0)
-    for stage in (1, 2):
-        one.recall("a", stage, 0)
-    assert one.running() == [("a", 0)]
-    one.finish("a", 0)
-    assert one.running() == [("a", 0), ("a", 1)]
-    one.finish_all()
-    assert one.ended == {"a": "done"}
-    assert one.starts == {("a", 0): 3, ("a", 1): 2, ("a", 2): 2}
 
 
 def test_a_request_that_dies_too_often_is_given_up():
@@ -136,46 +93,6 @@ def test_an_error_fails_the_request_or_only_the_output(options, ended):
     one.finish_all()
     assert one.ended == {"a": "done" if options else ended}
     assert one.outputs["a"] == ({0: 1, 2: 1} if options else {0: 1})
-
-
-def test_what_waits_for_a_failed_stage_is_stopped():
-    one = Branching(DIAMOND, {1}, **ONLY_OUTPUT)
-    one.come("a", [3])
-    one.finish("a", 0)
-    one.error("a", 2)
-    assert one.running() == []
-    assert one.ended == {"a": "failed"}
-
-
-def test_the_last_output_fails_after_others_have_come():
-    one = Branching(FORK, **ONLY_OUTPUT)
-    one.come("a")
-    one.finish("a", 0)
-    one.finish("a", 1)
-    one.error("a", 2)
-    assert one.ended == {"a": "partly"}
-
-
-def test_credits_of_stages_that_are_stopped_are_given_back():
-    runtime = {**ONLY_OUTPUT["runtime"], **CREDITS}
-    one = Branching({0: (), 1: (0,), 2: (0,), 3: (2,)}, **ONLY_OUTPUT | {"runtime": runtime})
-    one.come("a")
-    one.finish("a", 0)
-    one.error("a", 2)
-    credits = one.core.context.credits
-    assert credits is not None
-    assert [credits.free(str(stage)) for stage in range(4)] == [64, 63, 64, 64]
-
-
-def test_its_story_says_where_it_failed():
-    one = Branching(FORK, **ONLY_OUTPUT)
-    one.come("a")
-    one.finish("a", 0)
-    one.error("a", 1)
-    assert [line.partition("stage 1: ")[2] for line in one.core.story("a") if "fails" in line] == [
-        "a fails on replica 0",
-        "a fails with the outputs that need it",
-    ]
 
 
 # ---- chunks
@@ -219,25 +136,6 @@ def test_a_stage_that_reads_no_chunks_runs_again_alone():
     one.finish("a", 0)
     one.kill(2, one.core.stages[2].running["a"].replica_id)
     assert one.starts == {("a", 0): 1, ("a", 1): 1, ("a", 2): 2, ("a", 3): 1}
-
-
-def test_an_error_takes_along_the_stages_that_read_its_chunks():
-    one = Branching(SPEECH, chunked=READERS, runtime={"branch_errors": "output"})
-    one.come("a")
-    one.error("a", 1)
-    assert one.running() == [("a", 0)]
-    one.finish("a", 0)
-    one.finish("a", 2)
-    assert one.ended == {"a": "done"}
-    assert one.outputs["a"][3] == 0
-
-
-def test_a_request_whose_stages_were_stopped_fails_as_a_whole():
-    options = {"branch_errors": "output", "recovery": {"max_redispatches": 0}}
-    one = Branching(SPEECH, {0}, chunked=READERS, runtime=options)
-    one.come("a")
-    one.kill(3, 0)
-    assert one.ended == {"a": "failed"}
 
 
 def test_there_are_no_credits_where_stages_exchange_chunks():

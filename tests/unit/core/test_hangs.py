@@ -77,14 +77,6 @@ def steps(found: list[tuple[HangStep, int, int, float]]) -> list[HangStep]:
     return [step for step, *_ in found]
 
 
-def test_checks_are_an_interval_apart() -> None:  # rule 1
-    replicas = Replicas(interval_seconds=2.0)
-    assert replicas.hangs.is_due(0.0)
-    replicas.check()
-    assert not replicas.hangs.is_due(1.9)
-    assert replicas.hangs.is_due(2.0)
-
-
 @pytest.mark.parametrize(
     ("works", "hangs"),
     [
@@ -149,33 +141,6 @@ def test_one_that_uses_a_twentieth_of_a_processor_or_of_which_that_is_unknown_co
     assert steps(found) == [SUSPECT] * hangs
 
 
-def test_a_first_reading_counts_as_computing() -> None:  # rule 5
-    replicas = Replicas()
-    replicas.after(2)  # the first reading is at 2
-    assert replicas.after(10) == []
-    assert replicas.after(1) == [(SUSPECT, 0, 0, 13.0)]
-
-
-def test_an_unknown_time_after_a_known_one_counts_as_computing() -> None:  # rule 5
-    replicas = Replicas()
-    replicas.after(12)
-    replicas.put(0, 0, used=None)
-    assert replicas.after(1) == [], "it would hang from now on"
-    replicas.put(0, 0, used=0.0)
-    assert replicas.after(11) == []
-    assert replicas.after(1) == [(SUSPECT, 0, 0, 25.0)], "the reading at 14 was a first one again"
-
-
-def test_a_reading_from_before_the_last_message_does_not_count() -> None:  # rule 5
-    replicas = Replicas()
-    replicas.after(9)
-    replicas.hangs.heard(0, 0, 9.0)
-    replicas.now = 9.5
-    replicas.check()  # silent for less than an interval
-    assert replicas.after(11) == []
-    assert replicas.after(1) == [(SUSPECT, 0, 0, 21.5)], "the reading at 10.5 was a first one"
-
-
 def test_the_silence_of_its_stage_decides() -> None:  # rule 6
     replicas = Replicas()
     replicas.hangs.silence.least_samples = 1
@@ -223,55 +188,12 @@ def test_one_that_no_longer_hangs_is_trusted_again(how: str) -> None:  # rule 8
     assert replicas.after(4) == [(TRUST, 0, 0, 15.0)]
 
 
-def test_one_that_hangs_again_has_all_its_time_again() -> None:  # rules 8 and 9
-    replicas = Replicas()
-    replicas.after(16)
-    replicas.hangs.heard(0, 0, 16.5)
-    found = replicas.after(30)
-    assert steps(found) == [TRUST, SUSPECT, KILL]
-    assert found[2][3] - found[1][3] == 5.0
-
-
 def test_one_that_still_hangs_is_killed_once() -> None:  # rule 9
     replicas = Replicas()
     assert replicas.after(17) == [(SUSPECT, 0, 0, 13.0)]
     replicas.now += 1.0
     assert replicas.check() == [HangAction(KILL, 0, 0, "thinker (0) replica 0", 5.0)]
     assert replicas.after(100) == []
-
-
-@pytest.mark.parametrize("how", ["sends", "has no work"])
-def test_one_that_was_killed_is_never_trusted(how: str) -> None:  # rule 9
-    replicas = Replicas()
-    assert steps(replicas.after(18)) == [SUSPECT, KILL]
-    if how == "sends":
-        replicas.hangs.heard(0, 0, 18.5)
-    else:
-        replicas.put(0, 0, works=())
-    assert replicas.after(5) == []
-    replicas.put(0, 0, works=(WORK,))
-    assert replicas.after(40) == []
-
-
-@pytest.mark.parametrize("seconds", [14, 18])
-@pytest.mark.parametrize("replaced", [False, True])
-def test_one_that_is_gone_or_replaced_is_forgotten(seconds: int, replaced: bool) -> None:  # rule 10
-    replicas = Replicas()
-    replicas.after(seconds)
-    if replaced:
-        replicas.put(0, 0, client="second")
-    else:
-        del replicas.present[0, 0]
-    assert replicas.after(3) == [(FORGET, 0, 0, seconds + 1.0)]
-    replicas.put(0, 0, client="third")
-    assert steps(replicas.after(30)) == [SUSPECT, KILL], "its successor starts afresh"
-
-
-def test_nothing_is_done_when_one_that_nobody_suspected_is_gone() -> None:  # rule 10
-    replicas = Replicas((0, 0), (0, 1))
-    replicas.after(5)
-    replicas.present.clear()
-    assert replicas.after(2) == []
 
 
 GRAPH = StageGraph.of([Stage(0, "thinker", StageKind.AR, (), final_output=True)])
@@ -284,81 +206,6 @@ def of(**options: Any) -> ReplicaHangs | None:
 @pytest.mark.parametrize("monitoring", [{"enabled": False}, {"anomaly": {"enabled": False}}])
 def test_it_is_absent_where_hangs_are_not_detected(monitoring: dict[str, Any]) -> None:
     assert of(monitoring=monitoring) is None
-
-
-@pytest.mark.parametrize(
-    ("recovery", "expected"),
-    [({"hang_seconds": 2.0}, [SUSPECT, KILL]), ({"hang_seconds": None}, [REPORT]), ({"enabled": False}, [REPORT])],
-)
-def test_options_say_what_follows(recovery: dict[str, Any], expected: list[HangStep]) -> None:
-    replicas = Replicas()
-    options = {"monitoring": {"anomaly": {"max_stage_seconds": 3.0}}, "runtime": {"recovery": recovery}}
-    hangs = of(**options)
-    assert hangs is not None
-    replicas.hangs = hangs
-    assert steps(replicas.after(20)) == expected
-
-
-EVENTS = st.lists(
-    st.tuples(
-        st.sampled_from(["nothing", "speaks", "computes", "idle", "works", "gone", "replaced"]),
-        st.integers(0, 1),
-        st.integers(1, 12),
-    ),
-    max_size=40,
-)
-
-
-@given(EVENTS, st.sampled_from([None, 1.0, 5.0]))
-def test_each_replica_takes_its_steps_in_order(events: list[tuple[str, int, int]], hang_seconds: float | None) -> None:
-    """A replica is killed once, after it was suspected for long enough; and one that speaks is trusted again."""
-    replicas = Replicas((0, 0), (1, 0), hang_seconds=hang_seconds)
-    state: dict[int, tuple[HangStep, float]] = {}  # the last step with each stage's replica while it is suspected
-    clients = 0
-    for event, stage_id, seconds in events:
-        known = (stage_id, 0) in replicas.present
-        match event:
-            case "speaks":
-                replicas.hangs.heard(stage_id, 0, replicas.now)
-            case "computes" if known:
-                replicas.put(stage_id, 0, used=replicas.present[stage_id, 0]["used"] + 100.0)
-            case "idle" | "works" if known:
-                replicas.put(stage_id, 0, works=(WORK,) if event == "works" else ())
-            case "gone":
-                replicas.present.pop((stage_id, 0), None)
-            case "replaced":
-                clients += 1
-                replicas.put(stage_id, 0, client=clients)
-            case _:
-                pass
-        for second in range(seconds):
-            spoke = event in ("speaks", "computes") and second == 0
-            found = replicas.after(1)
-            for step, of_stage, _, now in found:
-                before = state.pop(of_stage, None)
-                match step:
-                    case HangStep.REPORT:
-                        assert hang_seconds is None
-                        assert before is None
-                    case HangStep.SUSPECT:
-                        assert hang_seconds is not None
-                        assert before is None
-                        state[of_stage] = step, now
-                    case HangStep.KILL:
-                        assert hang_seconds is not None
-                        assert before is not None
-                        assert before[0] is SUSPECT
-                        assert now - before[1] >= hang_seconds
-                        state[of_stage] = step, now
-                    case HangStep.TRUST:
-                        assert before is not None
-                        assert before[0] is SUSPECT
-                    case HangStep.FORGET:
-                        assert before is not None
-            if spoke:
-                assert state.get(stage_id, (KILL,))[0] is KILL, "one that speaks or computes is suspected no longer"
-    replicas.present.clear()
-    assert {one for _, one, *_ in replicas.after(1)} == set(state), "every suspicion ends with its replica"
 
 
 @given(st.lists(st.integers(1, 9), max_size=30))

@@ -8,7 +8,6 @@ from tests.support.core import Line, started
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.core.pipeline.requests import StageWork, item_key
 from vllm_omni_sched.graph.stages import StageKind
-from vllm_omni_sched.resource.pipeline.balance import CHOICES, LOOK_AT_ALL
 from vllm_omni_sched.resource.pipeline.stage_cost import Features
 
 pytestmark = pytest.mark.usefixtures("validated_core")
@@ -36,14 +35,6 @@ def test_the_class_decides_who_is_next() -> None:
         line.submit(request)
     line.finish("first")
     assert line.tick() == ["fast@0"]
-
-
-def test_user_priority_decides_within_a_class() -> None:
-    line = Line(AR)
-    for name, priority in (("first", 0), ("later", 5), ("sooner", -5)):
-        line.come(name, priority=priority)
-    line.finish("first")
-    assert line.tick() == ["sooner@0"]
 
 
 @pytest.mark.parametrize(
@@ -102,19 +93,6 @@ def test_a_follower_waits_in_the_place_of_one_that_leaves_the_queue() -> None:
     assert line.tick() == ["b@0"]
 
 
-def test_a_held_request_lets_others_pass() -> None:
-    line = Line(AR)
-    line.come("first")
-    line.come("held")
-    line.come("other")
-    line.tell(e.Held(0, "held"))
-    line.finish("first")
-    assert line.tick() == ["other@0"]
-    line.tell(e.Resumed(0, "held"))
-    line.finish("other")
-    assert line.tick() == ["held@0"]
-
-
 def test_credits_of_the_next_stage_hold_a_request_back() -> None:
     line = Line(AR, AR, at_once=4, runtime={"credits": {"enabled": True, "capacity": 1}})
     a = line.arrive("a")
@@ -124,16 +102,6 @@ def test_credits_of_the_next_stage_hold_a_request_back() -> None:
     line.submit(a, 1)
     line.finish("a", 1)
     assert line.tick() == ["b@0"]
-
-
-def test_one_that_ends_in_an_earlier_stage_needs_no_credit_of_later_ones() -> None:
-    line = Line(AR, AR, at_once=4, runtime={"credits": {"enabled": True, "capacity": 1}})
-    a = line.arrive("a")
-    line.submit(a)
-    line.finish("a")
-    line.submit(a, 1)
-    assert line.come("long") == []
-    assert line.come("short", stages=1) == ["short@0"]
 
 
 def test_what_a_dead_replica_had_is_lost_and_what_it_never_got_waits_again() -> None:
@@ -151,35 +119,6 @@ def test_what_a_dead_replica_had_is_lost_and_what_it_never_got_waits_again() -> 
     assert line.tick() == ["b@0"]
 
 
-def test_replicas_that_drain_or_hang_get_nothing() -> None:
-    line = Line(AR, replicas=3, at_once=1, **BY_QUEUE)
-    line.tell(e.ReplicaDraining(0, 0))
-    line.tell(e.ReplicaSuspected(0, 1))
-    assert [line.come(name) for name in "abc"] == [["a@2"], [], []]
-    line.tell(e.ReplicaSuspected(0, 1, on=False))
-    assert line.tick() == ["b@1"]
-    line.tell(e.ReplicaDraining(0, 0, on=False))
-    assert line.tick() == ["c@0"]
-
-
-def test_work_that_was_prepared_for_a_replica_starts_there_though_it_drains() -> None:
-    line = Line(AR, replicas=2, at_once=1)
-    line.tell(e.ReplicaDraining(0, 1))
-    request = line.arrive("a")
-    work = StageWork(request_id="a", stage_id=0, known=request, arrived=0.0, bound=1)
-    line.tell(e.Submitted(work, line.features))
-    assert started(line.tell(e.Waits(work))) == ["a@1"]
-
-
-def test_work_that_was_prepared_for_a_dead_replica_goes_with_the_others() -> None:
-    line = Line(AR, replicas=2, at_once=1)
-    line.tell(e.ReplicaDied(0, 1))
-    request = line.arrive("a")
-    work = StageWork(request_id="a", stage_id=0, known=request, arrived=0.0, bound=1)
-    line.tell(e.Submitted(work, line.features))
-    assert started(line.tell(e.Waits(work))) == ["a@0"]
-
-
 def test_a_batch_is_held_until_its_window_is_over() -> None:
     line = Line(GENERATION, at_once=4, batching={"hold_ms": 50.0})
     line.come("a")
@@ -191,15 +130,6 @@ def test_a_batch_is_held_until_its_window_is_over() -> None:
     line.now = 0.05
     assert line.tell(e.Woken(0, 0.04)) == []
     assert started(line.tell(e.Woken(0, 0.05))) == ["b@0"]
-
-
-def test_of_many_replicas_a_few_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = Line(AR, replicas=LOOK_AT_ALL + 8, at_once=4, graph={"affinity": {"enabled": False}})
-    stage, looks = line.core.stages[0], []
-    plain = stage._state
-    monkeypatch.setattr(stage, "_state", lambda replica_id, now: looks.append(replica_id) or plain(replica_id, now))
-    line.come("a")
-    assert len(looks) == CHOICES
 
 
 @pytest.mark.parametrize(
@@ -226,38 +156,6 @@ def test_a_replica_is_preferred_by_the_encodes_that_it_saves(
     assert line.come("a", keys=user | {item_key("picture")}) == ["a@0"]
     line.now += waited
     assert line.come("b", keys=user | {item_key(key) for key in keys}) == [f"b@{chosen}"]
-
-
-def test_a_slow_replica_is_learnt() -> None:
-    line = Line(AR, replicas=2, at_once=1, **BY_QUEUE)
-    for turn in range(20):
-        line.come(f"a{turn}")
-        line.come(f"b{turn}")
-        line.now += 1.0
-        line.finish(f"a{turn}")
-        line.now += 1.0
-        line.finish(f"b{turn}")
-        line.tick()
-    loads = [line.core.stages[0].replicas[at].load for at in (0, 1)]
-    assert loads[0].speed > 1.2 > loads[1].speed
-
-
-def test_a_request_has_a_story() -> None:
-    line = Line(AR)
-    line.come("a")
-    line.come("b")
-    line.tell(e.FirstOutput(0, "a"))
-    line.finish("a")
-    line.tell(e.Left("a"))
-    assert [one.partition(": a ")[2] for one in line.core.story("a")] == [
-        "arrives",
-        "waits",
-        "starts (idle) on replica 0",
-        "has its first output",
-        "is done on replica 0",
-        "leaves",
-    ]
-    assert [one.partition(": b ")[2] for one in line.core.story("b")] == ["arrives", "waits"]
 
 
 def test_what_is_no_event_is_refused() -> None:

@@ -43,10 +43,6 @@ def test_nothing_is_planned_before_all_needs_are_known(unknown: dict[str, None])
     assert placement(100, 100).check(stages("0") + stages("00", **unknown)[1:], {}, 0.0) == Decision()
 
 
-def test_nothing_is_planned_without_stages() -> None:
-    assert placement(100).check([], {}, 0.0) == Decision()
-
-
 def test_a_profile_sets_the_seconds_and_the_least_memory() -> None:
     profiles = {"talker": {"memory_bytes": 70, "seconds": 1.0}}
     found = placement(100, 100, profiles=profiles, min_gain=10.0).check(
@@ -133,29 +129,6 @@ def test_the_target_needs_room_before_the_old_replica_stops() -> None:
     assert one.refused() == Decision()
 
 
-def test_a_refused_move_is_followed_by_the_next_one() -> None:
-    one = placement(100, 100, 100, 100)
-    first = one.check(stages("000", nbytes=30), {}, 0.0)
-    second = one.refused()
-    assert first.move is not None
-    assert second.plan is None
-    assert second.move is not None
-    assert second.move.stage_id != first.move.stage_id
-    assert one.refused() == Decision()
-    assert reason(one.check(stages("000", nbytes=30), {}, 5.0)) is PartitionReason.BETTER, "the plan was dropped"
-
-
-def test_if_a_plan_cannot_go_on_another_is_made_at_once() -> None:
-    one = placement(100, 100, 100, min_gain=0.6)
-    first = one.check(stages("000", nbytes=30), {}, 0.0).move
-    assert first is not None
-    one.ended(moved=True)
-    on = ["1" if number == first.stage_id else "0" for number in range(3)]
-    assert first.target == "1"
-    assert one.check(stages("".join(on), nbytes=30), {}, 5.0).move is not None
-    assert reason(one.refused()) is PartitionReason.BETTER
-
-
 def test_stages_start_by_the_best_plan_of_their_profiles() -> None:
     one = options(100, 100, profiles={number: {"memory_bytes": 40, "seconds": 1.0} for number in range(2)})
     plan = first_plan(one, {number: one.profile_of(number) for number in range(2)}, {}, {}, splits=False)
@@ -169,38 +142,6 @@ def test_stages_start_by_the_best_plan_of_their_profiles() -> None:
 
 
 SPLITS = {"memory_bytes": 60, "seconds": 2.0, "tensor_parallel": {2: 0.9}}
-
-
-def test_a_running_stage_keeps_the_number_of_its_devices() -> None:
-    one = placement(100, 100, profiles={"thinker": SPLITS})
-    assert reason(one.check(stages("0", nbytes=60), {}, 0.0)) is PartitionReason.HELD
-    resized = placement(100, 100, profiles={"thinker": SPLITS}, resize_running=True)
-    decision = resized.check(stages("0", nbytes=30), {}, 0.0)
-    assert decision.move == (0, "0", "0,1")
-    assert decision.plan is not None
-    assert [str(each) for each in decision.plan.changes] == ["stage 0 is split on 0,1 (throughput)"]
-
-
-def test_a_stage_of_two_devices_moves_to_two_others_and_needs_half_its_memory_on_each() -> None:
-    one = placement(50, 50, 50, 50, speeds=(1.0, 1.0, 2.0, 2.0), profiles={"thinker": SPLITS})
-    decision = one.check([PlacedStage(0, "0,1", 60, None)], {}, 0.0)
-    assert decision.move == (0, "0,1", "2,3")
-    tight = placement(50, 50, 29, 50, speeds=(1.0, 1.0, 2.0, 2.0), profiles={"thinker": SPLITS})
-    assert tight.check([PlacedStage(0, "0,1", 60, None)], {}, 0.0).move is None
-
-
-def test_payloads_between_devices_count() -> None:
-    slow = {"payload_bytes": {"thinker->1": 500}, "link_bytes_per_second": 100.0}
-    near = placement(100, 100, **slow)
-    assert reason(near.check(stages("00"), {}, 0.0)) is PartitionReason.HELD
-    assert reason(placement(100, 100).check(stages("00"), {}, 0.0)) is PartitionReason.BETTER
-    quick = placement(100, 100, **slow, links={"0->1": 1e6})
-    assert reason(quick.check(stages("00"), {}, 0.0)) is PartitionReason.BETTER
-
-
-def test_loading_counts() -> None:
-    slow = placement(100, 100, load_bytes_per_second=0.01)
-    assert reason(slow.check(stages("00"), {}, 0.0)) is PartitionReason.COSTLY
 
 
 @pytest.mark.parametrize(

@@ -102,22 +102,6 @@ def test_the_limit_converges_to_as_many_prompts_as_meet_the_target(alone_seconds
     check_converged(engine)
 
 
-def test_requests_that_decode_do_not_count() -> None:
-    """Beside the five prompts that meet the target, more requests decode than the limit may ever be."""
-    engine = Engine(alone_seconds=0.01, decode_seconds=0.6)
-    engine.run(12)
-    found = engine.run(5)
-    assert max(limit for limit, *_ in found) < 10
-    assert min(decoding for _, _, decoding, _ in found) > 32
-
-
-def test_it_follows_an_engine_that_becomes_slower_and_fast_again() -> None:
-    engine = Engine(alone_seconds=0.01, decode_seconds=0.2)
-    for engine.alone_seconds in (0.01, 0.02, 0.01):
-        engine.run(12)
-        check_converged(engine)
-
-
 def test_a_target_that_is_out_of_reach_leaves_one_prompt_at_a_time() -> None:
     engine = Engine(alone_seconds=0.2, decode_seconds=0.2)
     engine.run(60)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from vllm_omni_sched.engine.encoder.inputs import EncoderInputs, Inputs
-from vllm_omni_sched.engine.encoder.pending import HeldInputs, PendingInputs
-from vllm_omni_sched.engine.extension import STEPS_PER_SAMPLE, SchedulerExtension
+from vllm_omni_sched.engine.extension import SchedulerExtension
 from vllm_omni_sched.engine.refusals import Refusals
 from vllm_omni_sched.engine.sessions.registry import Sessions, StrandedSessions
 from vllm_omni_sched.items import FeatureList
@@ -111,31 +110,6 @@ def test_no_part_imports_vllm() -> None:
     assert done.stdout == "output\n", done.stderr
 
 
-# -- encoder inputs --------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("features", "computed", "new", "shown", "answer"),
-    [
-        # first tokens, in order: vLLM's own list and its own search
-        ([item(0, 4), item(4, 4)], 0, 8, (2, 0, 8), ([0, 1], 8)),
-        # every item is computed: a chunk without tokens, and the tokens that were asked for
-        ([item(0, 4), item(4, 4)], 8, 1, (2, 8, 0), ([], 1)),
-        # nested items: those of the window alone, under the request's own ids
-        (FeatureList([item(0, 8), item(2, 2), item(8, 4)]), 8, 4, (1, 8, 4), ([2], 4)),
-    ],
-    ids=["first tokens", "decode", "nested"],
-)
-def test_what_vllm_is_shown(features: list[Any], computed: int, new: int, shown: Any, answer: Any) -> None:
-    request = Request(mm_features=features, num_computed_tokens=computed)
-    scheduler = Scheduler(request)
-    manager = scheduler.encoder_cache_manager
-    found = make_inputs().decide(scheduler, scheduler.try_schedule, request, computed, new, 100, 0)
-    assert scheduler.asked == [shown]
-    assert (found[0], found[1]) == answer
-    assert scheduler.encoder_cache_manager is manager
-
-
 def test_the_manager_comes_back_when_vllm_fails() -> None:
     request = Request(mm_features=FeatureList([item(0, 8), item(2, 2), item(8, 4)]))
     scheduler = Scheduler(request)
@@ -150,129 +124,6 @@ def test_the_manager_comes_back_when_vllm_fails() -> None:
     assert scheduler.encoder_cache_manager is manager
 
 
-def test_a_request_behind_a_prefix_gets_an_index() -> None:
-    inputs = make_inputs()
-    waiting = Request(mm_features=[item(0, 4), item(4, 4)], status=object())
-    scheduler = Scheduler(waiting)
-    inputs.decide(scheduler, scheduler.try_schedule, waiting, 4, 4, 100, 0)
-    assert isinstance(waiting.mm_features, FeatureList)
-    assert inputs.num_indexed == 1
-
-
-# -- pending inputs --------------------------------------------------------
-
-
-def never(*args: Any) -> Any:
-    raise AssertionError("vLLM's own search was asked")
-
-
-def test_text_asks_nothing_about_pending_inputs() -> None:
-    request = Request()
-    scheduler = Scheduler(request)
-    new = SimpleNamespace(req_id="r", mm_features=[], num_computed_tokens=0)
-    pending = PendingInputs(by_range=True, strip=lambda feature: feature)
-    assert pending.updates(scheduler, never, {"r": 8}, [new], {}) == {}
-
-
-def test_ranges_and_sets_side_by_side() -> None:
-    """Items in order become a range; nested ones stay with vLLM, which is asked about their request alone."""
-    ordered = Request("a", [item(0, 4, {"x": 1}), item(4, 4, {"x": 2})])
-    nested = Request("b", FeatureList([item(0, 8, {"x": 3}), item(2, 2, {"x": 4})]))
-    text = Request("c")
-    scheduler = Scheduler(ordered, nested, text)
-    asked: list[Any] = []
-
-    def ask(scheduled: Any, new_requests: Any, encoder_inputs: Any) -> Any:
-        asked.append((dict(scheduled), [new.req_id for new in new_requests]))
-        for new in new_requests:
-            scheduler._pending_encoder_input_ids[new.req_id] = {0, 1}
-        return {}
-
-    pending = PendingInputs(by_range=True, strip=lambda feature: feature)
-    news = [
-        SimpleNamespace(req_id=request.request_id, mm_features=request.mm_features, num_computed_tokens=0)
-        for request in (ordered, nested, text)
-    ]
-    scheduled = {"a": 8, "b": 8, "c": 8}
-    assert pending.updates(scheduler, ask, scheduled, news, {"a": [0, 1], "b": [0, 1]}) == {}
-    assert isinstance(scheduler._pending_encoder_input_ids["a"], HeldInputs)
-    assert asked == [({"b": 8}, ["b"])]
-    ordered.num_computed_tokens = 8
-    assert pending.updates(scheduler, ask, {"a": 1, "b": 1, "c": 1}, [], {}) == {"a": {0: None, 1: None}}
-    assert asked[1:] == [({"b": 1}, [])]
-
-
-# -- a step ----------------------------------------------------------------
-
-
-class Policies:
-    """Records the order in which a step calls its policies."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def schedule(self, schedule: Any, *args: Any, **kwargs: Any) -> Any:
-        self.calls.append("plan")
-        output = schedule(*args, **kwargs)
-        self.calls.append("apply")
-        return output
-
-    def decide(self, *args: Any) -> Inputs:
-        self.calls.append("decide")
-        return ()
-
-    def observe(self, scheduler_output: Any, outputs: Any) -> None:
-        self.calls.append("observe")
-
-    def enter(self, request: Any) -> None:
-        self.calls.append("enter")
-
-    def leave(self, request: Any) -> None:
-        self.calls.append("leave")
-
-
-def test_a_step_with_policies() -> None:
-    policies = Policies()
-    extension = make_extension(policies=policies)
-    scheduler, request = Scheduler(), Request()
-    extension.admit(request, scheduler.requests)
-    extension.schedule(scheduler, lambda: policies.calls.append("vLLM"))
-    assert extension.deciding is policies
-    extension.updated(scheduler, None, {})
-    extension.leave(request)
-    assert policies.calls == ["enter", "plan", "vLLM", "apply", "observe", "leave"]
-
-
-def test_one_step_of_sixteen_is_timed() -> None:
-    extension, scheduler = make_extension(), Scheduler()
-    for _ in range(3 * STEPS_PER_SAMPLE):
-        assert extension.schedule(scheduler, lambda: "output") == "output"
-    assert extension.metrics.steps == 3 * STEPS_PER_SAMPLE
-    assert sum(extension.metrics.schedule_seconds.counts) == 3
-
-
-@pytest.mark.parametrize(
-    ("request_", "index_all", "kind"),
-    [
-        (Request(), True, list),
-        (Request(mm_features=[item(0, 4)]), False, list),
-        (Request(mm_features=[item(0, 4)]), True, FeatureList),
-        (Request(mm_features=[item(0, 8), item(2, 2)]), False, FeatureList),
-        (Request(resumable=True), False, FeatureList),
-    ],
-    ids=["text", "in order", "all are indexed", "nested", "session"],
-)
-def test_whose_items_are_indexed(request_: Request, index_all: bool, kind: type) -> None:
-    extension = make_extension(index_all=index_all)
-    extension.admit(request_, {})
-    assert type(request_.mm_features) is kind
-    assert extension.inputs.num_indexed == (kind is FeatureList)
-    assert extension.sessions.ids == ({"r"} if request_.resumable else set())
-    extension.leave(request_)
-    assert extension.inputs.num_indexed == 0
-    assert not extension.sessions.ids
-
-
 def test_a_late_update_of_a_session_is_refused_alone() -> None:
     extension = make_extension()
     for request in (Request("s", resumable=True), Request("text")):
@@ -282,19 +133,6 @@ def test_a_late_update_of_a_session_is_refused_alone() -> None:
     assert not extension.refusals.refused
     extension.admit(Request("s", resumable=True, client_index=3), {})
     assert extension.refusals.refused == {"s": 3}
-
-
-def test_a_rewound_request_gets_its_items_again() -> None:
-    items = [item(0, 4, "a"), item(4, 4, "b")]
-    request = Request(mm_features=FeatureList(items))
-    request.mm_features.as_sent(8, lambda feature: item(0, 4))
-    extension = make_extension(gives_back=True)
-    assert extension._restore([request]) == {"r": dict(enumerate(items))}
-    assert extension.metrics.restored_items == 2
-    assert make_extension(gives_back=False).cached_requests(Scheduler(), "data", [], [request]) == "data"
-
-
-# -- stranded sessions -----------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 
 from tests.unit.core.engine.test_core import FACTS, OnePrompt, View, picture
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.config.load import load_config
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.explanation import WaitCause, waits_of
@@ -82,43 +81,6 @@ def test_the_history_tells_that_a_request_waited_for_the_lane(path: Path, opened
     assert held == ["for 2 items"]
 
 
-def test_a_request_that_is_held_in_many_steps_has_one_line(path: Path, opened: Open) -> None:
-    history = opened()
-    for step in range(1000):
-        history.add(step, Transition.PLACED, "r", "too_long")
-        history.add(step, Transition.HELD, "r", "for 2 items")
-        history.add(step, Transition.HELD, "other", "for 1 items")
-    history.add(1000.0, Transition.ENCODED, "r", "a")
-    history.add(1000.0, Transition.HELD, "r", "for 1 items")
-    history.add(1001.0, Transition.ENCODED, "r", "b")
-    history.add(1002.0, Transition.HELD, "r", "for 1 items")
-    history.close()
-    assert [(one.transition, one.detail) for one in entries(path) if one.request_id == "r"] == [
-        ("placed", "too_long"),
-        ("held", "for 2 items"),
-        ("encoded", "a"),
-        ("held", "for 1 items"),
-        ("encoded", "b"),
-        ("held", "for 1 items"),
-    ]
-    assert len([one for one in entries(path) if one.request_id == "other"]) == 1
-
-
-def test_a_request_that_left_is_forgotten(path: Path, opened: Open) -> None:
-    history = opened()
-    history.add(0.0, Transition.HELD, "r", "for 1 items")
-    history.add(1.0, Transition.LEFT, "r")
-    assert history._last == {}
-
-
-def test_what_is_about_an_item_alone_is_left_out(path: Path, opened: Open) -> None:
-    history = opened()
-    history.add(0.0, Transition.LOADED, "", "a")
-    history.add(0.0, Transition.ENTERED, "r", "batch")
-    history.close()
-    assert [one.transition for one in entries(path)] == ["entered"]
-
-
 def test_both_files_together_are_bounded(path: Path, opened: Open) -> None:
     history = opened(64 << 10)
     for number in range(2000):
@@ -153,8 +115,3 @@ def test_each_engine_of_data_parallelism_has_its_own_file() -> None:
         "/a/history.jsonl",
         "/a/history-1.jsonl",
     ]
-
-
-def test_a_path_that_is_not_absolute_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'expert\.history_path': must be absolute, such as '/var/log/omni/history"):
-        load_config({"omni_sched": {"expert": {"history_path": "history.jsonl"}}})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 from queue import Queue
@@ -14,8 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.nvml import DEVICE_CALLS, FakeNvml
 from vllm_omni_sched.engine.metrics import nvml
 from vllm_omni_sched.engine.metrics.nvml import KEEP_SECONDS, DeviceSampler, NvmlDevices
-from vllm_omni_sched.logs import LOGGER
-from vllm_omni_sched.monitor.device_metrics import DEVICE_METRICS, DeviceCollector, DeviceReading
+from vllm_omni_sched.monitor.device_metrics import DeviceCollector, DeviceReading
 
 VALUES = {
     "nvmlDeviceGetMemoryInfo": {"memory_used_bytes", "memory_total_bytes"},
@@ -46,34 +44,6 @@ def page(devices: NvmlDevices) -> dict[tuple[str, str], float]:
     }
 
 
-def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-
-
-def test_each_device_tells_its_utilisation_and_memory(fake: FakeNvml):
-    devices = devices_of(fake)
-    assert page(devices) == {
-        ("utilization_ratio", "0"): 0.4,
-        ("utilization_ratio", "1"): 0.41,
-        ("memory_used_bytes", "0"): 1 << 30,
-        ("memory_used_bytes", "1"): 2 << 30,
-        ("memory_total_bytes", "0"): 80 << 30,
-        ("memory_total_bytes", "1"): 80 << 30,
-        ("decoder_utilization_ratio", "0"): 0.7,
-        ("decoder_utilization_ratio", "1"): 0.71,
-        ("encoder_utilization_ratio", "0"): 0.0,
-        ("encoder_utilization_ratio", "1"): 0.01,
-    }
-    assert devices.reason == ""
-
-
-def test_names_follow_the_rules():
-    for metric in DEVICE_METRICS:
-        assert re.fullmatch(r"vllm:omni_sched_device_[a-z_]+_(ratio|bytes)", metric.full_name)
-        assert metric.help.endswith(".")
-    assert {metric.name.removeprefix("device_") for metric in DEVICE_METRICS} == ALL
-
-
 @pytest.mark.parametrize("call", DEVICE_CALLS)
 def test_a_value_that_a_device_does_not_tell_is_absent_and_the_others_are_there(fake: FakeNvml, call: str):
     fake.broken[call, 1] = "Not Supported"
@@ -93,12 +63,6 @@ def test_without_nvml_nothing_is_told_but_the_reason_and_later_it_is_tried_again
     assert devices.reason == ""
 
 
-def test_without_the_module_of_nvml_the_reason_tells_how_to_install_it():
-    devices = devices_of(None)
-    assert page(devices) == {}
-    assert devices.reason == "NVML is not installed: pip install nvidia-ml-py"
-
-
 def test_the_copy_in_vllm_is_used_where_the_module_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("vllm", reason="vLLM is not installed")
     monkeypatch.setitem(sys.modules, "pynvml", None)  # its import raises ImportError
@@ -107,49 +71,6 @@ def test_the_copy_in_vllm_is_used_where_the_module_is_not_installed(monkeypatch:
     assert library.__file__.endswith(str(nvml.COPY))
     devices = NvmlDevices(lambda: library)
     assert bool(devices.read()) == (devices.reason == "")  # whatever this machine has, it is told without an exception
-
-
-def test_no_device_is_a_reason():
-    devices = devices_of(FakeNvml(devices=0))
-    assert page(devices) == {}
-    assert devices.reason == "NVML finds no device"
-
-
-def test_a_device_that_is_lost_is_absent_until_it_answers_again(fake: FakeNvml, caplog: pytest.LogCaptureFixture):
-    devices = devices_of(fake)
-    page(devices)
-    fake.lose(1)
-    with caplog.at_level("INFO", logger=LOGGER):
-        for _ in range(3):
-            assert {device for _, device in page(devices)} == {"0"}
-        told = warnings_in(caplog)
-        assert len(told) == 1
-        assert "GPU 1 (NVIDIA H100) no longer answers NVML" in told[0]
-        fake.broken.clear()
-        assert {device for _, device in page(devices)} == {"0", "1"}
-        fake.broken["nvmlDeviceGetHandleByIndex", 1] = "GPU is lost"
-        assert {device for _, device in page(devices)} == {"0"}
-    assert len(warnings_in(caplog)) == 2
-
-
-def test_all_devices_are_lost_with_the_driver(fake: FakeNvml, caplog: pytest.LogCaptureFixture):
-    devices = devices_of(fake)
-    page(devices)
-    fake.broken["nvmlDeviceGetCount"] = "Uninitialized"
-    with caplog.at_level("WARNING", logger=LOGGER):
-        for _ in range(3):
-            assert page(devices) == {}
-    assert len(warnings_in(caplog)) == 2  # one for each device
-    fake.broken.clear()
-    assert {device for _, device in page(devices)} == {"0", "1"}
-    assert fake.inits == 1 + 3  # each later reading has initialised NVML anew, until it worked
-
-
-def test_a_device_that_never_answered_costs_no_warning(fake: FakeNvml, caplog: pytest.LogCaptureFixture):
-    fake.lose(0)
-    with caplog.at_level("WARNING", logger=LOGGER):
-        assert {device for _, device in page(devices_of(fake))} == {"1"}
-    assert warnings_in(caplog) == []
 
 
 @pytest.mark.parametrize(
@@ -197,9 +118,3 @@ def test_a_driver_that_does_not_answer_delays_no_scrape():
     answers.put(reading(2))
     answers.put(reading(3))
     assert sampler.latest() in ([reading(2)], [reading(3)])  # of the call that was made, or of the next one
-
-
-def test_a_scrape_gets_a_new_reading():
-    numbers = iter(range(100))
-    sampler = DeviceSampler(lambda: [reading(next(numbers))], wait_seconds=60.0)
-    assert [sampler.latest()[0].index for _ in range(3)] == [0, 1, 2]

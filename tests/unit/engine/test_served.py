@@ -16,7 +16,6 @@ from vllm_omni_sched.engine.calibration.served import (
     ServedLoads,
     Streamed,
     steps_with_prompts,
-    words_of,
 )
 from vllm_omni_sched.sim.costs.fit import ServerStart
 
@@ -92,15 +91,6 @@ async def test_a_refusal_has_the_servers_reason() -> None:
         await asks.ask(asks.body("hello", 1))
 
 
-def test_engine_arguments_are_words_of_the_command() -> None:
-    arguments = {"max_num_seqs": 4, "enforce_eager": True, "enable_prefix_caching": False, "seed": None}
-    found = words_of({**arguments, "limit_mm_per_prompt": {"image": 2}, "dtype": "float32"})
-    assert found == [
-        *("--max-num-seqs", "4", "--enforce-eager", "--no-enable-prefix-caching"),
-        *("--limit-mm-per-prompt", '{"image": 2}', "--dtype", "float32"),
-    ]
-
-
 def decoding(late: dict[int, float], outputs: int = 60) -> Streamed:
     """Return a request whose outputs come each 10 ms, with these seconds before some of them."""
     at, times = 0.0, []
@@ -118,12 +108,6 @@ def test_a_prompt_takes_the_usual_step_and_what_others_have_later() -> None:
     assert step.seconds == pytest.approx(0.018)
     assert (step.decodes, step.prefill_tokens, step.prefill_pairs) == (2, 100, 5000)
     assert step.context_tokens == 2 * (20 + 22)
-
-
-def test_a_prompt_beside_which_not_all_decode_is_left_out() -> None:
-    others = [decoding({}), decoding({}, outputs=20)]
-    prompt = Streamed(others[0].outputs[30], prompt_tokens=100, outputs=[others[0].outputs[33]])
-    assert steps_with_prompts(others, [prompt]) == []
 
 
 @pytest.mark.asyncio

@@ -17,7 +17,6 @@ from vllm_omni_sched.engine.contents import Contents
 from vllm_omni_sched.engine.shared.layouts import EncodingLayouts, Layout
 from vllm_omni_sched.engine.shared.messages import SharedReport
 from vllm_omni_sched.engine.shared.planner import SharedCounts, SharedPlanner
-from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.resource.engine.reuse import NotReused
 
 WINDOW, WAIT = 20, 10.0
@@ -131,31 +130,6 @@ def test_what_another_engine_has_made_is_loaded_and_pinned_until_the_workers_hav
     assert (one.planner.counts, other.planner.counts) == (SharedCounts(made=1), SharedCounts(loaded=1))
 
 
-def test_a_pin_lasts_where_reports_are_of_one_worker_only(start: Start) -> None:
-    one = start(reports_of_all=False)
-    one.store.put("a", encoding("a"))
-    assert one.planner.may_run(request("r", "a"), 0)
-    assert one.planner.has("a")
-    one.allocated("a")
-    one.step(s=5)
-    one.carried_out(1, [])
-    assert one.store.read("a") == encoding("a")
-    one.now = 31.0
-    one.carried_out(1, [])
-    with pytest.raises(KeyError):
-        one.store.read("a")
-
-
-def test_a_pin_that_the_encoder_cache_has_no_room_for_ends_with_the_step(start: Start) -> None:
-    one = start()
-    one.store.put("a", encoding("a"))
-    assert one.planner.may_run(request("r", "a"), 0)
-    assert one.planner.has("a")
-    one.step(s=5)
-    with pytest.raises(KeyError):
-        one.store.read("a")
-
-
 def test_a_request_waits_for_an_item_that_another_engine_makes(start: Start) -> None:
     one, other = start(), start()
     assert one.planner.may_run(request("r", "a"), 0)
@@ -182,16 +156,6 @@ def test_a_request_waits_for_a_bounded_time(start: Start) -> None:
     assert not other.planner.may_run(request("t", "a"), 0)  # each request by itself
 
 
-def test_only_the_items_of_the_next_step_matter(start: Start) -> None:
-    one, other = start(), start()
-    keys = [f"i{number}" for number in range(8)]  # the window of a step has the first four, then the next ones
-    assert one.planner.may_run(request("r", *keys), 0)
-    assert other.store.claim(keys[4:]) is ClaimOutcome.OURS
-    assert other.store.claim(keys[3:4]) is ClaimOutcome.OTHERS
-    assert not one.planner.may_run(request("r", *keys), 4)
-    assert one.planner.may_run(request("r", *keys), 39)
-
-
 def test_a_claim_ends_when_the_step_has_passed_the_item_without_an_encode(start: Start) -> None:
     one, other = start(), start()
     asked = request("r", "a", "b", "c", "d")
@@ -201,28 +165,6 @@ def test_a_claim_ends_when_the_step_has_passed_the_item_without_an_encode(start:
     assert other.store.claim(["c"]) is ClaimOutcome.OTHERS
     one.planner.finished(asked)
     assert other.store.claim(["c", "d"]) is ClaimOutcome.OURS
-
-
-def test_what_another_engine_puts_between_two_looks_is_loaded(start: Start) -> None:
-    one, other = start(), start()
-    claim = other.store.claim
-
-    def late(keys: Sequence[str]) -> ClaimOutcome:
-        """Let the other engine put the encoding after the look, and before the claim."""
-        one.store.put("a", encoding("a"))
-        return claim(keys)
-
-    other.store.claim = late  # type: ignore[method-assign]
-    assert other.planner.may_run(request("s", "a"), 0)
-    assert other.planner.has("a")
-
-
-def test_what_is_in_the_encoder_cache_is_not_waited_for(start: Start) -> None:
-    one, other = start(), start()
-    one.planner.may_run(request("r", "a"), 0)
-    other.planner.bind({"a": set[str]()})
-    assert other.planner.may_run(request("s", "a"), 0)
-    assert other.planner.counts == SharedCounts()
 
 
 def test_a_claim_lasts_while_any_request_needs_it(start: Start) -> None:
@@ -249,29 +191,6 @@ def test_an_encode_goes_on_when_its_request_has_left_and_its_claim_ends_if_it_ne
     assert other.store.claim(["a"]) is ClaimOutcome.OURS
 
 
-def test_a_request_behind_its_last_item_asks_nobody(start: Start) -> None:
-    one = start()
-
-    class Last(list[Any]):
-        """Items of which only the last one may be looked at."""
-
-        def __getitem__(self, item: Any) -> Any:
-            assert item == -1
-            return super().__getitem__(item)
-
-    asked = request("r", *(f"i{number}" for number in range(1000)))
-    asked.mm_features = Last(asked.mm_features)
-    assert one.planner.may_run(asked, 5000)
-
-
-def test_the_counts_are_those_of_the_metrics(start: Start) -> None:
-    one, metrics = start(), SchedulerMetrics()
-    one.planner.counts = SharedCounts(loaded=5, made=2, awaited=3, gave_up=6)
-    one.planner.count_into(metrics)
-    assert (metrics.shared_host, metrics.shared_made) == (5, 2)
-    assert (metrics.shared_awaited, metrics.shared_gave_up) == (3, 6)
-
-
 def test_the_key_of_an_encoding_is_what_its_item_is_made_of_and_not_its_name(start: Start) -> None:
     one, other = start(), start()
     asked = Request("r", [item("x", 0, "cat"), item("x", 5, "cat"), item("y", 10, "dog")])
@@ -287,15 +206,6 @@ def test_the_key_of_an_encoding_is_what_its_item_is_made_of_and_not_its_name(sta
         other.planner.allocated(swapped, number)
     orders = other.planner.take_orders({"s": 14})
     assert (orders.load, orders.offer) == ({"x": "dog", "z": "cat"}, {"y": "bird"})
-
-
-def test_what_vllm_asks_for_is_of_the_request_that_may_run(start: Start) -> None:
-    one = start()
-    one.store.put("cat", encoding("cat"))
-    assert one.planner.may_run(Request("r", [item("x", 0, "cat")]), 0)
-    assert one.planner.has("x")
-    assert one.planner.may_run(Request("s", [item("x", 0, "dog")]), 0)
-    assert not one.planner.has("x")
 
 
 def test_an_item_whose_data_cannot_be_read_is_encoded_here_and_not_shared(start: Start) -> None:
@@ -321,17 +231,6 @@ def test_what_does_not_fit_is_removed_and_encoded_here(start: Start, data: bytes
     assert one.planner.counts.not_reused[NotReused.OTHER_LAYOUT] == 1
     assert one.planner.may_run(request("s", "a"), 0)
     assert one.planner.has("a")  # its own
-
-
-def test_a_layout_that_the_configuration_does_not_tell_is_learnt_by_encoding(start: Start) -> None:
-    one = start(layouts=EncodingLayouts({}))
-    one.store.put("a", encoding("a"))
-    assert one.planner.may_run(request("r", "a"), 0)
-    assert not one.planner.has("a")
-    assert one.planner.counts.not_reused[NotReused.UNKNOWN_LAYOUT] == 1
-    one.encode("b")
-    assert one.planner.may_run(request("s", "a"), 0)
-    assert one.planner.has("a")
 
 
 def test_after_the_weights_may_have_changed_nothing_is_shared_until_the_workers_name_a_store(start: Start) -> None:

@@ -1,12 +1,9 @@
 """Affinity: what the book knows."""
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.affinity import AffinityBook
 
 
@@ -43,13 +40,6 @@ def test_what_was_noted_longest_ago_goes_first():
     assert len(known) == 3
 
 
-def test_looking_does_not_keep_it():
-    known = book((0, "ab"), capacity=2)
-    known.warm("a", [0])
-    known.note(0, "c")
-    assert known.warm("a", [0]) == {0: 0.0}
-
-
 def test_a_replica_that_died_has_nothing():
     known = book((0, "ab"), (1, "bc"))
     known.forget(0)
@@ -79,14 +69,6 @@ def test_the_book_against_a_list(operations, capacity, keys):
     assert len(known) == len(entries)
     expected = {replica: sum((replica, key) in entries for key in keys) / len(keys) for replica in range(3)}
     assert known.warm(keys, range(3)) == pytest.approx(expected)
-
-
-def test_out_of_range():
-    with pytest.raises(ConfigError, match="capacity"):
-        AffinityBook(0)
-    for weight in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="weight"):
-            AffinityBook().note(0, "a", weight)
 
 
 def test_who_has_something_of_a_key_is_known_without_a_look_at_all() -> None:

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.graph.merging import Left, Merger, MergeReason, Role, content_key
+from vllm_omni_sched.graph.merging import Merger, MergeReason, content_key
 
 
 def merger(*ids, key="k", **options):
@@ -41,55 +40,10 @@ def test_followers_are_told_in_the_order_they_joined_and_the_group_ends():
     assert groups.join("k", "d").reason is MergeReason.NEW
 
 
-def test_one_that_is_alone_leads_nobody():
-    groups = merger("a", key=None)
-    assert groups.members("a") == ("a",)
-    assert groups.finish("a") == ()
-    groups.join(None, "a")
-    assert groups.leave("a") == Left(Role.ALONE)
-    assert len(groups) == 0
-
-
-def test_a_leader_that_leaves_hands_over_to_the_oldest_follower():
-    groups = merger("a", "b", "c")
-    assert groups.leave("a") == Left(Role.LEAD, promoted="b")
-    assert groups.join("k", "d").leader == "b"
-    assert groups.leave("c") == Left(Role.FOLLOW)
-    assert groups.members("a") == groups.members("d") == ()
-    assert groups.finish("b") == ("d",)
-
-
-def test_the_last_one_out_ends_the_group():
-    groups = merger("a", "b")
-    groups.leave("b")
-    assert groups.leave("a") == Left(Role.LEAD)
-    assert groups.join("k", "c").role is Role.LEAD
-
-
 def test_the_end_of_a_full_group_leaves_the_new_one_open():
     groups = merger("a", "b", "c", max_followers=1)
     assert groups.finish("a") == ("b",)
     assert groups.join("k", "d").leader == "c"
-
-
-def test_what_is_not_here_changes_nothing():
-    groups = merger("a", "b")
-    assert groups.leave("z") == Left(None)
-    assert groups.finish("z") == groups.finish("b") == groups.members("z") == ()
-    assert groups.members("a") == ("a", "b")
-
-
-def test_options_out_of_range():
-    with pytest.raises(ConfigError, match="max_followers"):
-        Merger(max_followers=0)
-
-
-def test_joining_twice():
-    groups = merger("a", "b")
-    for one in "ab":
-        with pytest.raises(ValueError, match=f"'{one}' has joined already"):
-            groups.join("other", one)
-    assert groups.members("a") == ("a", "b")
 
 
 def test_equal_content_equal_key():

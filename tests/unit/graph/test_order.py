@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.order import (
     BATCH,
     DEFAULT_CLASSES,
@@ -218,35 +217,6 @@ def test_the_queue_agrees_with_the_plan(operations):
     assert queue.pop(now) is None
 
 
-def test_queue_manners():
-    queue = WaitingQueue(WaitingOrder())
-    queue.push(request("a"), 0)
-    assert "a" in queue
-    with pytest.raises(ValueError, match="'a' waits already"):
-        queue.push(request("a"), 0)
-    with pytest.raises(KeyError):
-        queue.remove("b")
-    queue.remove("a")
-    queue.push(request("a", 1), 1)  # again, elsewhere in the order
-    assert queue.pop(1).request.arrival == 1
-
-
-def test_a_clock_that_goes_back_does_not_rejuvenate():
-    queue = WaitingQueue(WaitingOrder(max_wait_seconds=5))
-    queue.push(request("a"), 0)
-    assert queue.peek(6).reason is PlaceReason.AGED
-    assert queue.peek(1).reason is PlaceReason.AGED
-
-
-def test_stale_keys_are_swept():
-    queue = WaitingQueue(WaitingOrder())
-    for i in range(3000):
-        queue.push(request(f"r{i}", i, cost=1), i)
-        if i >= 10:
-            queue.remove(f"r{i - 5}")
-    assert len(queue._keys) + len(queue._changes) < 500
-
-
 def test_ten_thousand_waiting_cost_few_comparisons_each():
     """Count, not time: the key of a request is computed when it is pushed and at most twice more."""
 
@@ -265,20 +235,3 @@ def test_ten_thousand_waiting_cost_few_comparisons_each():
         queue.push(request(f"s{i}", 10 + i / 200), 10 + i / 200)
         queue.pop(10 + i / 200)
     assert order.keys <= 3 * 20_000
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: WaitingOrder(max_wait_seconds=0), ConfigError, "max_wait_seconds"),
-        (lambda: WaitingOrder(max_wait_seconds=math.nan), ConfigError, "max_wait_seconds"),
-        (lambda: SlaClass("x", 0, 1, 0), ConfigError, "ttft_seconds"),
-        (lambda: SlaClass("x", 1, math.nan, 0), ConfigError, "itl_seconds"),
-        (lambda: SlaClass("x", 1, 1, -1), ConfigError, "rank"),
-        (lambda: request("a", math.nan), ValueError, "arrival"),
-        (lambda: request("a", cost=-1), ValueError, "cost_seconds"),
-    ],
-)
-def test_bad_parameters(make, error, message):
-    with pytest.raises(error, match=message):
-        make()

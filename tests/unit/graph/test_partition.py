@@ -2,8 +2,7 @@
 
 import pytest
 
-from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.graph.partition import Partitioner, PartitionReason, StageAction, StageReason
+from vllm_omni_sched.graph.partition import Partitioner, StageAction, StageReason
 from vllm_omni_sched.graph.partition_model import Device, LinkSpeeds, PartitionSnapshot, Score, StageProfile
 from vllm_omni_sched.graph.partition_search import Shortage
 
@@ -128,77 +127,6 @@ def test_only_for_a_gain(seconds, changes):
     assert (planned(given, current).assignment != current) is changes
 
 
-def test_a_change_only_after_the_cooldown_and_pressure_at_once():
-    partitioner = Partitioner(cooldown_seconds=60)
-    wide, narrow = snapshot(stages=PAIR), snapshot(memory=(24, 3), stages=PAIR)
-    current = partitioner.plan(wide, None, 0.0).assignment
-    seen = []
-    for now, given in ((1, wide), (2, narrow), (30, wide), (61, wide), (62, wide), (63, narrow)):
-        plan = partitioner.plan(given, current, float(now))
-        seen.append(plan.reason.value)
-        current = plan.assignment
-    assert seen == ["cooldown", "pressure", "cooldown", "cooldown", "better", "pressure"]
-
-
-def test_it_looks_for_something_better_now_and_then():
-    partitioner, given = Partitioner(look_seconds=5), snapshot(stages=PAIR)
-    assert partitioner.plan(given, APART, 0.0).reason.value == "held"
-    seen = [partitioner.plan(given, TOGETHER, now) for now in (1.0, 4.9, 5.0)]
-    assert [(plan.reason.value, plan.moves, plan.proven) for plan in seen] == [
-        ("cooldown", 0, False),
-        ("cooldown", 0, False),
-        ("better", 1, True),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("high", "low", "least", "most"),
-    [
-        (8.8, 0.5, 10, 21),  # away, and back, once in each of ten cooldowns
-        (4.2, 3.9, 1, 1),  # away, and not back: it would not leave the headroom
-        (4.2, 4.0, 0, 0),
-    ],
-)
-def test_memory_that_swings_does_not_flap(high, low, least, most):
-    """The device of stage 0, which takes 4 GiB, has so much memory each other second, for ten cooldowns."""
-    partitioner = Partitioner(cooldown_seconds=60)
-    current, changes = {0: "B", 1: "A"}, 0
-    for second in range(600):
-        given = snapshot(memory=(14, low if second % 2 else high), stages=((4, 1.0), (8, 1.0)))
-        plan = partitioner.plan(given, current, float(second))
-        changes += plan.assignment != current
-        current = plan.assignment
-    assert least <= changes <= most
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Device("A", -1), "'A': memory_bytes"),
-        (lambda: Device("A", 1, speed=0), "'A': speed"),
-        (lambda: Device("A,B", 1), "'A,B': an id must name one device"),
-        (lambda: StageProfile(3, 0, 0, 1.0, efficiency={2: 1.5}), r"stage 3: efficiency\[2\] must be above 0"),
-        (lambda: StageProfile(3, 0, 0, 1.0, efficiency={}), "stage 3: efficiency must name"),
-        (lambda: LinkSpeeds({("A", "B"): 0.0}), "link A->B: bytes per second must be above 0"),
-        (lambda: snapshot(horizon_seconds=0), "horizon_seconds must be above 0"),
-        (lambda: StageProfile(3, -1, 0, 1.0), "stage 3: weights_bytes"),
-        (lambda: StageProfile(3, 0, 0, float("nan")), "stage 3: seconds"),
-        (lambda: StageProfile(3, 0, 0, 1.0, interference=0), "stage 3: interference"),
-        (lambda: snapshot(memory=()), "a device and a stage at least"),
-        (lambda: PartitionSnapshot((Device("A", 1),) * 2, (StageProfile(0, 0, 0, 1.0),)), "given twice"),
-        (lambda: snapshot(batch=0), "batch must be"),
-        (lambda: snapshot(links=LinkSpeeds({("A", "Z"): 1.0})), "links: .*'Z'.* must name two of"),
-        (lambda: snapshot(payloads={(1, 1): 1.0}), "payload_bytes"),
-        (lambda: snapshot(payloads={(0, 1): -1.0}), "payload_bytes"),
-        (lambda: Partitioner(min_gain=-1), "min_gain"),
-        (lambda: Partitioner(headroom=1), "headroom"),
-    ],
-)
-def test_out_of_range(make, message):
-    with pytest.raises(ConfigError, match=message):
-        make()
-
-
 # ---- stages on several devices
 
 SPLIT = {1: 1.0, 2: 0.9}
@@ -234,34 +162,6 @@ def test_a_stage_is_split_where_no_device_has_room_for_all_of_it():
     assert planned(splittable((30, 1.0, {1: 1.0}))).shortage == Shortage(0, 6 * GIB)
 
 
-def test_a_stage_that_splits_badly_is_not_split():
-    given = splittable((4, 1.0, {1: 1.0, 2: 0.5}), (4, 1.0, {1: 1.0, 2: 0.5}))
-    assert sorted(planned(given).assignment.values()) == ["A", "B"]
-
-
-def test_another_stage_joins_a_device_of_a_group():
-    given = splittable((4, 3.6, SPLIT), (4, 0.2, {1: 1.0}))
-    plan = planned(given)
-    where = plan.assignment[1]
-    assert (plan.assignment[0], where) in (("A,B", "A"), ("A,B", "B"))
-    assert plan.merged == ((0, 1),)
-    assert plan.throughput == pytest.approx(1 / 2.2)
-    assert told(plan) == [("A,B", "split", "throughput"), (where, "joined", "alone")]
-
-
-def test_only_neighbours_are_split_over():
-    given = splittable((4, 1.0, {2: 1.0}), memory=(24, 1, 24))
-    assert planned(given).assignment is None
-    assert planned(splittable((4, 1.0, {2: 1.0}), memory=(24, 24, 1))).assignment == {0: "A,B"}
-
-
-def test_a_split_stage_is_narrowed_for_one_that_came():
-    given = splittable((4, 1.0, SPLIT), (4, 1.0, {1: 1.0}))
-    plan = planned(given, {0: "A,B", 1: "B"})
-    assert plan.reason is PartitionReason.BETTER
-    assert told(plan) == [("A", "narrowed", "throughput"), ("B", "left", "throughput")]
-
-
 # ---- what transfers cost
 
 
@@ -281,12 +181,6 @@ def test_stages_that_send_much_are_near_each_other():
     assert plan.assignment == {0: "C", 1: "D"}
     assert plan.latency_seconds == pytest.approx(2.1)
     assert {one.reason for one in plan.decisions} == {StageReason.LATENCY}
-
-
-def test_payloads_of_several_edges_over_one_link_add_up():
-    given = splittable(*[(4, 1.0, {1: 1.0})] * 3, payloads={(0, 1): 2.0, (0, 2): 2.0})
-    assert given.score({0: "A", 1: "B", 2: "B"}).busiest_seconds == pytest.approx(4.0)
-    assert given.score({0: "A", 1: "A", 2: "B"}).busiest_seconds == pytest.approx(2.0)
 
 
 def test_groups_that_share_a_device_send_nothing_and_others_over_their_quickest_link():
@@ -320,19 +214,3 @@ def test_a_move_is_made_only_if_its_gain_pays_for_its_loading(load, horizon, rea
         (change,) = plan.changes
         assert (change.action, change.reason) == (StageAction.MOVED, StageReason.THROUGHPUT)
         assert change.stage_id == 0 or load == float("inf"), "the small stage moves"
-
-
-def test_pressure_moves_what_is_cheapest_to_load():
-    given = snapshot(
-        memory=(11, 11), stages=((4, 1.0), (8, 1.0)), interference=1.0, load_bytes_per_second=GIB, payloads={}
-    )
-    plan = planned(given, TOGETHER)
-    assert plan.reason is PartitionReason.PRESSURE
-    assert plan.assignment == {0: "B", 1: "A"}
-
-
-def test_a_plan_that_does_not_pay_does_not_flap():
-    given = snapshot(stages=PAIR, load_bytes_per_second=GIB / 250)
-    partitioner = Partitioner(cooldown_seconds=0.0)
-    reasons = {partitioner.plan(given, TOGETHER, float(second)).reason.value for second in range(60)}
-    assert reasons == {"costly", "cooldown"}

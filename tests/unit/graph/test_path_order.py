@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.order import BATCH, REALTIME, SlaClass, Undated, WaitingOrder, WaitingRequest
 from vllm_omni_sched.graph.path_order import PathOrder, PathRequest, path_request
 from vllm_omni_sched.graph.stages import Stage, StageGraph, StageKind
@@ -107,30 +106,6 @@ def test_nobody_starves_for_the_cost_of_others(max_wait, undated, its, others):
         waiting = [one for one in waiting if one.request_id != first]
         now += 1
     assert now - 1 == max_wait
-
-
-def test_an_unknown_stage():
-    with pytest.raises(ValueError, match="no stage 9"):
-        order([request()], 9)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"arrival": math.inf}, "arrival and ready"),
-        ({"ready": math.nan}, "arrival and ready"),
-        ({"costs": {2: -1.0}}, r"costs\[2\]"),
-        ({"deadline_seconds": 0.0}, "deadline_seconds"),
-    ],
-)
-def test_requests_check_themselves(options, message):
-    with pytest.raises(ValueError, match=f"'a': .*{message}"):
-        request(**options)
-
-
-def test_an_option_out_of_range():
-    with pytest.raises(ConfigError, match="max_wait_seconds"):
-        PathOrder(GRAPH, max_wait_seconds=0)
 
 
 def test_a_deadline_given_to_the_waiting_order_is_a_number():

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from vllm_omni_sched.config.errors import ConfigError, RequestError
+from vllm_omni_sched.config.errors import RequestError
 from vllm_omni_sched.config.load import load_config
-from vllm_omni_sched.graph.order import BATCH, INTERACTIVE, REALTIME
+from vllm_omni_sched.graph.order import INTERACTIVE, REALTIME
 from vllm_omni_sched.graph.promises import KNOWN, Promises, promises_of, usual_class
 
 
@@ -80,20 +80,6 @@ def test_the_operator_bounds_the_targets() -> None:
     for extra in ({"omni_ttft_ms": 999}, {"omni_itl_ms": 19}):
         with pytest.raises(RequestError, match="or more on this server"):
             bounded.check(extra)
-
-
-@pytest.mark.parametrize("classes", ["batch", ["vip"], [1], {"batch": 1}, [["batch"]], None])
-def test_classes_that_do_not_exist_are_no_option(classes: Any) -> None:
-    with pytest.raises(ConfigError, match="'client_classes': must be a list of the classes realtime, interactive"):
-        promises(client_classes=classes)
-
-
-def test_where_others_use_the_prefix_only_near_misses_are_refused() -> None:
-    shared = Promises({"batch": BATCH}, ["batch"], {}, option="client_classes", shared=True)
-    shared.check({"omni_task": "chat", "omni_query_start_loc": 1})
-    for key in ("omni_clas", "omni_usr", "omni_ttft", "omni_ttft_msec"):
-        with pytest.raises(RequestError, match=f"unknown key '{key}': did you mean"):
-            shared.check({key: 1})
 
 
 def test_a_request_is_promised_what_it_says() -> None:

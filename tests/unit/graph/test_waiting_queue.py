@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_omni_sched.graph.order import (
-    BATCH,
     DEFAULT_CLASSES,
     INTERACTIVE,
     PlaceReason,
@@ -33,33 +32,6 @@ def popped(queue: WaitingQueue, now: float = 0.0) -> list[str]:
     while (one := queue.pop(now)) is not None:
         found.append(one.request.request_id)
     return found
-
-
-def test_those_who_share_an_item_run_next_to_each_other():
-    queue = queue_of(request("a", 0.0, "x"), request("b", 0.1), request("c", 0.2, "x"), request("d", 0.3, "x", "y"))
-    assert queue.pop(0.0).reason is PlaceReason.DEADLINE
-    assert queue.peek(0.0).reason is PlaceReason.AFFINITY
-    assert popped(queue) == ["c", "d", "b"]
-
-
-def test_nobody_is_made_late_for_it():
-    queue = queue_of(
-        request("a", 0.0, "x"), request("b", 0.1), *(request(f"m{i}", 0.9, "x", cost=0.6) for i in range(5))
-    )
-    queue.pop(0.0)
-    # b can wait for 2.0 s: three of 0.6 s fit in front of it
-    assert popped(queue)[:4] == ["m0", "m1", "m2", "b"]
-
-
-def test_nobody_moves_ahead_of_one_that_has_aged():
-    queue = queue_of(request("a", 5.0, "x"), request("old", 0.0, sla=BATCH), request("c", 5.0, "x"), max_wait_seconds=6)
-    assert queue.pop(5.0).request.request_id == "a"
-    assert popped(queue, 6.0) == ["old", "c"]
-
-
-def test_nobody_moves_into_another_class():
-    queue = queue_of(request("a", 0.0, "x"), request("b", 0.1), request("c", 0.0, "x", sla=BATCH))
-    assert popped(queue) == ["a", "b", "c"]
 
 
 def test_what_has_left_is_not_pulled_up():

@@ -36,31 +36,6 @@ def test_only_what_changed_is_touched():
     assert features.items_touched - before == 1
 
 
-def test_preemption_gives_all_data_back():
-    features = FeatureList(item(i) for i in range(8))
-    assert held(features.as_sent(5, strip)) == [5, 6, 7]
-    assert held(features.as_sent(0, strip)) == list(range(8))
-
-
-def test_a_rewind_gives_back_what_it_passes():
-    features = FeatureList(item(i) for i in range(8))
-    features.as_sent(6, strip)
-    assert sorted(features.rewind(4)) == [4, 5]
-    assert features.rewind(4) == {}
-    assert held(features.as_sent(4, strip)) == [4, 5, 6, 7]
-
-
-def test_a_partly_computed_item_keeps_its_data():
-    features = FeatureList([item(0, 4), item(4, 4)])
-    assert held(features.as_sent(7, strip)) == [1]
-
-
-def test_a_nested_item_waits_for_the_one_around_it():
-    features = FeatureList([item(0, 10), item(2, 3), item(10, 2)])
-    assert held(features.as_sent(6, strip)) == [0, 1, 2]
-    assert held(features.as_sent(10, strip)) == [2]
-
-
 def test_released_data_leaves_memory_and_comes_back():
     features, spill = FeatureList(item(i) for i in range(100)), SpillFile(None, 1 << 20)
     features.as_sent(90, strip)
@@ -70,19 +45,6 @@ def test_released_data_leaves_memory_and_comes_back():
     assert features[3].data is None
     assert [f.data for f in features.as_sent(0, strip)] == [f"data{i}" for i in range(100)]
     assert held(features) == list(range(100))
-    features.close()
-
-
-def test_released_again_after_a_rewind_is_not_written_twice():
-    features, spill = FeatureList(item(i) for i in range(64)), SpillFile(None, 1 << 20)
-    features.as_sent(64, strip)
-    features.release_committed(64, spill, strip)
-    size = spill.size_bytes
-    features.as_sent(0, strip)
-    features.as_sent(64, strip)
-    assert features.release_committed(64, spill, strip) == 64
-    assert spill.size_bytes == size
-    assert held(features) == []
     features.close()
 
 
@@ -112,8 +74,3 @@ def test_another_process_gets_a_plain_list():
     copy = pickle.loads(pickle.dumps(features))
     assert type(copy) is list
     assert [f.data for f in copy] == ["data0", "data1"]
-
-
-def test_growth_is_at_the_tail_only():
-    with pytest.raises(TypeError, match="tail"):
-        FeatureList([item(0)]).insert(0, item(1))

@@ -48,32 +48,6 @@ def start(tokens=4, items=2, blocks=((1, 2),)):
     return tracker, SessionMirror(range(tokens), features, blocks, covered=0), features
 
 
-def test_an_update_continues():
-    tracker, mirror, features = start()
-    features.append(feature(2))
-    update = tracker.update(list(range(6)), 3, ((1, 2, 3),), covered=2, restored={})
-    assert (update.tokens, update.block_ids) == ([4, 5], ([3],))
-    mirror.apply(update, features[2:], strip)
-    assert list(mirror.tokens) == list(range(6))
-    assert mirror.block_ids == [[1, 2, 3]]
-    assert [f.data for f in mirror.features] == [None, None, "raw"]
-
-
-def test_its_size_does_not_grow_with_the_session():
-    tracker = SessionTracker(32_768, 32_768, (range(2048),), covered=0)
-    update = tracker.update(range(32_769), 32_769, (range(2048),), covered=32_768, restored={})
-    assert (len(update.tokens), len(update.block_ids[0]), update.restored) == (1, 0, {})
-
-
-def test_blocks_of_running_steps_count():
-    tracker, mirror, _ = start()
-    for side in (tracker, mirror):
-        side.append_blocks(([3, 4],))
-    update = tracker.update(range(5), 2, ((1, 2, 3, 4, 5),), covered=0, restored={})
-    mirror.apply(update, [], strip)
-    assert mirror.block_ids == [[1, 2, 3, 4, 5]]
-
-
 def test_a_live_table_is_compared_once():
     """What has been compared with a table is not looked at again, as long as the table is the same object."""
     table = Counted(list(range(1, 2049)))
@@ -99,16 +73,6 @@ def test_blocks_that_a_window_left_behind_are_null_blocks_at_the_worker():
         table.table.append(tokens)
         mirror.apply(tracker.update(range(tokens), 2, (table,), covered=0, restored={}), [], strip)
         assert mirror.block_ids == [table.table]
-
-
-def test_restored_items_come_back_and_are_stripped_again_later():
-    tracker, mirror, features = start()
-    mirror.apply(tracker.update(range(5), 2, ((1, 2),), covered=2, restored={}), [], strip)
-    assert [f.data for f in mirror.features] == [None, None]
-    mirror.apply(tracker.update(range(5), 2, ((1, 2),), covered=1, restored={1: features[1]}), [], strip)
-    assert [f.data for f in mirror.features] == [None, "raw"]
-    mirror.apply(tracker.update(range(5), 2, ((1, 2),), covered=2, restored={}), [], strip)
-    assert [f.data for f in mirror.features] == [None, None]
 
 
 @pytest.mark.parametrize(

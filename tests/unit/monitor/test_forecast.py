@@ -1,16 +1,13 @@
 """Load forecasts, the guard, and the plan made of them."""
 
 import importlib.util
-import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.forecast.backtest import rolling_origin
 from vllm_omni_sched.monitor.forecast.guard import Guard, GuardReason
-from vllm_omni_sched.monitor.forecast.history import ArrivalHistory, bytes_of, continued, history_of
+from vllm_omni_sched.monitor.forecast.history import bytes_of, continued, history_of
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions, ForecastReason, LoadForecast
 from vllm_omni_sched.monitor.forecast.models import ModelChoice
 from vllm_omni_sched.monitor.forecast.plan import Move, MoveReason, PlanOptions, PoolState, ReplicaPlanner
@@ -95,12 +92,6 @@ def test_the_back_test_prefers_what_is_right():
         rolling_origin(days(20, rng), SEASON, 4, 5)
 
 
-def test_without_statsmodels_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="forecast needs statsmodels: pip install statsmodels"):
-        LoadForecast()
-
-
 def test_the_guard_takes_trust_away_and_gives_it_back_with_hysteresis():
     guard = Guard(window=4, leave=1.1, come_back=0.9)
     assert [guard.observe(10, 11, 12) for _ in range(4)] == [GuardReason.LEARNING] * 3 + [GuardReason.GOOD]
@@ -124,12 +115,6 @@ def test_replicas_come_from_the_spare_ones_then_from_who_has_too_many():
     assert set(moves) == {Move(None, "image", 1), Move("text", "image", 2)}
 
 
-def test_nobody_gives_what_it_needs():
-    plans, moves = ReplicaPlanner().plan({"image": pool(1, 30.0), "text": pool(1, 8.0)}, spare=0, now=0.0)
-    assert moves == ()
-    assert plans["image"].reason is MoveReason.SHORT
-
-
 def test_replicas_are_given_up_one_by_one_after_the_cooldown():
     planner = ReplicaPlanner(PlanOptions(cooldown_seconds=300.0))
     have, given = 4, []
@@ -141,53 +126,10 @@ def test_replicas_are_given_up_one_by_one_after_the_cooldown():
     assert have == 2  # one would be loaded to 80%, above spare_utilisation
 
 
-def test_load_that_swings_around_a_bound_moves_nothing():
-    planner, have, changes = ReplicaPlanner(), 2, 0
-    for now in range(0, 6000, 60):
-        plans, moves = planner.plan({"image": pool(have, 15.9 if now % 120 else 5.0)}, spare=4, now=float(now))
-        have, changes = plans["image"].replicas, changes + len(moves)
-    assert changes == 0
-
-
 def test_bounds_hold():
     plans, _ = ReplicaPlanner().plan({"a": pool(1, 1000.0, maximum=3), "b": pool(0, 0.0, minimum=2)}, spare=9, now=0.0)
     assert (plans["a"].replicas, plans["a"].reason) == (3, MoveReason.AT_MAX)
     assert plans["b"].replicas == 2
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: ForecastOptions(bin_seconds=0), "bin_seconds"),
-        (lambda: ForecastOptions(seasons_kept=1), "seasons_kept"),
-        (lambda: Guard(leave=0.5), "come_back"),
-        (lambda: PlanOptions(utilisation=0.5), "utilisation"),
-        (lambda: PoolState(1, 0.0, 1.0), "capacity"),
-    ],
-)
-def test_options_are_checked(make, name):
-    with pytest.raises(ConfigError, match=name):
-        make()
-
-
-def test_a_forecast_that_is_no_number_is_an_error():
-    with pytest.raises(ValueError, match="forecast"):
-        pool(1, math.inf)
-
-
-@installed
-def test_without_the_guard_the_model_speaks_though_it_errs():
-    found = []
-    for guarded in (True, False):
-        forecast = LoadForecast(replace(OPTIONS, guarded=guarded))
-        rng = np.random.default_rng(1)
-        tell(forecast, days(192, rng))
-        now = tell(forecast, days(300, rng)[12:30], start=192)
-        found.append(forecast.forecast(now, "image"))
-    assert found[0].reason is ForecastReason.GUARDED
-    assert found[1].reason is ForecastReason.BEST
-    assert found[1].model is not ModelChoice.NAIVE
-    assert found[1].mean != found[0].mean
 
 
 def season(at):
@@ -213,49 +155,8 @@ def test_a_restored_history_is_used_as_if_it_had_been_observed(missed):
     assert len(counts) == 144 + missed
 
 
-@installed
-def test_what_is_observed_goes_on_behind_the_restored_history():
-    forecast = LoadForecast(OPTIONS)
-    forecast.restore(ArrivalHistory(60.0, until=5000.0, counts={"text": (1.0, 2.0)}), now=30.0, wall=5030.0)
-    forecast.observe(40.0, "text", 3.0)
-    forecast.observe(70.0, "text", 9.0)
-    forecast.observe(70.0, "audio", 4.0)
-    history = forecast.history(130.0, 6000.0)
-    assert history.counts == {"text": (1.0, 2.0, 3.0, 9.0), "audio": (4.0,)}
-    assert history.until == 6000.0 - 10.0
-
-
 def test_bins_in_which_nothing_was_observed_get_the_counts_of_a_season_before():
     assert continued((1.0, 2.0, 3.0), 4, 3) == (1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 1.0)
     assert continued((1.0, 2.0), 3, 3) == (1.0, 2.0, 2.0, 1.0, 2.0)  # the last one until there is a season
     assert continued((), 5, 3) == ()
     assert continued((1.0,), 0, 3) == (1.0,)
-
-
-@installed
-@pytest.mark.parametrize(
-    ("history", "wall", "says"),
-    [
-        (ArrivalHistory(30.0, 0.0, {"text": (1.0,)}), 0.0, "its bins have 30 s, and option 'bin_seconds' is 60"),
-        (ArrivalHistory(60.0, 0.0, {"text": (1.0,)}), 60.0 * 513, "it ends 513 bins ago, and 512 are kept"),
-    ],
-)
-def test_a_history_of_other_bins_or_of_long_ago_is_refused(history, wall, says):
-    with pytest.raises(ConfigError, match=says):
-        LoadForecast(OPTIONS).restore(history, 0.0, wall)
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", "not a history"),
-        (b"[]", "not a history"),
-        (b'{"bin_seconds": 60, "until": 1, "counts": {"text": ["many"]}}', "not a history"),
-        (b'{"bin_seconds": 60, "until": 1, "counts": {"text": [-1]}}', "negative or infinite"),
-        (b'{"bin_seconds": 60, "until": 1, "counts": {}, "format": "other"}', "its format is 'other'"),
-        (b"\xff\xfe", "not a history"),
-    ],
-)
-def test_a_damaged_history_is_an_error(content, says):
-    with pytest.raises(ConfigError, match=says):
-        history_of(content)

@@ -3,24 +3,17 @@
 import math
 import random
 
-import pytest
-
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.recovery.events import (
-    Aborted,
     Cleared,
     Deliver,
     Died,
     Dispatched,
     Draining,
-    Drop,
     Fail,
     FailReason,
     Finished,
     IncidentKind,
     Joined,
-    Left,
-    OutputLost,
     Record,
     Redispatch,
     Replica,
@@ -33,7 +26,6 @@ from vllm_omni_sched.monitor.recovery.events import (
     Wait,
 )
 from vllm_omni_sched.monitor.recovery.options import RecoveryOptions
-from vllm_omni_sched.monitor.recovery.placement import Rerun, plan_rerun
 from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.monitor.recovery.state import Phase
 
@@ -63,16 +55,6 @@ def test_requests_of_a_dead_replica_go_on_at_once_elsewhere_and_it_is_restarted(
     assert one.on_event(Died(A), 1.1) == () or one.phase(A) is not Phase.HEALTHY
 
 
-def test_an_answer_counts_once_and_only_that_of_the_last_dispatch():
-    one = recovery()
-    one.on_event(Dispatched("a", A), 0.0)
-    one.on_event(Died(A), 1.0)
-    assert one.on_event(Finished("a", 1, final=True), 1.1) == (Drop("a"),)
-    assert one.on_event(Finished("a", 2, final=True), 1.2) == (Deliver("a"),)
-    assert one.on_event(Finished("a", 2, final=True), 1.3) == (Drop("a"),)
-    assert len(one) == 0
-
-
 def test_without_another_replica_they_wait_for_the_restart_in_order():
     one = recovery([A], max_wait_seconds=60.0)
     for name in "ab":
@@ -93,32 +75,11 @@ def test_who_waited_too_long_fails():
     assert told(one.on_event(Tick(), 61.0)) == [Fail("a", FailReason.WAITED)]
 
 
-def test_a_full_replica_takes_the_next_when_one_has_left():
-    one = recovery(limit=1)
-    one.on_event(Dispatched("a", A), 0.0)
-    one.on_event(Dispatched("b", B), 0.0)
-    assert told(one.on_event(Died(A), 1.0)) == [Restart(A), Wait("a", 61.0)]
-    assert told(one.on_event(Finished("b", 1, final=True), 2.0)) == [Deliver("b"), Redispatch("a", B, 2, (0,))]
-
-
 def test_a_poisonous_request_is_given_up_before_it_has_killed_them_all():
     one = recovery(poison_deaths=2, max_redispatches=9)
     one.on_event(Dispatched("bad", A), 0.0)
     assert Redispatch("bad", B, 2, (0,)) in one.on_event(Died(A), 1.0)
     assert Fail("bad", FailReason.POISON) in one.on_event(Died(B), 2.0)
-
-
-def test_moves_of_all_stages_count_for_a_request_that_is_in_several_at_a_time():
-    one = Recovery(dict.fromkeys((A, B, C, D), math.inf), {}, RecoveryOptions(max_redispatches=1), random.Random(1))
-    for name, replica in (("a@0", A), ("a@1", C)):
-        one.on_event(Dispatched(name, replica, "a"), 0.0)
-    assert Redispatch("a@1", D, 2, (1,)) in told(one.on_event(Died(C), 1.0))
-    assert Fail("a@0", FailReason.REDISPATCHES) in told(one.on_event(Died(A), 2.0))
-    one.on_event(Aborted("a@1"), 3.0)
-    assert len(one) == 0
-    one.on_event(Dispatched("a@0", B, "a"), 4.0)  # another one of that name
-    one.on_event(Restarted(A), 4.0)
-    assert Redispatch("a@0", A, 2, (0,)) in told(one.on_event(Died(B), 5.0))
 
 
 def test_the_last_chance_is_shared_with_few():
@@ -131,27 +92,6 @@ def test_the_last_chance_is_shared_with_few():
     # b kills: c, which waited beside it, is not condemned with it
     assert told(one.on_event(Died(B), 3.0)) == [Fail("b", FailReason.POISON), Restart(B)]
     assert told(one.on_event(Restarted(A), 4.0)) == [Redispatch("c", A, 2, (0,))]
-
-
-def test_a_finished_stage_clears_a_request_of_its_deaths():
-    one = recovery([A, B, C], poison_deaths=2, max_redispatches=1)
-    one.on_event(Dispatched("a", A), 0.0)
-    one.on_event(Died(A), 1.0)
-    assert one.on_event(Finished("a", 2), 2.0) == (Deliver("a"),)
-    one.on_event(Dispatched("a", C), 2.0)
-    assert told(one.on_event(Died(C), 3.0)) == [Fail("a", FailReason.REDISPATCHES), Restart(C)]
-
-
-@pytest.mark.parametrize(("lost", "stages", "target"), [(False, (1,), C), (True, (0, 1), A)])
-def test_a_finished_stage_is_not_run_again_while_its_output_is_held(lost, stages, target):
-    other = Replica(1, 1)
-    one = recovery([A, C, other])
-    one.on_event(Dispatched("a", A), 0.0)
-    one.on_event(Finished("a", 1), 1.0)
-    one.on_event(Dispatched("a", other), 1.0)
-    if lost:
-        one.on_event(OutputLost("a", 0), 1.5)
-    assert Redispatch("a", target, 3, stages) in one.on_event(Died(other), 2.0)
 
 
 def test_a_suspect_gets_nothing_new():
@@ -199,51 +139,6 @@ def test_a_dispatch_to_a_replica_that_just_died_is_moved():
     assert told(one.on_event(Dispatched("a", A), 0.1)) == [Redispatch("a", B, 1, (0,))]
 
 
-def test_a_dispatch_that_makes_no_sense_is_an_error():
-    one = recovery()
-    with pytest.raises(ValueError, match="does not exist"):
-        one.on_event(Dispatched("a", Replica(7, 0)), 0.0)
-    one.on_event(Dispatched("a", A), 0.0)
-    with pytest.raises(ValueError, match="while it is in flight"):
-        one.on_event(Dispatched("a", B), 0.0)
-    assert one.on_event(Died(Replica(7, 0)), 0.0) == ()
-
-
-def test_history_is_bounded():
-    one = recovery(history=3)
-    for now in range(10):
-        one.on_event(Suspected(A), now)
-        one.on_event(Cleared(A), now)
-    assert len(one.history) == 3
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"max_restarts": 0}, {"max_redispatches": -1}, {"max_wait_seconds": 0}, {"max_backoff_seconds": 0.1}],
-)
-def test_options_are_checked(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        RecoveryOptions(**wrong)
-
-
-DIAMOND = {0: (), 1: (0,), 2: (0,), 3: (1, 2)}
-
-
-@pytest.mark.parametrize(
-    ("stage", "held", "stages", "resume"),
-    [
-        (3, {0, 1, 2}, (3,), (3,)),
-        (3, {1, 2}, (3,), (3,)),
-        (3, {0, 1}, (2, 3), (2,)),
-        (3, {0}, (1, 2, 3), (1, 2)),
-        (3, {1}, (0, 2, 3), (0,)),
-        (0, set(), (0,), (0,)),
-    ],
-)
-def test_rerun_walks_back_to_the_nearest_held(stage, held, stages, resume):
-    assert plan_rerun(stage, DIAMOND, held) == Rerun(stages, resume)
-
-
 def test_a_replica_that_is_to_leave_gets_no_request_that_lost_its_own():
     one = recovery()
     one.on_event(Dispatched("a", A), 0.0)
@@ -251,32 +146,6 @@ def test_a_replica_that_is_to_leave_gets_no_request_that_lost_its_own():
     assert not one.serves(B)
     assert told(one.on_event(Died(A), 1.0)) == [Restart(A), Wait("a", 1.0 + one.options.max_wait_seconds)]
     assert told(one.on_event(Stays(B), 2.0)) == [Redispatch("a", B, 2, (0,))]
-
-
-def test_it_leaves_only_empty_and_is_not_restarted():
-    one = recovery()
-    one.on_event(Dispatched("a", A), 0.0)
-    for event in (Draining(A), Left(A)):
-        one.on_event(event, 0.0)
-    assert one.in_flight(A) == ("a",)
-    one.on_event(Finished("a", 1, final=True), 1.0)
-    assert told(one.on_event(Left(A), 2.0)) == []
-    assert not one.serves(A)
-    assert told(one.on_event(Died(A), 3.0)) == []
-    assert [each.kind for each in one.history] == [IncidentKind.DRAINING, IncidentKind.MOVED_AWAY]
-
-
-def test_one_that_has_not_been_told_to_leave_does_not():
-    one = recovery()
-    one.on_event(Left(A), 0.0)
-    assert one.serves(A)
-
-
-def test_to_die_before_it_is_empty_is_to_die():
-    one = recovery()
-    one.on_event(Dispatched("a", A), 0.0)
-    one.on_event(Draining(A), 0.0)
-    assert told(one.on_event(Died(A), 1.0)) == [Restart(A), Redispatch("a", B, 2, (0,))]
 
 
 def test_one_that_joins_serves_and_dies_as_others_do():

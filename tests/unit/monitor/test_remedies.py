@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from vllm_omni_sched.config.stage_options import RecoveryOptions as Chosen
 from vllm_omni_sched.monitor.anomaly.finding import AnomalyKind
 from vllm_omni_sched.monitor.recovery.events import Replica
 from vllm_omni_sched.monitor.recovery.remedies import (
-    BUSY_SECONDS,
     TRIGGERS,
     Remedies,
     RemedyAction,
@@ -67,11 +65,6 @@ BEGINS = [(REPLACE, A, RemedyReason.ANOMALY)]
 def test_1_only_anomalies_to_act_on_lead_to_anything(act_on: set[Trigger], acts: set[AnomalyKind]) -> None:
     assert {kind for kind in AnomalyKind if Case(act_on=act_on).found(kind, A)} == acts
     assert AnomalyKind.SILENT_REPLICA not in TRIGGERS  # `ReplicaHangs` decides on these
-
-
-def test_the_options_of_operators_are_the_triggers() -> None:
-    assert Chosen(act_on=[trigger.value for trigger in Trigger]).act_on == [trigger.value for trigger in Trigger]
-    assert Chosen().act_on == []
 
 
 def test_2_a_replica_that_does_not_serve_is_recovery_s() -> None:
@@ -160,32 +153,6 @@ def test_9_a_dry_run_says_what_it_would_do_and_does_nothing() -> None:
     assert case.pass_(100) == would
     case.pass_(100)
     assert case.found(LEAK, A) == [(LEAVE, A, RemedyReason.BUDGET)]
-
-
-@pytest.mark.parametrize(
-    ("outcome", "reason"),
-    [(ReplaceOutcome.UNABLE, RemedyReason.UNABLE), (ReplaceOutcome.NOT_STARTED, RemedyReason.NOT_STARTED)],
-)
-def test_what_could_not_be_done_is_said(outcome: ReplaceOutcome, reason: RemedyReason) -> None:
-    case = Case()
-    case.found(LEAK, A)
-    assert case.ended(A, outcome) == [(LEAVE, A, reason)]
-
-
-def test_what_could_not_begin_is_tried_again_and_costs_nothing() -> None:
-    case = Case(max_restarts=1)
-    for _ in range(3):
-        assert (case.found(LEAK, A) or case.pass_(BUSY_SECONDS)) == BEGINS
-        assert case.ended(A, ReplaceOutcome.BUSY) == []
-        assert case.pass_(0) == []
-
-
-def test_the_end_of_something_else_is_ignored() -> None:
-    case = Case()
-    assert case.ended(A, ReplaceOutcome.REPLACED) == []
-    case.found(LEAK, A)
-    assert case.ended(B, ReplaceOutcome.NOT_EMPTY) == []
-    assert case.remedies.replacing == A
 
 
 def test_whatever_happens_replacements_are_within_their_bounds() -> None:

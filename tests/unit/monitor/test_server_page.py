@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.counts import SchedulerMetrics
 from vllm_omni_sched.monitor.exposition import render
-from vllm_omni_sched.monitor.server_frame import WHERE, frame_of
-from vllm_omni_sched.monitor.server_page import ServerPage, quantile, read_page
-from vllm_omni_sched.resource.engine.lane import WhereReason
+from vllm_omni_sched.monitor.server_frame import frame_of
+from vllm_omni_sched.monitor.server_page import ServerPage, read_page
 
 VLLM = """
 # TYPE vllm:num_requests_running gauge
@@ -65,49 +62,8 @@ def test_samples_are_summed_over_engines_and_fractions_are_averaged():
     assert frame.requests.kv_cache_usage == pytest.approx(0.3)
 
 
-def test_waiting_requests_of_a_class_are_summed_over_engines_and_stages():
-    assert frame_of(page()).requests.waiting_by_class == {"realtime": 0, "interactive": 1, "batch": 3}
-    text = """
-# TYPE vllm:omni_sched_waiting_requests gauge
-vllm:omni_sched_waiting_requests{engine="0",model_name="m",class="interactive"} 0.0
-vllm:omni_sched_waiting_requests{engine="0",model_name="m",class="batch"} 3.0
-vllm:omni_sched_waiting_requests{engine="1",model_name="m",class="interactive"} 1.0
-vllm:omni_sched_waiting_requests{engine="1",model_name="m",class="batch"} 4.0
-vllm:omni_sched_waiting_requests{engine="0",model_name="m",stage="1",class="batch"} 5.0
-"""
-    assert frame_of(read_page(text, 0.0)).requests.waiting_by_class == {"interactive": 1, "batch": 12}
-
-
-def test_a_server_that_does_not_count_by_class_has_no_such_numbers():
-    counts = metrics()
-    counts.waiting_requests.clear()
-    assert frame_of(page(counts)).requests.waiting_by_class == {}
-
-
 def test_the_metrics_of_others_are_left_out():
     assert all(name.startswith("vllm:") for name in page().samples)
-
-
-def test_without_an_earlier_page_counts_are_those_since_the_start():
-    frame = frame_of(page())
-    assert (frame.seconds, frame.steps) == (None, 100)
-    assert frame.placements == {"would_stall_decode": 2, "no_decode": 1}  # the most frequent first, none that is 0
-    assert (frame.lanes.pending, frame.lanes.share, frame.lanes.items, frame.lanes.busy) == (5, 0.25, 2, None)
-    assert frame.encoder_cache.hit_rate == 0.75
-    assert frame.encoder_cache.tiers == {"lane": 2}
-    assert frame.requests.admitted == {"deadline": 4}
-    assert frame.slo["interactive"].fraction == 0.9
-    assert frame.slo["batch"].fraction is None
-    assert frame.slo["batch"].ttft_p50_seconds is None
-
-
-def test_with_an_earlier_page_counts_are_those_since_then_and_gauges_those_of_now():
-    frame = frame_of(page(metrics(3), at=20.0), page(metrics(1), at=10.0))
-    assert (frame.seconds, frame.steps) == (10, 200)
-    assert frame.placements == {"would_stall_decode": 4, "no_decode": 2}
-    assert frame.lanes.pending == 5
-    assert frame.lanes.busy == 1.0  # ten seconds of encodes in ten seconds
-    assert frame.slo["interactive"].met == 18
 
 
 def test_a_server_that_has_started_again_is_counted_from_its_start():
@@ -120,25 +76,6 @@ def test_quantiles_are_interpolated_in_their_bucket():
     # three of four values lie between 10 and 25 ms, one between 250 and 500
     assert frame.lanes.wait_p50_seconds == pytest.approx(0.01 + 0.015 * 2 / 3)
     assert frame.slo["interactive"].ttft_p99_seconds == pytest.approx(0.25 + 0.25 * 0.96)
-
-
-@pytest.mark.parametrize(
-    ("buckets", "q", "expected"),
-    [
-        ([], 0.5, None),
-        ([(1.0, 0.0), (float("inf"), 0.0)], 0.5, None),
-        ([(1.0, 2.0), (float("inf"), 2.0)], 0.5, 0.5),
-        ([(1.0, 0.0), (2.0, 4.0), (float("inf"), 4.0)], 0.25, 1.25),
-        ([(1.0, 1.0), (float("inf"), 4.0)], 0.99, 1.0),  # beyond the largest bound
-    ],
-)
-def test_a_quantile_of_buckets(buckets, q, expected):
-    assert quantile(buckets, q) == expected
-
-
-def test_every_reason_for_a_place_has_its_place():
-    assert set(WHERE) == {reason.value for reason in WhereReason}
-    assert set(WHERE.values()) == {"in_step", "lane"}
 
 
 def test_stages_are_listed_by_replica():
@@ -155,23 +92,6 @@ vllm:omni_sched_stage_requests_total{stage="0",replica="0",outcome="failed"} 2.0
         (one.stage, one.replica, one.running, one.finished, one.failed) for one in frame_of(read_page(text, 0)).stages
     ]
     assert found == [("0", "0", 1, 7, 3), ("1", "0", 2, 0, 0)]
-
-
-def test_what_a_server_had_published_after_two_runs_of_the_example_of_a_chat():
-    """Recorded on vLLM 0.30 with the profile `chat`; families that are not read are left out of the file."""
-    frame = frame_of(read_page((Path(__file__).parent / "recorded_metrics.txt").read_text(), 0.0))
-    assert frame.steps == 182
-    assert (frame.requests.running, frame.requests.waiting, frame.requests.kv_cache_usage) == (0, 0, 0)
-    assert frame.requests.admitted == {"deadline": 4, "arrival": 2}  # of the classes interactive and batch
-    assert frame.placements == {"no_decode": 1}
-    assert frame.encoder_cache.hit_rate == pytest.approx(2 / 3)
-    assert frame.encoder_cache.tiers == {"device": 4, "miss": 2}
-    assert {name: (one.met, one.missed) for name, one in frame.slo.items()} == {
-        "realtime": (0, 0),
-        "interactive": (4, 0),
-        "batch": (2, 0),
-    }
-    assert frame.slo["interactive"].ttft_p50_seconds == pytest.approx(0.01)
 
 
 def test_what_is_no_page_of_metrics_is_an_error():

@@ -101,36 +101,3 @@ def test_caches_of_a_replica_and_what_a_death_takes(board):
     board.lost(0, 0)
     assert (only(board).device_bytes, only(board).host_bytes) == (None, None)
     assert only(board).prefix_tokens == {"hit": 30, "miss": 30}
-
-
-def test_a_clock_that_was_set_back_gives_no_negative_time(board):
-    board.submitted(0, 0, "a", 5.0)
-    board.started(0, 0, "a", 4.0)
-    board.finished(0, 0, "a", 3.0)
-    assert (only(board).queue_seconds.total, only(board).latency_seconds.total) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda b: b.submitted(2, 0, "a", 0.0), r"unknown stage 2, known are \[0, 1\]"),
-        (lambda b: b.submitted(0, 1024, "a", 0.0), "replica must be 0 to 1023, got 1024"),
-        (lambda b: b.anomaly(0, "leak"), r"unknown kind of anomaly 'leak', known are \['stuck_queue'\]"),
-        (lambda b: b.incident(0, 0, "x"), "unknown kind of incident 'x'"),
-        (lambda b: b.load("smell", observed=1.0), "unknown modality 'smell'"),
-        (lambda b: b.load("text", observed=-1.0), "observed must be finite and 0 or more, got -1"),
-        (lambda b: b.edge(0, 1, float("inf")), "seconds must be finite"),
-        (lambda b: b.edge(0, 3, 1.0), "unknown stage 3"),
-        (lambda b: b.moved(0, 3, "put", 1, 3, 1.0), "unknown stage 3"),
-        (lambda b: b.moved(0, 1, "put", 1, -3, 1.0), "nbytes must be finite and 0 or more"),
-        (lambda b: b.moved(0, 1, "lost", 1, 3, 1.0), r"side must be one of \['put', 'get'\], got 'lost'"),
-        (lambda b: b.cache(0, 0, "disk", 1, 3), r"unknown cache 'disk', known are \['prefix', 'encoder'\]"),
-        (lambda b: b.cache(0, 0, "prefix", 1, -3), "miss must be finite"),
-        (lambda b: b.memory(0, 0, -1, 0), "device_bytes must be finite and 0 or more"),
-        (lambda b: StageBoard([]), "stages and max_in_flight must be 1 or more, got 0 and 65536"),
-    ],
-)
-def test_what_is_unknown_or_no_amount_is_refused(board, call, says):
-    with pytest.raises(ValueError, match=says):
-        call(board)
-    assert board.edges == {}

@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.batch_size import LimitReason
 from vllm_omni_sched.resource.pid import PidBatch
 
@@ -50,5 +49,3 @@ def test_too_slow_steps_make_it_fall_faster_than_memory_does():
 def test_memory_is_a_number(bad):
     with pytest.raises(ValueError, match="used"):
         PidBatch().note_memory(bad)
-    with pytest.raises(ConfigError, match="memory_high"):
-        PidBatch(memory_high=bad)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.engine.encode_rounds import (
-    HOLDS,
     EncodeRounds,
     PromptWork,
     RoundReason,
@@ -55,23 +52,11 @@ def test_a_prompt_that_is_being_computed_is_not_made_late():
     assert (step.gathers, asked(step, clip("next"))) == (False, [RoundReason.FIRST_TOKEN_DUE])
 
 
-def test_one_item_is_encoded_where_nothing_else_goes_on_however_late_it_is():
-    late = clip("late", due=-5.0)
-    assert asked(EncodeRounds().step(snapshot(late), 0.0), late) == [RoundReason.NOBODY_DECODES]
-
-
 def test_beside_decodes_an_item_goes_that_fits_and_the_step_has_fewer_tokens_for_it():
     small = clip("small", encode=0.05)
     step = EncodeRounds().step(snapshot(small, unharmed=2), 0.0)
     assert step.prompt_tokens == 200  # 0.9 of 100 ms, less 20 ms and 50 ms
     assert asked(step, small, small) == [RoundReason.FITS, RoundReason.HELD]
-
-
-def test_an_item_that_the_step_does_not_come_to_takes_no_tokens_from_it():
-    behind = clip("behind", encode=0.05, reached=False)
-    step = EncodeRounds().step(snapshot(behind, unharmed=1), 0.0)
-    assert step.prompt_tokens == 1000
-    assert asked(step, behind) == [RoundReason.HELD]
 
 
 def test_what_was_never_timed_is_encoded_at_once():
@@ -109,21 +94,6 @@ def test_who_is_late_already_is_no_reason_to_break_a_promise():
     assert policy.step(snapshot(*clips, unharmed=1), 0.0).opened is None
 
 
-def test_a_hold_ends_after_the_bound():
-    policy = EncodeRounds(max_wait_seconds=3.0)
-    assert asked(policy.step(snapshot(clip("a"), unharmed=1), 0.0), clip("a")) == [RoundReason.HELD]
-    assert policy.num_held == 1
-    late = policy.step(snapshot(clip("a"), unharmed=1), 3.0)
-    assert not late.holds("a", 0.5)
-    # all of its items, and then the harm is done
-    assert asked(late, clip("a"), clip("a"), clip("b")) == [
-        RoundReason.AGED,
-        RoundReason.AGED,
-        RoundReason.AGED,
-    ]
-    assert policy.num_held == 0
-
-
 def test_a_first_token_waits_while_an_item_is_held_and_its_deadline_allows():
     step = EncodeRounds().step(snapshot(PromptWork("done", 0.0, 0.0, 9.0, runs=True), clip("a"), unharmed=1), 0.0)
     assert step.first_token_waits(0.0, 9.0)
@@ -134,50 +104,3 @@ def test_a_first_token_waits_while_an_item_is_held_and_its_deadline_allows():
 def test_a_first_token_waits_for_nobody_who_is_not_held(unharmed: int):
     fits = clip("a", encode=0.01) if unharmed else clip("a")
     assert not EncodeRounds().step(snapshot(fits, unharmed=unharmed), 0.0).first_token_waits(0.0, 9.0)
-
-
-def test_who_has_left_is_forgotten():
-    policy = EncodeRounds()
-    asked(policy.step(snapshot(clip("a"), clip("b"), unharmed=1), 0.0), clip("a"), clip("b"))
-    policy.ended("a", 0)
-    assert (policy.num_held, policy.mean_tokens) == (1, 0.0)
-    policy.forget()
-    assert policy.num_held == 0
-
-
-def test_the_more_decode_the_longer_it_takes_until_all_are_done():
-    policy = EncodeRounds()
-    policy.ended("before", 100)
-    drains = [policy.drain_seconds(snapshot(unharmed=number)) for number in (0, 1, 2, 10)]
-    assert drains[0] == 0
-    assert drains[1] == pytest.approx(2.0, rel=0.1)
-    assert drains == sorted(drains)
-
-
-@pytest.mark.parametrize("arguments", [{"max_wait_seconds": 0.0}, {"min_tokens": 0}])
-def test_bounds_are_checked(arguments: dict[str, Any]):
-    with pytest.raises(ConfigError, match=next(iter(arguments))):
-        EncodeRounds(**arguments)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: clip("a", encode=-1.0),
-        lambda: clip("a", prefill=math.inf),
-        lambda: clip("a", due=math.nan),
-        lambda: snapshot(unharmed=-1),
-        lambda: snapshot(itl=math.nan),
-    ],
-)
-def test_numbers_that_make_no_sense_are_refused(make: Any):
-    with pytest.raises(ValueError, match="must be"):
-        make()
-
-
-def test_every_reason_is_either_a_hold_or_an_encode():
-    assert {reason for reason in RoundReason if reason in HOLDS} == {
-        RoundReason.HELD,
-        RoundReason.FIRST_TOKEN_DUE,
-        RoundReason.DRAINS,
-    }

@@ -80,73 +80,15 @@ def test_an_encode_that_has_waited_for_long_saves_blocks_while_no_request_is_adm
     )
 
 
-def test_while_it_saves_it_gives_back_what_running_requests_need():
-    lender = policy()
-    lender.plan(snapshot(40, free=20, needed_blocks=1), 0.0)
-    assert lender.plan(snapshot(40, free=2, lent_blocks=20, needed_blocks=8), 2.0).blocks == 14
-
-
-def test_saving_takes_turns_with_requests_that_last_longer_each_time():
-    lender, waits = policy(), snapshot(40, free=20, needed_blocks=5)
-    ask = [0.0, 2.0, 31.9, 32.0, 61.9, 62.0, 121.9, 122.0, 181.9, 182.0]
-    saves = [lender.plan(waits, now).reason is LendingReason.SAVING for now in ask]
-    assert saves == [False, True, True, False, False, True, True, False, False, True]
-    assert lender.plan(snapshot(40, free=45, needed_blocks=5), 183.0).blocks == 40
-    again = [lender.plan(waits, now).reason is LendingReason.SAVING for now in (184.0, 186.0, 215.9, 216.0)]
-    assert again == [False, True, True, False], "the next encode begins with a short turn"
-
-
 def test_nothing_is_saved_while_nothing_runs_that_could_end():
     lender, held = policy(), snapshot(40, free=20)
     assert [lender.plan(held, now).admits for now in (0.0, 2.0, 9.0)] == [True, True, True]
     assert not lender.plan(snapshot(40, free=20, needed_blocks=1), 9.1).admits
 
 
-def test_an_encode_that_would_go_on_with_a_loan_in_use_waits_while_a_request_does():
-    """Encodes that follow one another would otherwise never give the loan back."""
-    lender = policy()
-    in_use = snapshot(10, free=20, lent_blocks=10, used_blocks=10, blocked=True)
-    for now in (0.0, 5.0, 10.0):
-        assert lender.plan(in_use, now) == LendingPlan(10, LendingReason.REQUESTS_FIRST)
-    ended = snapshot(10, free=20, lent_blocks=10, blocked=True)
-    assert lender.plan(ended, 11.0) == LendingPlan(0, LendingReason.REQUESTS_FIRST), "the request may run now"
-    waits = snapshot(10, free=30, blocked=True)
-    assert lender.plan(waits, 11.9).reason is LendingReason.REQUESTS_FIRST
-    assert lender.plan(waits, 12.0) == LendingPlan(10, LendingReason.LENT, 1), "2 seconds after the last use"
-
-
-def test_an_encode_that_would_go_on_with_a_loan_in_use_needs_room_until_it_has_ended():
-    lender, tight = policy(), snapshot(8, free=3, lent_blocks=10, used_blocks=10, needed_blocks=6)
-    assert lender.plan(tight, 0.0) == LendingPlan(10, LendingReason.NEEDED_BY_REQUESTS)
-    fits = snapshot(8, free=4, lent_blocks=10, used_blocks=10, needed_blocks=6)
-    assert lender.plan(fits, 0.1) == LendingPlan(10, LendingReason.IN_USE, 1)
-
-
 def test_an_idle_loan_is_not_for_encodes_without_room():
     lender, tight = policy(), snapshot(0, 8, free=3, lent_blocks=10, needed_blocks=6)
     assert lender.plan(tight, 0.0) == LendingPlan(7, LendingReason.RECALLED, 1)
-
-
-def test_a_loan_that_was_used_between_two_plans_does_not_stay_for_the_next_encode():
-    lender, waits = policy(), snapshot(10, blocked=True)
-    lender.plan(waits, 0.0)
-    assert lender.plan(waits, 2.0).blocks == 10
-    lender.began()
-    assert lender.plan(snapshot(10, free=90, lent_blocks=10, blocked=True), 2.1).blocks == 0
-
-
-def test_an_idle_loan_is_kept_for_a_while():
-    lender, idle = policy(), snapshot(free=90, lent_blocks=10)
-    assert lender.plan(idle, 0.0) == LendingPlan(10, LendingReason.HELD)
-    assert lender.plan(idle, 0.9).reason is LendingReason.HELD
-    assert lender.plan(idle, 1.0) == LendingPlan(0, LendingReason.RETURNED)
-
-
-def test_a_use_in_between_lets_the_while_begin_anew():
-    lender, idle = policy(), snapshot(free=90, lent_blocks=10)
-    lender.plan(idle, 0.0)
-    assert lender.plan(snapshot(free=90, lent_blocks=10, used_blocks=10), 0.8) == LendingPlan(10, LendingReason.IN_USE)
-    assert lender.plan(idle, 1.5).reason is LendingReason.HELD
 
 
 def test_an_idle_loan_is_recalled_when_requests_need_it():
@@ -160,36 +102,6 @@ def test_what_is_used_is_not_taken_back():
     assert policy().plan(used, 0.0).blocks == 6
     waits = snapshot(20, free=0, lent_blocks=10, used_blocks=6, needed_blocks=50)
     assert policy().plan(waits, 0.0) == LendingPlan(6, LendingReason.NEEDED_BY_REQUESTS)
-
-
-def test_a_smaller_demand_does_not_shrink_the_loan_while_nobody_needs_it():
-    assert policy().plan(snapshot(5, free=80, lent_blocks=20), 0.0) == LendingPlan(20, LendingReason.LENT, 1)
-
-
-@pytest.mark.parametrize("most", [-0.1, 1.0])
-def test_the_bound_is_checked(most: float):
-    with pytest.raises(ConfigError, match="kv_lending"):
-        MemoryLending(most)
-
-
-def test_times_are_checked():
-    with pytest.raises(ConfigError, match="hold_seconds and patience_seconds must be finite and 0 or more"):
-        MemoryLending(0.5, patience_seconds=-1.0)
-    with pytest.raises(ConfigError, match="saving_seconds must be finite and above 0, got 0"):
-        MemoryLending(0.5, saving_seconds=0.0)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
-        ((100, -1), "free_blocks"),
-        ((100, 50, 5, 6), "are used of 5"),
-        ((100, 96, 5), "more than 100"),
-    ],
-)
-def test_snapshots_are_checked(numbers: tuple[int, ...], message: str):
-    with pytest.raises(ValueError, match=message):
-        LendingSnapshot(*numbers)
 
 
 LENDS = LendingEngine("cpu", encode_ahead=True, bytes_per_embed=1000.0)

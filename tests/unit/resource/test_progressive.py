@@ -1,14 +1,11 @@
 """Progressive batching: its rules as tables, and its promises as properties."""
 
-import math
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.gates import Asked, some
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_gate import StageGate
 from vllm_omni_sched.resource.pipeline.stage_limits import ProgressiveWindow
@@ -31,44 +28,9 @@ def test_the_window_grows_by_what_ran_while_the_target_is_met_and_no_further_tha
     assert run(window, 1000, 1.0, times=4) == [2000, 4000, 4000, 4000]
 
 
-@pytest.mark.parametrize(("growth", "shrink", "found"), [(2.0, 0.5, [600, 300]), (3.0, 0.25, [900, 150])])
-def test_it_grows_and_shrinks_by_the_factors_of_the_operator(growth, shrink, found):
-    window = ProgressiveWindow(64, growth, shrink, target_seconds=1.0)
-    assert [*run(window, 300, 1.0), *run(window, 600, 1.1, now=5.0)] == found
-
-
 def test_it_never_shrinks_below_the_first_units():
     window = ProgressiveWindow(first_units=64)
     assert run(window, 100, 9.0, times=3) == [64, 64, 64]
-
-
-def test_short_work_is_not_counted():
-    window = ProgressiveWindow(first_units=64)
-    assert [window.counted(units) for units in (0, 64, 65)] == [0, 0, 65]
-    window.begin("short", 64, 0.0)
-    assert window.running == 0
-    window.through("short", 100.0)
-    assert window.units == 64
-
-
-def test_what_began_before_a_change_says_nothing_about_it():
-    window = ProgressiveWindow(first_units=64)
-    run(window, 400, 1.0, times=2)
-    for name in "abc":
-        window.begin(name, 400, 10.0)
-    window.through("a", 15.0)
-    assert window.units == 600
-    window.through("b", 15.0)
-    window.through("c", 15.0)
-    assert (window.units, window.running) == (600, 0)
-
-
-def test_what_leaves_without_a_result_says_nothing():
-    window = ProgressiveWindow(first_units=64)
-    window.begin("a", 100, 0.0)
-    window.drop("a")
-    window.drop("a")
-    assert (window.units, window.running) == (64, 0)
 
 
 LONG, SHORT = 500, 0
@@ -152,27 +114,3 @@ def test_all_work_is_done_once_and_what_runs_stays_within_the_window(seed, num_r
             assert window.running == sum(map(window.counted, there))
             assert window.units >= first
     assert sorted(done) == sorted(sizes)
-
-
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [
-        ({"first_units": 0}, "first_units"),
-        *(({"growth": bad}, "growth") for bad in (1, math.inf, math.nan)),
-        *(({"shrink": bad}, "shrink") for bad in (0, 1, math.nan)),
-        *(({"target_seconds": bad}, "target_seconds") for bad in (0, math.inf, math.nan)),
-    ],
-)
-def test_bad_arguments_are_refused_by_name(how, says):
-    with pytest.raises(ConfigError, match=says):
-        ProgressiveWindow(**how)
-
-
-def test_bad_input_is_refused_by_name():
-    window = ProgressiveWindow()
-    window.begin("a", 100, 0.0)
-    for name, units in (("a", 1), ("b", -1)):
-        with pytest.raises(ValueError, match=f"'{name}'"):
-            window.begin(name, units, 0.0)
-    with pytest.raises(ValueError, match="units"):
-        ReplicaState(0, units=-1)

@@ -1,13 +1,11 @@
 """Costs per stage: what they start from, what they learn, and what they are never."""
 
-import math
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.pipeline.stage_cost import CostPrior, Features, StageCosts
 
 
@@ -71,13 +69,6 @@ def test_it_follows_when_the_stage_becomes_slower():
     assert mean_error(costs, factor=5) < 0.2
 
 
-@pytest.mark.parametrize("hiccup", [100.0, 0.0])
-def test_one_hiccup_changes_little(hiccup):
-    costs = taught(StageCosts(), 200)
-    costs.observe("talker", Features(prompt_tokens=1000, output_tokens=200), hiccup)
-    assert mean_error(costs) < 0.15
-
-
 def test_what_is_not_in_the_observations_stays_as_the_prior_has_it():
     costs = taught(StageCosts(), 100)
     plain = costs.estimate("talker", Features(prompt_tokens=100))
@@ -106,20 +97,3 @@ def test_estimates_stay_within_bounds_whatever_is_observed(observed, asked, done
     assert 0 <= costs.estimate("a", asked) <= 100
     assert 0 <= costs.remaining("a", asked, done) <= 100
     assert 0 <= (costs.encode_seconds("a", asked) or 0.0) <= costs.estimate("a", asked) * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
-def test_bad_input_is_refused_by_name(bad):
-    costs = StageCosts()
-    with pytest.raises(ValueError, match="pixels"):
-        Features(pixels=bad)
-    with pytest.raises(ValueError, match="seconds"):
-        costs.observe("a", Features(), bad)
-    with pytest.raises(ValueError, match="done_output_tokens"):
-        costs.remaining("a", Features(), bad)
-    with pytest.raises(ConfigError, match="per_item"):
-        CostPrior(per_item=bad)
-    with pytest.raises(ConfigError, match="forgetting"):
-        StageCosts(forgetting=bad)
-    with pytest.raises(ConfigError, match="max_seconds"):
-        StageCosts(max_seconds=bad)

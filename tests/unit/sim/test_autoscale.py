@@ -1,6 +1,6 @@
 """What a scenario says of scaling is what scales."""
 
-from vllm_omni_sched.sim.build.cluster import Cluster
+from vllm_omni_sched.sim.cluster import Cluster
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveScaler
 from vllm_omni_sched.sim.run import simulate
@@ -11,7 +11,7 @@ SERVERS = {"name": "llm", "kind": "servers", "per_replica": 4, "devices": 1, "re
 
 def scenario(mode: str, **more: object) -> Scenario:
     scale = {"stage": "llm", "maximum": 6, "mode": mode, "start_seconds": 5.0, "every_seconds": 5.0, **more}
-    stage = SERVERS | {"seconds": {"distribution": "exponential", "mean": 1.0}}
+    stage = SERVERS | {"seconds": 1.0, "service": "exponential"}
     return Scenario.model_validate(
         {
             "name": "scaled",

@@ -34,8 +34,8 @@ def scenario(tmp_path: Path, text: str, **values: object) -> Scenario:
 
 def test_as_many_are_here_at_all_times(tmp_path: Path) -> None:
     result = simulate(scenario(tmp_path, CLOSED, concurrency=7, servers=3, seconds=0.5))
-    here = [sum(sample.queued.values()) for sample in result.timeline if 10 < sample.seconds < 400]
-    assert set(here) == {7}
+    stays = [(one.arrival, one.end) for one in result.records]
+    assert {sum(begin <= at + 0.01 < end for begin, end in stays) for at in range(60, 390, 10)} == {7}
     # three servers that are never idle, half a second each
     assert len(result.records) == pytest.approx(6 * 350, rel=0.01)
     # Little's law: 7 requests here, 6 of which leave each second
@@ -50,7 +50,7 @@ def test_none_comes_after_the_end(tmp_path: Path) -> None:
 
 
 def test_an_exponential_server_has_the_throughput_of_a_closed_network(tmp_path: Path) -> None:
-    seconds = '{ distribution = "exponential", mean = 0.25 }'
+    seconds = '0.25\nservice = "exponential"'
     result = simulate(scenario(tmp_path, CLOSED, concurrency=1, servers=1, seconds=seconds))
     assert result.summary()["requests_per_second"] == pytest.approx(4.0, rel=0.06)
 

@@ -20,13 +20,15 @@ name = "first"
 kind = "servers"
 per_replica = 4
 replicas = 4
-seconds = { distribution = "exponential", mean = 0.5 }
+seconds = 0.5
+service = "exponential"
 [[stages]]
 name = "second"
 kind = "servers"
 per_replica = 4
 replicas = 8
-seconds = { distribution = "exponential", mean = 3.0 }
+seconds = 3.0
+service = "exponential"
 [[failures]]
 stage = "first"
 every_seconds = 8.0
@@ -56,7 +58,7 @@ def deaths(result) -> int:
 
 
 FEWER = {
-    "stages.second.seconds.mean": 1.0,
+    "stages.second.seconds": 1.0,
     "failures": [
         {"stage": "first", "every_seconds": 20.0, "restart_seconds": 5.0},
         {"stage": "second", "every_seconds": 15.0, "restart_seconds": 5.0},

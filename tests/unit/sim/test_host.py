@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.host import Cores, Host
-from vllm_omni_sched.sim.kernel import Simulator
+from vllm_omni_sched.sim.kernel import Cores, Host, Simulator
 from vllm_omni_sched.sim.run import simulate
-from vllm_omni_sched.sim.scenario.loader import build, installed
+from vllm_omni_sched.sim.scenario.loader import build
 from vllm_omni_sched.sim.workloads.trace import Exact, Header, write_trace
 
 FRONT, ANSWER, PER_STEP, PER_OUTPUT, STEP = 2e-3, 1e-3, 4e-4, 1e-4, 5e-3
@@ -129,7 +128,7 @@ def scenario(folder: Path, requests: list[Exact], beside: float = 0.0, **first: 
 
 
 def run(folder: Path, requests: list[Exact], **first: Any) -> Any:
-    return simulate(build(scenario(folder, requests, **first), "a test", folder, installed()))
+    return simulate(build(scenario(folder, requests, **first), "a test", folder))
 
 
 def test_a_lonely_request_takes_what_its_stages_take_one_after_the_other(tmp_path: Path) -> None:
@@ -167,7 +166,7 @@ def test_clients_of_one_step_wait_for_the_work_of_the_front_end_together(tmp_pat
 def test_an_engine_that_was_measured_behind_a_server_has_a_front_end_of_its_own(tmp_path: Path) -> None:
     raw = scenario(tmp_path, [Exact(at=1.0, text_tokens=20, output_tokens=3) for _ in range(2)])
     del raw["cluster"], raw["stages"][1]
-    first, second = simulate(build(raw, "a test", tmp_path, installed())).records
+    first, second = simulate(build(raw, "a test", tmp_path)).records
     assert first.ttft == pytest.approx(FRONT + STEP + TOLD)
     assert second.ttft == pytest.approx(FRONT + 2 * STEP + TOLD + PER_OUTPUT)  # with the other's second token
 
@@ -178,7 +177,7 @@ def test_steps_of_an_engine_that_encodes_ahead_take_what_was_measured_of_it(tmp_
     del raw["cluster"], raw["stages"][1]
     raw["stages"][0]["calibration"] = calibration(tmp_path, "thinker", with_lane=-2e-3)
     raw["policy"] = {"encode_ahead": ahead}
-    (record,) = simulate(build(raw, "a test", tmp_path, installed())).records
+    (record,) = simulate(build(raw, "a test", tmp_path)).records
     assert record.ttft == pytest.approx(FRONT + STEP - (2e-3 if ahead else 0.0) + TOLD)
 
 
@@ -187,4 +186,4 @@ def test_shared_processors_need_measured_engines(tmp_path: Path) -> None:
     del raw["stages"][0]["calibration"]
     raw["stages"][0]["model"] = "qwen2.5-vl-7b"
     with pytest.raises(ConfigError, match=r"'cluster.host_cores' needs a calibration of each engine: 'stages.thinker'"):
-        build(raw, "a test", tmp_path, installed())
+        build(raw, "a test", tmp_path)

@@ -11,10 +11,10 @@ from vllm_omni_sched.graph.waiting_queue import WaitingQueue
 from vllm_omni_sched.monitor.recovery.policy import Recovery
 from vllm_omni_sched.resource.engine.lane import EncodeShare
 from vllm_omni_sched.resource.engine.prefill_budget import AdaptivePrefill
-from vllm_omni_sched.sim.build.cluster import Cluster
-from vllm_omni_sched.sim.engine.waiting import BySla
+from vllm_omni_sched.sim.cluster import Cluster
+from vllm_omni_sched.sim.engine.requests import BySla
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.output.spans import Spans
+from vllm_omni_sched.sim.output import Spans
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario.loader import load
 from vllm_omni_sched.sim.scenario.scenario import Scenario

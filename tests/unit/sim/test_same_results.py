@@ -29,12 +29,12 @@ DEATHS = '[[failures]]\nstage = "llm"\nkind = "replica"\nevery_seconds = 5.0\nre
 CASES = {
     "stock": (10.0, "", 3, ""),
     "short of KV memory": (16.0, "", 1, "kv_tokens = 60000\nmax_num_seqs = 128\nlargest_item_embeds = 8192"),
-    "ours": (10.0, OURS, 3, 'encoder = "lane"'),
-    "ours, short of KV memory": (8.0, OURS, 1, 'encoder = "lane"\nkv_tokens = 60000'),
-    "on shared processors": (6.0, OURS, 2, 'encoder = "lane"\nlane_on = "shared"'),
-    "all policies": (10.0, ALL, 3, 'encoder = "lane"'),
+    "ours": (10.0, OURS, 3, ""),
+    "ours, short of KV memory": (8.0, OURS, 1, "kv_tokens = 60000"),
+    "on shared processors": (6.0, OURS, 2, 'lane_on = "shared"'),
+    "all policies": (10.0, ALL, 3, ""),
     "by cost": (10.0, "", 3, 'balance = "cost"'),
-    "deaths": (10.0, OURS + DEATHS, 3, 'encoder = "lane"'),
+    "deaths": (10.0, OURS + DEATHS, 3, ""),
 }
 DIGESTS = {
     "stock": "66f32f55b9395260",

@@ -39,11 +39,6 @@ def order(takes: list[Assignment]) -> list[tuple[int, int]]:
     return [(take.video, take.piece) for take in takes]
 
 
-def test_nothing_to_do() -> None:
-    assert plan([]) == []
-    assert plan([video(1, [1.0])], idle=0) == []
-
-
 def test_the_longest_piece_first() -> None:
     assert order(plan([video(1, [1.0, 3.0, 2.0, 3.0])])) == [(1, 1), (1, 3)]
 
@@ -78,10 +73,6 @@ def test_one_that_waited_long_goes_first() -> None:
     assert order(plan(videos, idle=1, now=10.0)) == [(1, 0)]
 
 
-def test_equals_go_one_after_the_other() -> None:
-    assert order(plan([video(11, [1.0] * 3), video(9, [1.0] * 3)])) == [(9, 0), (9, 1)]
-
-
 def test_a_decoder_goes_on_with_the_video_it_has_open() -> None:
     idle_decoders = [IdleDecoder(0, CPU, 2), IdleDecoder(1, CPU), IdleDecoder(2, CPU, 1)]
     takes = PieceAssigner().plan([video(1, [1.0, 2.0]), video(2, [1.0], arrival=5.0)], idle_decoders, {CPU: 3}, 0, 5.0)
@@ -103,15 +94,6 @@ def test_no_threads_while_pieces_wait_or_for_pieces_that_take_none_or_end_soon()
     assert [take.threads for take in plan([video(1, [1.0] * 3, threads=16)])] == [1, 1]
     assert [take.threads for take in plan([video(1, [1.0])])] == [1]
     assert [take.threads for take in plan([video(1, [0.001], threads=16)])] == [1]
-
-
-def test_what_is_lent_is_not_lent_twice() -> None:
-    assert [take.threads for take in plan([video(1, [1.0], threads=16)], idle=4, lent=2)] == [2]
-    assert [take.threads for take in plan([video(1, [1.0], threads=16)], idle=4, lent=9)] == [1]
-
-
-def test_threads_have_a_bound() -> None:
-    assert [take.threads for take in plan([video(1, [1.0], threads=3)], idle=9)] == [3]
 
 
 def test_kinds_are_apart() -> None:

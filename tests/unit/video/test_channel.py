@@ -7,11 +7,10 @@ import socket
 from collections.abc import Iterator
 
 import msgspec
-import numpy as np
 import pytest
 
 from tests.support.descriptors import nothing_left_open
-from vllm_omni_sched.video.facts import PACKET, Order, Piece, PieceResult, VideoIndex, WantedFrame
+from vllm_omni_sched.video.facts import PieceResult
 from vllm_omni_sched.video.pool import messages
 from vllm_omni_sched.video.pool.channel import (
     Channel,
@@ -55,15 +54,6 @@ def test_descriptors_travel(ends: tuple[Channel, Channel]) -> None:
     close_all(fds)
 
 
-def test_the_end(ends: tuple[Channel, Channel]) -> None:
-    owner, worker = ends
-    worker.close()
-    with pytest.raises(EOFError):
-        owner.receive()
-    with pytest.raises(OSError, match="Broken pipe"):
-        owner.send(messages.Close())
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -101,38 +91,6 @@ def test_more_descriptors_than_may_come_are_closed() -> None:
         close_all(received[1])
     owner.close()
     theirs.close()
-
-
-def test_an_index_travels() -> None:
-    packets = np.zeros(3, PACKET)
-    packets["pts"] = (1 << 40, -5, 7)
-    index = VideoIndex("h264", b"\1\2", 64, 48, 90, "yuv420p", (1, 30), 3, 29.97, 0.1, packets, False, 2)
-    back = messages.decode_index(messages.encode_index(index))
-    assert (back.packets == packets).all()
-    assert back.packets.dtype == PACKET
-    assert [getattr(back, name) for name in vars(index) if name != "packets"] == [
-        value for name, value in vars(index).items() if name != "packets"
-    ]
-
-
-def test_a_piece_travels() -> None:
-    piece = Piece(
-        3, np.array([1, 5, 9], np.int64), (WantedFrame(4, None, 0), WantedFrame(5, 77, 1)), Order.SEQUENCE, 0.5, 2, 1
-    )
-    message = messages.from_owner.decode(
-        msgspec.msgpack.encode(messages.Decode(1, msgspec.Raw(messages.encode_piece(piece))))
-    )
-    back = messages.decode_piece(message.piece)
-    assert back.feed.tolist() == [1, 5, 9]
-    assert back.feed.dtype == np.int32
-    assert (back.number, back.wanted, back.order, back.cost, back.threads, back.attempt) == (
-        3,
-        piece.wanted,
-        Order.SEQUENCE,
-        0.5,
-        2,
-        1,
-    )
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc0", messages.encode_index.__name__.encode()])

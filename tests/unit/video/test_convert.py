@@ -13,10 +13,9 @@ from av.video.reformatter import Interpolation
 from cv2 import videoio_registry
 
 from tests.support import clips
-from tests.support.decoding import ours, plain, video
+from tests.support.decoding import plain
 from vllm_omni_sched.video.decoders import convert
 from vllm_omni_sched.video.decoders.convert import Converter
-from vllm_omni_sched.video.frame_order import shown_pts
 
 NOT_BY_OPENCV = {
     *("h264_interlaced", "h264_interlaced_decoding_times"),  # which it fails to convert
@@ -125,49 +124,6 @@ def test_colours_and_sizes_as_opencv_with_contexts_for_the_first_frame_alone(
     assert contexts() == 0
 
 
-def test_kinds_that_come_in_turns_have_a_context_each(contexts: Callable[[], int]) -> None:
-    kinds = [frame_of(name) for name in ("h264", "h264_interlaced", "h264_10_bit", "h264_422")]
-    assert [frame.interlaced_frame for frame in kinds] == [False, True, False, False]
-    converter = Converter()
-    slot = np.empty((40, 56, 3), np.uint8)  # to which all are scaled
-    for frame in kinds:
-        converter.convert(frame, slot)
-    assert contexts() >= len(kinds)
-    for frame in kinds * 2:
-        converter.convert(frame, slot)
-    assert contexts() == 0
-
-
-def test_contexts_for_large_frames_end_with_their_video(
-    contexts: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frame = frame_of("h264_10_bit")
-    slot = np.empty((frame.height, frame.width, 3), np.uint8)
-    monkeypatch.setattr(convert, "_KEPT_PIXELS", frame.height * frame.width - 1)
-    converter = Converter()
-    converter.convert(frame, slot)
-    assert contexts()
-    converter.convert(frame, slot)
-    assert contexts() == 0
-    converter.end_video()
-    converter.convert(frame, slot)
-    assert contexts()
-
-
-@pytest.mark.slow
-def test_a_space_that_is_refused_is_tried_once(contexts: Callable[[], int]) -> None:
-    frame = frame_of("h264")
-    slot = np.empty((frame.height, frame.width, 3), np.uint8)
-    converter = Converter()
-    made = []
-    for _ in range(3):
-        frame.colorspace, frame.color_primaries = 10, 9
-        converter.convert(frame, slot)
-        made.append(contexts())
-    assert made[0]
-    assert made[1:] == [0, 0]
-
-
 def frame_of(name: str) -> av.VideoFrame:
     with av.open(io.BytesIO(clips.clip(name))) as file:
         return next(file.decode(video=0))
@@ -224,27 +180,3 @@ def test_a_frame_of_another_size_is_scaled() -> None:
     Converter().convert(frame, slot)
     small = cv2.resize(plain("h264")[0][1], (56, 40), interpolation=cv2.INTER_AREA)
     assert np.abs(slot.astype(int) - small).mean() < 12
-
-
-@pytest.mark.parametrize("colours", [{"colorspace": 10}, {"colorspace": 8}, {"colorspace": 10, "color_primaries": 9}])
-def test_a_colour_space_that_is_refused_is_as_one_unknown(colours: dict[str, int]) -> None:
-    frame = frame_of("h264")
-    expected = np.empty((frame.height, frame.width, 3), np.uint8)
-    Converter().convert(frame, expected)
-    for name, value in colours.items():
-        setattr(frame, name, value)
-    slot = np.empty_like(expected)
-    Converter().convert(frame, slot)
-    assert np.array_equal(slot, expected)
-
-
-def test_a_frame_that_cannot_be_converted_is_missing_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    convert_one = Converter.convert
-
-    def refuse(self: Converter, frame: av.VideoFrame, slot: np.ndarray, rotation: int) -> int:
-        if frame.pts == shown_pts(video("h264").index)[3]:
-            raise av.FFmpegError(95, "not supported")
-        return convert_one(self, frame, slot, rotation)
-
-    monkeypatch.setattr(Converter, "convert", refuse)
-    assert sorted(ours(video("h264"), [1, 3, 5]).frames) == [1, 5]

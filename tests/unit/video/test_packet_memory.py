@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import mmap
-import os
 
 import numpy as np
 
 from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, Piece, VideoIndex
-from vllm_omni_sched.video.packet_memory import PacketMemory, PageUse
-from vllm_omni_sched.video.pool.channel import closing_fd, memory_file
+from vllm_omni_sched.video.packet_memory import PageUse
 
 PAGE = mmap.PAGESIZE
 
@@ -48,21 +46,3 @@ def test_the_first_start_stays_if_decoders_open_the_video_by_it() -> None:
     assert use.release(piece(1, 2)) == [(2 * PAGE, PAGE)]
     assert PageUse(video, 4 * PAGE, [piece(3)], keeps_start=True).unneeded() == [(0, PAGE), (2 * PAGE, PAGE)]
     assert PageUse(video, 4 * PAGE, [piece(3)]).unneeded() == [(0, 3 * PAGE)]
-
-
-def test_memory_goes_and_comes_again() -> None:
-    data = os.urandom(4 * PAGE)
-    with closing_fd(memory_file("test", data)) as fd:
-
-        def there() -> list[bool]:
-            now = os.pread(fd, len(data), 0)
-            return [now[at : at + PAGE] == data[at : at + PAGE] for at in range(0, len(data), PAGE)]
-
-        source = PacketMemory(fd, data, index(*[PAGE] * 4))
-        assert source.prepare([piece(0, 1), piece(3)]) == 0
-        assert there() == [True, True, False, True]
-        assert os.fstat(fd).st_blocks * 512 == 3 * PAGE
-        source.release(piece(0, 1))
-        assert there() == [False, False, False, True]
-        assert source.prepare([piece(0, 1, 2)]) == len(data)
-        assert there() == [True, True, True, False]

@@ -12,7 +12,7 @@ from vllm_omni_sched.config.validators import keys_as_text
 ALIASES = {"latency_target": "target_latency_ms", "adjustment_interval": "adjust_interval_ms"}
 """Names of the design article."""
 
-OF_CONTROLLER = ("min_batch_size", "max_batch_size", "adjust_interval_ms", "kp", "ki", "kd", "memory_high")
+OF_CONTROLLER = ("min_batch_size", "max_batch_size", "adjust_interval_ms", "memory_high")
 """Options that only matter where `target_latency_ms` is given."""
 
 
@@ -93,9 +93,6 @@ def _crossed(prefix: str, least: int, most: int) -> str:
 class BatchingOptions(BatchLimits):
     """Options of the batches of all stages."""
 
-    kp: float = Field(0.2, ge=0, description="Proportional gain, on logarithms.")
-    ki: float = Field(0.4, gt=0, description="Integral gain.")
-    kd: float = Field(0.05, ge=0, description="Derivative gain.")
     memory_high: float = Field(
         0.95, gt=0, le=1, description="Fraction of the host's memory in use above which limits fall and do not rise."
     )

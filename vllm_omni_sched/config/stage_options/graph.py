@@ -17,7 +17,6 @@ class MergingOptions(Options):
     """Options of merging identical work of several requests."""
 
     enabled: bool = Field(True, description="Identical work of several requests in a stage runs once.")
-    max_followers: int = Field(1024, ge=1, description="Requests that may wait for the work of one.")
 
 
 class ClassTargets(Options):
@@ -115,7 +114,6 @@ class AffinityOptions(Options):
     """Options of sending requests where their data is."""
 
     enabled: bool = Field(True, description="Requests of one user, or that share items, go to the same replica.")
-    capacity: int = Field(65536, ge=1, description="Keys whose replica is remembered.")
 
 
 class DeviceOptions(Options):
@@ -211,11 +209,6 @@ class PartitionOptions(Options):
         gt=0,
         description="Time within which the gain of a plan must pay for its moves: it must answer more requests than "
         "are lost if none is answered while weights are loaded.",
-    )
-    resize_running: bool = Field(
-        False,
-        description="Change the number of devices of stages that run, too. Only the simulator can: vLLM-Omni cannot "
-        "change `tensor_parallel_size` of a running stage.",
     )
 
     def profile_of(self, stage_id: int, name: str = "") -> ProfileOptions | None:

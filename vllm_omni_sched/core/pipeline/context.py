@@ -48,9 +48,8 @@ class PipelineContext:
             max_wait_seconds=priority.max_wait_seconds,
             undated=Undated(priority.without_deadline),
         )
-        follows = config.graph.affinity
         self.affinity: dict[int, AffinityBook[int]] = {
-            stage.stage_id: AffinityBook(follows.capacity) for stage in graph.stages if follows.enabled
+            stage.stage_id: AffinityBook() for stage in graph.stages if config.graph.affinity.enabled
         }
         limits = config.runtime.credits
         at_once = together or graph.chunked

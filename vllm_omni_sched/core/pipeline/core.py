@@ -295,8 +295,6 @@ class PipelineCore:
                 pass  # of interest to recovery alone
             case e.Recalled(work, stage_id):
                 self.log.append(Transition(now, work.request_id, stage_id, "loses its input"))
-            case e.CreditsWaived(request_id):
-                self._waive(request_id, now)
             case e.Check():
                 return self._check(now)
             case e.MemoryMeasured(used):

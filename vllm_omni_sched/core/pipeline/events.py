@@ -28,16 +28,6 @@ class Left:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class CreditsWaived:
-    """A request returns to an earlier stage, because of a death: it gives its credits back and needs none from now on.
-
-    It has waited for them once. If it waited again, the requests that hold the credits might wait for it.
-    """
-
-    request_id: str
-
-
 # ---- events of requests in a stage
 
 
@@ -566,7 +556,6 @@ class Wake:
 Event = (
     Arrived
     | Left
-    | CreditsWaived
     | Submitted
     | Waits
     | Placed

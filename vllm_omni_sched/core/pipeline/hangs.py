@@ -124,7 +124,7 @@ class ReplicaHangs:
         options, recovery = config.monitoring.anomaly, config.runtime.recovery
         if not (config.monitoring.enabled and options.enabled):
             return None
-        silence = Silence(floor_seconds=options.min_stage_seconds, cap_seconds=options.max_stage_seconds)
+        silence = Silence(cap_seconds=options.max_stage_seconds)
         names = {stage.stage_id: str(stage) for stage in graph.stages}
         return cls(names, recovery.hang_seconds if recovery.enabled else None, options.interval_seconds, silence)
 

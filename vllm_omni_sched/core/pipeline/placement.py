@@ -60,7 +60,7 @@ class StagePlacement:
        check plans anew, if a move failed or none can begin, if the stages or devices have changed, or if the plan no
        longer fits in memory.
 
-    7. A running stage keeps the number of its devices, unless the options have `resize_running`.
+    7. A running stage keeps the number of its devices.
 
     The driver calls `check` with the facts when `is_due`, answers a move that it cannot begin with `refused`, and
     reports the end of a move with `ended`. This class reads no clock.
@@ -137,8 +137,7 @@ class StagePlacement:
             profile, degree = self._profiles[stage.stage_id], stage.device.count(",") + 1
             if profile is not None:
                 held = max(stage.nbytes, profile.memory_bytes)
-                every = profile.efficiency
-                efficiency = every if self._options.resize_running else {degree: every.get(degree, 1.0)}
+                efficiency = {degree: profile.efficiency.get(degree, 1.0)}
                 profiles.append(_needs(stage.stage_id, profile, held, efficiency))
             elif not stage.nbytes or stage.seconds is None:
                 return None

@@ -26,7 +26,8 @@ class PipelineRecovery:
        finds out what else is lost, and with `DeathExamined` the policy decides.
     3. Work that resumes at its stage starts there, for all requests that need it. If an earlier stage has to run again,
        it does so in the name of the present leader. When that comes back to the interrupted stage, its followers still
-       follow it. Its requests need no credits from then on (`CreditsWaived`).
+       follow it. Its requests need no credits from then on: if one waited for them again, those that
+       hold them might wait for it.
     4. If all stages of a request run at once, all of them run again: the interrupted one where the policy says, the
        others as they have room. Where stages branch, this holds for those that exchange chunks with the interrupted
        one.

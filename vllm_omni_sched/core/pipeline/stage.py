@@ -118,7 +118,7 @@ class StageScheduler:
         self._few_ahead = max_num_seqs // AHEAD if waits_in_engine else 0
         view = StageView(self._long_units, self._warm, self._saved_seconds, self._distances)
         self._queue = WaitingRequests(context, stage_id, self.gate, view)
-        self.merger: Merger = Merger(config.graph.merging.max_followers)
+        self.merger: Merger = Merger()
         self.replicas: dict[int, StageReplica] = {}
         self.speeds = ReplicaSpeeds()
         self._index = ReplicaIndex()  # of replicas that serve

@@ -31,7 +31,7 @@ class PipelineWatch:
     def __init__(self, options: AnomalyOptions, graph: StageGraph) -> None:
         self._interval_seconds = options.interval_seconds
         self._names = {stage.stage_id: str(stage) for stage in graph.stages}
-        self._stays = StageTimeout(floor_seconds=options.min_stage_seconds, cap_seconds=options.max_stage_seconds)
+        self._stays = StageTimeout(cap_seconds=options.max_stage_seconds)
         self._queues = StuckQueue(cap_seconds=options.max_stage_seconds)
         self._news = News()
         self._next = float("-inf")

@@ -243,7 +243,7 @@ def build_lane(
             ProcessLane(
                 one,
                 capacity,
-                nice=niceness(config, on),
+                nice=niceness(on),
                 widening=one.widening,
                 measures_memory=config.kv_lending > 0,
             )
@@ -276,7 +276,7 @@ def build_member_lane(
     if reason is not None:
         raise NoLaneError(Obstacle(reason).refusal)
     here = encode.at(processors)
-    lane = MemberLane(here, capacity, nice=niceness(config, processors), idle_seconds=here.idle_seconds)
+    lane = MemberLane(here, capacity, nice=niceness(processors), idle_seconds=here.idle_seconds)
     lane.submit(first_job(0))
     return lane
 
@@ -286,10 +286,8 @@ def first_job(generation: int) -> Job:
     return Job(WARM_UP.key, Join(generation))
 
 
-def niceness(config: OmniSchedConfig, processors: Processors | None) -> int:
+def niceness(processors: Processors | None) -> int:
     """Return the niceness of a lane's process; 0 when the LLM computes on other processors."""
-    if config.encode_lane_nice is not None:
-        return config.encode_lane_nice
     return 0 if processors is not None and processors.own else _NICE
 
 

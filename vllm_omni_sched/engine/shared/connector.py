@@ -26,6 +26,9 @@ _ENCODES = (
 """Options of vLLM's multimodal configuration that change what an encoder makes of the same data."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "config.json")
 
+TTL_SECONDS = 3600.0
+"""Shared encodings that nobody has used for so long are removed."""
+
 
 class SharedEncodingsConnector(ECConnectorBase):
     """vLLM's EC connector of role ``ec_both`` of one engine; each half delegates everything.
@@ -42,7 +45,7 @@ class SharedEncodingsConnector(ECConnectorBase):
                 config.encoder_share_dir,
                 space,
                 max_bytes=config.encoder_share_bytes,
-                ttl_seconds=config.encoder_share_ttl_seconds,
+                ttl_seconds=TTL_SECONDS,
             )
 
         model = vllm_config.model_config

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
 from vllm_omni_sched.monitor.anomaly.statistics import Series
 
@@ -30,9 +29,6 @@ class MemoryLeak:
     4. At that rate, it must fill the rest of the memory within ``horizon_seconds``.
 
     Tested once per block.
-
-    Raises:
-        ConfigError: ``horizon_seconds`` is not above 0.
     """
 
     window = 64
@@ -40,8 +36,6 @@ class MemoryLeak:
     block_samples = 8
 
     def __init__(self, horizon_seconds: float = 86400.0) -> None:
-        if not horizon_seconds > 0:
-            raise ConfigError(f"horizon_seconds must be above 0, got {horizon_seconds}")
         self.horizon_seconds = horizon_seconds
         self._memory: dict[str, _Memory] = {}
 

@@ -5,7 +5,6 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
 from vllm_omni_sched.monitor.anomaly.statistics import centre_and_spread, slope
 
@@ -65,10 +64,6 @@ class StageTimeout:
     4. Only stays that ended normally are learned from; aborted ones are not.
 
     Each entry and each end takes O(log n) in the requests in the stage.
-
-    Raises:
-        ConfigError: ``k`` is not above 0, or not ``0 < floor_seconds <= cap_seconds``, or not
-            ``2 <= least_samples <= window``.
     """
 
     def __init__(
@@ -79,12 +74,6 @@ class StageTimeout:
         least_samples: int = 32,
         window: int = 512,
     ) -> None:
-        if not k > 0:
-            raise ConfigError(f"k must be above 0, got {k}")
-        if not 0 < floor_seconds <= cap_seconds:
-            raise ConfigError(f"need 0 < floor_seconds <= cap_seconds, got {floor_seconds} and {cap_seconds}")
-        if not 2 <= least_samples <= window:
-            raise ConfigError(f"need 2 <= least_samples <= window, got {least_samples} and {window}")
         self.k = k
         self.floor_seconds = floor_seconds
         self.cap_seconds = cap_seconds

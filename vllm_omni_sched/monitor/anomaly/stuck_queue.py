@@ -4,7 +4,6 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.monitor.anomaly.finding import Anomaly, AnomalyKind
 from vllm_omni_sched.monitor.anomaly.statistics import gamma_quantile
 
@@ -29,10 +28,6 @@ class StuckQueue:
        With several running at once, the next one finishes sooner than that.
     3. More running at once than usual raises the bound in proportion: a batch that starts together may end together.
     4. The bound is between ``floor_seconds`` and ``cap_seconds``; before ``least_samples`` services it is the cap.
-
-    Raises:
-        ConfigError: ``beyond`` is not in (0, 0.5), or not ``0 < floor_seconds <= cap_seconds``, or not
-            ``2 <= least_samples <= window``.
     """
 
     def __init__(
@@ -43,12 +38,6 @@ class StuckQueue:
         least_samples: int = 32,
         window: int = 256,
     ) -> None:
-        if not 0 < beyond < 0.5:
-            raise ConfigError(f"beyond must be in (0, 0.5), got {beyond}")
-        if not 0 < floor_seconds <= cap_seconds:
-            raise ConfigError(f"need 0 < floor_seconds <= cap_seconds, got {floor_seconds} and {cap_seconds}")
-        if not 2 <= least_samples <= window:
-            raise ConfigError(f"need 2 <= least_samples <= window, got {least_samples} and {window}")
         self.beyond = beyond
         self.floor_seconds = floor_seconds
         self.cap_seconds = cap_seconds

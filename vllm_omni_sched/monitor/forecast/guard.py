@@ -22,14 +22,12 @@ class Guard:
     2. It is trusted again below ``come_back`` times, once the whole window is from the time since.
 
     Raises:
-        ConfigError: not ``0 < come_back <= leave``, or ``window`` below 2.
+        ConfigError: not ``0 < come_back <= leave``.
     """
 
     def __init__(self, window: int = 30, leave: float = 1.1, come_back: float = 0.9) -> None:
         if not 0 < come_back <= leave:
             raise ConfigError(f"need 0 < come_back <= leave, got {come_back} and {leave}")
-        if window < 2:
-            raise ConfigError(f"window must be 2 or more, got {window}")
         self.window = window
         self.leave = leave
         self.come_back = come_back

@@ -33,9 +33,6 @@ class ForecastOptions:
     ``refit_bins``: bins between two fits, each of which costs at most fitting every model once.
     ``margin``: a model must beat naive by that fraction in the back-test. ``guarded``: use the guard; without it, the
     best of the last back-test is used whatever its later errors, which is for studies of the guard alone.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
 
     bin_seconds: float = 60.0
@@ -46,16 +43,6 @@ class ForecastOptions:
     margin: float = 0.05
     guard_window: int = 60
     guarded: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("bin_seconds", "horizon_seconds"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name, least in (("season_bins", 1), ("seasons_kept", 3), ("refit_bins", 1), ("guard_window", 2)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} must be {least} or more, got {getattr(self, name)}")
-        if not 0 <= self.margin < 1:
-            raise ConfigError(f"margin must be in [0, 1), got {self.margin}")
 
     @property
     def horizon_bins(self) -> int:

@@ -27,7 +27,7 @@ class PoolState:
     ``forecast``: the most arrivals per second within the start-up time of a replica (the upper bound of the forecast).
 
     Raises:
-        ConfigError: capacity is not above 0, or not ``0 <= minimum <= maximum``.
+        ConfigError: not ``0 <= minimum <= maximum``.
         ValueError: replicas or forecast are negative.
     """
 
@@ -38,8 +38,6 @@ class PoolState:
     maximum: int = 64
 
     def __post_init__(self) -> None:
-        if not self.capacity > 0:
-            raise ConfigError(f"capacity must be above 0, got {self.capacity}")
         if not 0 <= self.minimum <= self.maximum:
             raise ConfigError(f"need 0 <= minimum <= maximum, got {self.minimum} and {self.maximum}")
         if self.replicas < 0 or not 0 <= self.forecast < math.inf:
@@ -53,7 +51,7 @@ class PlanOptions:
     ``cooldown_seconds``.
 
     Raises:
-        ConfigError: not ``0 < spare_utilisation < utilisation <= 1``, or another number is out of range.
+        ConfigError: not ``0 < spare_utilisation < utilisation <= 1``.
     """
 
     utilisation: float = 0.8
@@ -65,8 +63,6 @@ class PlanOptions:
             raise ConfigError(
                 f"need 0 < spare_utilisation < utilisation <= 1, got {self.spare_utilisation} and {self.utilisation}"
             )
-        if not self.cooldown_seconds >= 0:
-            raise ConfigError(f"cooldown_seconds must be 0 or more, got {self.cooldown_seconds}")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from vllm_omni_sched.config import stage_options
-from vllm_omni_sched.config.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -17,9 +16,6 @@ class RecoveryOptions:
     ``max_wait_seconds``: longest wait for a replica, each time.
     ``backoff_seconds``: before the second attempt; doubles up to ``max_backoff_seconds``, each time with jitter
     between half of it and all of it. ``history``: incidents that are kept.
-
-    Raises:
-        ConfigError: a number is out of range.
     """
 
     restart: bool = True
@@ -32,21 +28,6 @@ class RecoveryOptions:
     backoff_seconds: float = 1.0
     max_backoff_seconds: float = 60.0
     history: int = 1024
-
-    def __post_init__(self) -> None:
-        for name in ("max_restarts", "poison_deaths", "last_chance_together", "history"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
-        if self.max_redispatches < 0:
-            raise ConfigError(f"max_redispatches must be 0 or more, got {self.max_redispatches}")
-        for name in ("window_seconds", "max_wait_seconds", "backoff_seconds"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
-        if self.max_backoff_seconds < self.backoff_seconds:
-            raise ConfigError(
-                f"max_backoff_seconds must be at least backoff_seconds, got {self.max_backoff_seconds} "
-                f"and {self.backoff_seconds}"
-            )
 
 
 def recovery_options(chosen: stage_options.RecoveryOptions) -> RecoveryOptions:

@@ -4,8 +4,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from vllm_omni_sched.config.errors import ConfigError
-
 CHECK_SECONDS = 1.0  # between two checks, or a tenth of the deadline if that is less
 
 
@@ -40,14 +38,9 @@ class StalledRequests:
 
     Args:
         deadline_seconds: longest time without progress; None: nothing ever stalls.
-
-    Raises:
-        ConfigError: the deadline is not above 0.
     """
 
     def __init__(self, deadline_seconds: float | None) -> None:
-        if deadline_seconds is not None and not deadline_seconds > 0:
-            raise ConfigError(f"deadline_seconds must be above 0, got {deadline_seconds}")
         self.deadline_seconds = deadline_seconds
         self._last: OrderedDict[str, float] = OrderedDict()  # last sign of progress of each request, oldest first
         self._last_of_any = self._next = float("-inf")

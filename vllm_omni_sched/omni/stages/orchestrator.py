@@ -73,7 +73,7 @@ class ScheduledOrchestrator(Orchestrator):
         )
         self._add_parts(runtime)
         driver.recovery = self.recovery
-        self.liveness = Liveness(driver.config.runtime.recovery.detection_seconds, self._handle_dead_replica)
+        self.liveness = Liveness(self._handle_dead_replica)
         self.migrator = ReplicaMigrator(self, runtime, driver.config.runtime.drain_seconds)
         self.layout = driver.layout(self.migrator)
         self.hang_detector = HangDetector(self, driver.config)

@@ -179,10 +179,6 @@ class PipelineDriver:
         for action in self.handle(e.Left(request_id), now):
             self.do(action, now)
 
-    def waive_credits(self, request_id: str, now: float) -> None:
-        """Give back the credits of a request that returns to an earlier stage; it needs none from then on."""
-        self.handle(e.CreditsWaived(request_id), now)
-
     def describe(
         self, pool: ScheduledPool, request_id: str, state: Any, request: Any, submit_args: dict[str, Any], now: float
     ) -> Work:

@@ -5,8 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from vllm_omni_sched.config.errors import ConfigError
-
 
 class RoundReason(str, Enum):
     """Reason why an item is encoded in this step or held back, or a first token is held back."""
@@ -99,19 +97,12 @@ class EncodeRounds:
     Args:
         max_wait_seconds: longest hold of rule 6.
         min_tokens: prompt tokens that a step keeps beside an encode of rule 3.
-
-    Raises:
-        ConfigError: an argument is not above 0.
     """
 
     _PROMISE_USED = 0.9  # fraction of the shortest promise that rule 3 uses: predictions are not exact
     _LENGTH_WEIGHT = 0.05  # weight of the last answer in the mean length
 
     def __init__(self, max_wait_seconds: float = 30.0, min_tokens: int = 64) -> None:
-        if not max_wait_seconds > 0:
-            raise ConfigError(f"max_wait_seconds must be above 0, got {max_wait_seconds}")
-        if min_tokens < 1:
-            raise ConfigError(f"min_tokens must be 1 or more, got {min_tokens}")
         self.max_wait_seconds = max_wait_seconds
         self.min_tokens = min_tokens
         self.mean_tokens = 0.0

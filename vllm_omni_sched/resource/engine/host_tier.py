@@ -5,8 +5,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum
 
-from vllm_omni_sched.config.errors import ConfigError
-
 
 @dataclass(frozen=True)
 class Encoding:
@@ -53,14 +51,9 @@ class HostTier:
     2. It makes room by dropping the encodings that were offered or restored longest ago, but none that is held (being
        restored). If that is not enough, nothing is dropped.
     3. The bytes kept never exceed ``max_bytes``; 0 turns the tier off.
-
-    Raises:
-        ConfigError: ``max_bytes`` is negative.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        if max_bytes < 0:
-            raise ConfigError(f"max_bytes must be 0 or more, got {max_bytes}")
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self._kept: OrderedDict[str, Encoding] = OrderedDict()  # the least recently used one comes first

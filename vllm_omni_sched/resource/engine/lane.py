@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from vllm_omni_sched.config.errors import ConfigError
-
 
 @dataclass(frozen=True)
 class LaneFacts:
@@ -211,14 +209,9 @@ class DecodePace:
 
     Args:
         fraction: fraction of the target, in [0, 1]; 0 means no pauses.
-
-    Raises:
-        ConfigError: ``fraction`` is outside that range.
     """
 
     def __init__(self, fraction: float) -> None:
-        if not 0 <= fraction <= 1:
-            raise ConfigError(f"decode_pace must be in [0, 1], got {fraction}")
         self.fraction = fraction
 
     def rest(
@@ -286,16 +279,9 @@ class LaneShare:
     4. It stays in ``[min_share, 1]``, so encoding is never starved. The integral is the share itself, so
        bounding it prevents windup.
     5. A pause between updates counts as at most one second, and the error as no less than -1.
-
-    Raises:
-        ConfigError: ``min_share`` is not in (0, 1], a gain is negative, or the integral one is 0.
     """
 
     def __init__(self, min_share: float = 0.1, proportional: float = 0.2, integral: float = 0.5) -> None:
-        if not 0 < min_share <= 1:
-            raise ConfigError(f"min_share must be in (0, 1], got {min_share}")
-        if not (0 <= proportional < math.inf and 0 < integral < math.inf):
-            raise ConfigError(f"proportional must be >= 0 and integral above 0, got {proportional} and {integral}")
         self.min_share = min_share
         self.proportional = proportional
         self.integral = integral
@@ -384,16 +370,9 @@ class EncodeShare:
     3. Their time fits into what the ITL target leaves of this step, which is nothing before an ITL was measured: in
        the step.
     4. Otherwise: in the lane.
-
-    Raises:
-        ConfigError: a limit is negative or NaN.
     """
 
     def __init__(self, max_alone_seconds: float, max_several_seconds: float = 0.0) -> None:
-        if not max_alone_seconds >= 0:
-            raise ConfigError(f"max_alone_seconds must be 0 or more, got {max_alone_seconds}")
-        if not max_several_seconds >= 0:
-            raise ConfigError(f"max_several_seconds must be 0 or more, got {max_several_seconds}")
         self.max_alone_seconds = max_alone_seconds
         self.max_several_seconds = max_several_seconds
 

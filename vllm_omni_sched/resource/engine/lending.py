@@ -183,23 +183,11 @@ class MemoryLending:
        long. While nothing runs there is nothing to wait for, and no turn begins.
     7. Encodes that could run one after another without a loan run together in one only while no request waits.
     8. An idle loan is kept for ``hold_seconds``, as large encodes often come together, unless requests need the blocks.
-
-    Raises:
-        ConfigError: ``most`` is not in [0, 1), or a time is negative.
     """
 
     def __init__(
         self, most: float, hold_seconds: float = 1.0, patience_seconds: float = 2.0, saving_seconds: float = 30.0
     ) -> None:
-        if not 0 <= most < 1:
-            raise ConfigError(f"kv_lending must be at least 0 and below 1, got {most:g}")
-        if not (0 <= hold_seconds < math.inf and 0 <= patience_seconds < math.inf):
-            raise ConfigError(
-                f"hold_seconds and patience_seconds must be finite and 0 or more, got {hold_seconds:g} and "
-                f"{patience_seconds:g}"
-            )
-        if not 0 < saving_seconds < math.inf:
-            raise ConfigError(f"saving_seconds must be finite and above 0, got {saving_seconds:g}")
         self.most, self.hold_seconds, self.patience_seconds = most, hold_seconds, patience_seconds
         self.saving_seconds = saving_seconds
         self._idle_since: float | None = None

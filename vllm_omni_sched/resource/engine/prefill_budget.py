@@ -4,9 +4,6 @@ In the spirit of vLLM RFC #52906: the best budget depends on the load, so no fix
 ``max_num_batched_tokens`` fits all loads. Here the step time itself is learned.
 """
 
-import math
-
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.batch_size import BatchControl, LimitReason
 
 
@@ -23,9 +20,6 @@ class AdaptivePrefill(BatchControl):
        An emptier step was not slow because of its prompts.
     5. A step under target that was not full does not raise the budget, but is added to the fit.
     6. A step of more than 4 times the target counts as 4 times: one outlier must not outweigh hundreds of steps.
-
-    Raises:
-        ConfigError: the target is not above 0, ``forgetting`` is not in (0, 1), or ``max_factor`` is not above 1.
     """
 
     _MOST_OVER = 4.0
@@ -39,12 +33,6 @@ class AdaptivePrefill(BatchControl):
         max_factor: float = 1.25,
     ) -> None:
         super().__init__(minimum, maximum)
-        if not 0 < itl_target_seconds < math.inf:
-            raise ConfigError(f"itl_target_seconds must be above 0, got {itl_target_seconds}")
-        if not 0 < forgetting < 1:
-            raise ConfigError(f"forgetting must be in (0, 1), got {forgetting}")
-        if not 1 < max_factor < math.inf:
-            raise ConfigError(f"max_factor must be above 1, got {max_factor}")
         self.itl_target_seconds = itl_target_seconds
         self.max_factor = max_factor
         self._fit = LineFit(forgetting)

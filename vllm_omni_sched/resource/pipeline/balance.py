@@ -9,7 +9,6 @@ from itertools import islice
 from operator import attrgetter
 from typing import ClassVar, Protocol, overload
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 
 LOOK_AT_ALL = 32
@@ -136,16 +135,9 @@ class CostBalancer(Balancer):
         saved_share: fraction of a request's cost that is saved when all of it is in the cache, in [0, 1], where the
             saving is not known.
         affinity_slack: 0 or more.
-
-    Raises:
-        ConfigError: an argument is out of range.
     """
 
     def __init__(self, saved_share: float = 0.5, affinity_slack: float = 0.1) -> None:
-        if not 0 <= saved_share <= 1:
-            raise ConfigError(f"saved_share must be in [0, 1], got {saved_share}")
-        if not 0 <= affinity_slack < math.inf:
-            raise ConfigError(f"affinity_slack must be finite and >= 0, got {affinity_slack}")
         self.saved_share = saved_share
         self.affinity_slack = affinity_slack
 

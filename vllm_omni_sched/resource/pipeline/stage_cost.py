@@ -200,16 +200,9 @@ class StageCosts:
     Args:
         forgetting: weight that an observation keeps after the next one, in (0, 1).
         max_seconds: upper bound of estimates and of observations.
-
-    Raises:
-        ConfigError: an argument is out of range.
     """
 
     def __init__(self, prior: CostPrior | None = None, forgetting: float = 0.98, max_seconds: float = 3600.0) -> None:
-        if not 0 < forgetting < 1:
-            raise ConfigError(f"forgetting must be in (0, 1), got {forgetting}")
-        if not 0 < max_seconds < math.inf:
-            raise ConfigError(f"max_seconds must be above 0, got {max_seconds}")
         self.max_seconds = max_seconds
         self._forgetting = forgetting
         weights = astuple(prior or CostPrior())

@@ -9,7 +9,6 @@ from enum import Enum
 from heapq import heapify, heappop, heappush, nlargest
 from typing import NamedTuple
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.graph.order import Key, Placed, Undated, WaitingOrder, WaitingRequest
 from vllm_omni_sched.graph.waiting_queue import WaitingQueue
 from vllm_omni_sched.resource.pipeline.balance import (
@@ -399,9 +398,6 @@ class StageGate:
         max_hold_seconds: 0 for no batching window.
         min_share: in [0, 1); 0 leaves the low class to rule 4 alone.
         order: default: ``WaitingOrder()``.
-
-    Raises:
-        ConfigError: an argument is out of range.
     """
 
     def __init__(
@@ -412,12 +408,6 @@ class StageGate:
         max_passed: int = 64,
         order: WaitingOrder | None = None,
     ) -> None:
-        if not 0 <= max_hold_seconds < math.inf:
-            raise ConfigError(f"max_hold_seconds must be finite and >= 0, got {max_hold_seconds}")
-        if not 0 <= min_share < 1:
-            raise ConfigError(f"min_share must be in [0, 1), got {min_share}")
-        if max_passed < 1:
-            raise ConfigError(f"max_passed must be 1 or more, got {max_passed}")
         self.balancer = balancer or CostBalancer()
         self.max_hold_seconds = max_hold_seconds
         self.min_share = min_share

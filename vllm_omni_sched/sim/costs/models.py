@@ -7,11 +7,9 @@ modality. It follows the processor's limits, not the items of a workload.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
-from typing import Protocol
 
-from vllm_omni_sched.sim.costs.base import Source, SourceKind, pick
+from vllm_omni_sched.sim.costs.base import pick
 
 LargestItem = Callable[[int], int]
 """Function from ``max_model_len`` to the embeddings of the largest item."""
@@ -57,98 +55,6 @@ def fixed(embeds: int) -> LargestItem:
 BF16_BYTES = 2
 
 
-class WeightFormat(str, Enum):
-    """Format of the matrices in the layers of an LLM; embeddings, the output matrix and towers stay in bf16."""
-
-    BF16 = "bf16"
-    FP8 = "fp8"
-    INT8 = "int8"
-    INT4 = "int4"
-    MXFP4 = "mxfp4"
-    NVFP4 = "nvfp4"
-
-    @property
-    def bytes_each(self) -> float:
-        """Return the bytes of a parameter, of a routed expert's if the format is for them alone.
-
-        With 4-bit integers, a scale and a zero point of 4 bytes belong to 128 of them; with MXFP4 a scale of a byte to
-        32, with NVFP4 to 16.
-        """
-        four = {WeightFormat.INT4: 4 / 128, WeightFormat.MXFP4: 1 / 32, WeightFormat.NVFP4: 1 / 16}
-        if self in four:
-            return 0.5 + four[self]
-        return 2.0 if self is WeightFormat.BF16 else 1.0
-
-    @property
-    def dense_bytes_each(self) -> float:
-        """Return the bytes of a parameter outside routed experts: vLLM's ``mxfp4`` leaves them in bf16."""
-        return 2.0 if self is WeightFormat.MXFP4 else self.bytes_each
-
-
-@dataclass(frozen=True)
-class Precision:
-    """Formats of weights and of the KV cache (vLLM's ``--kv-cache-dtype fp8``)."""
-
-    weights: WeightFormat = WeightFormat.BF16
-    kv_fp8: bool = False
-
-    @property
-    def kv_bytes(self) -> int:
-        """Return the bytes of a number in the KV cache."""
-        return 1 if self.kv_fp8 else BF16_BYTES
-
-
-class Llm(Protocol):
-    """What costs need to know of a decoder. Parameters are numbers, not bytes."""
-
-    @property
-    def layers(self) -> int:
-        """Return the number of layers."""
-
-    @property
-    def hidden(self) -> int:
-        """Return the width between layers."""
-
-    @property
-    def heads(self) -> int:
-        """Return the query heads, which tensor parallelism divides."""
-
-    @property
-    def layer_parameters(self) -> int:
-        """Return the parameters of all layers by which each token is multiplied."""
-
-    @property
-    def stored_parameters(self) -> int:
-        """Return the parameters of all layers."""
-
-    @property
-    def expert_parameters(self) -> int:
-        """Return the parameters of all routed experts, of which a token reads `expert_share`; 0 without experts."""
-
-    @property
-    def expert_share(self) -> float:
-        """Return the fraction of the routed experts that a token goes through."""
-
-    @property
-    def head_parameters(self) -> int:
-        """Return the parameters of the output matrix."""
-
-    @property
-    def parameters(self) -> int:
-        """Return the number of all parameters."""
-
-    @property
-    def operations_per_pair(self) -> int:
-        """Return the operations of attention for one query and one key of a prompt, in all layers."""
-
-    @property
-    def operations_per_read(self) -> float:
-        """Return the operations of attention for a decoding query and a key, relative to those of a prompt."""
-
-    def kv_numbers_per_token(self, tensor_parallel: int = 1) -> float:
-        """Return the numbers in the KV cache of a token on all devices together."""
-
-
 @dataclass(frozen=True)
 class LlmShape:
     """A decoder with grouped-query attention and a gated MLP, like those of Llama and Qwen2."""
@@ -171,26 +77,6 @@ class LlmShape:
         return self.layers * (attention + 3 * self.hidden * self.ffn + 2 * self.hidden) + self.hidden
 
     @property
-    def stored_parameters(self) -> int:
-        """Return the parameters of all layers, each of which every token needs."""
-        return self.layer_parameters
-
-    @property
-    def expert_parameters(self) -> int:
-        """Return 0: it has no routed experts."""
-        return 0
-
-    @property
-    def expert_share(self) -> float:
-        """Return 0: it has no routed experts."""
-        return 0.0
-
-    @property
-    def operations_per_read(self) -> float:
-        """Return 1: decoding takes the same operations for a pair as a prompt."""
-        return 1.0
-
-    @property
     def head_parameters(self) -> int:
         """Return the parameters of the output matrix, by which each sampled token is multiplied."""
         return self.vocab * self.hidden
@@ -205,13 +91,9 @@ class LlmShape:
         """Return the operations of attention for one query and one key in all layers, for score and value."""
         return 4 * self.layers * self.heads * self.head_dim
 
-    def kv_numbers_per_token(self, tensor_parallel: int = 1) -> int:
-        """Return the numbers in the KV cache of a token on all devices together; a device has at least one key head."""
-        return 2 * self.layers * max(self.kv_heads, tensor_parallel) * self.head_dim
-
-    def kv_bytes_per_token(self, tensor_parallel: int = 1) -> int:
-        """Return the KV bytes of a token in bf16, on all devices together."""
-        return BF16_BYTES * self.kv_numbers_per_token(tensor_parallel)
+    def kv_bytes_per_token(self, devices: int = 1) -> int:
+        """Return the KV bytes of a token in bf16, on all devices together; a device has at least one key head."""
+        return BF16_BYTES * 2 * self.layers * max(self.kv_heads, devices) * self.head_dim
 
 
 @dataclass(frozen=True)
@@ -285,21 +167,15 @@ class ModelShape:
     """An LLM with the encodings of its modalities.
 
     ``published_parameters``: the value on its card. ``max_model_len``: tokens of its context,
-    from its configuration. ``largest_item``: embeddings of its largest item, if it accepts items. ``precision``: of
-    its checkpoint. ``hub``: its repository on the Hugging Face hub, empty if it is not known; ``remote_code``: whether
-    vLLM needs ``--trust-remote-code`` for it.
+    from its configuration. ``largest_item``: embeddings of its largest item, if it accepts items.
     """
 
     name: str
-    llm: Llm
+    llm: LlmShape
     encodings: Mapping[str, Encoding]
     published_parameters: int
-    source: Source
     max_model_len: int = 32768
     largest_item: LargestItem = no_items
-    precision: Precision = Precision()
-    hub: str = ""
-    remote_code: bool = False
 
     @property
     def parameters(self) -> int:
@@ -307,11 +183,10 @@ class ModelShape:
         towers = {encoding.tower for encoding in self.encodings.values()}
         return self.llm.parameters + sum(tower.parameters for tower in towers)
 
-    def weight_bytes(self, weights: WeightFormat = WeightFormat.BF16) -> int:
-        """Return the bytes of the weights, with the layers of the LLM in this format."""
-        layers, experts = self.llm.stored_parameters, self.llm.expert_parameters
-        outside = BF16_BYTES * (self.parameters - layers) + weights.dense_bytes_each * (layers - experts)
-        return int(outside + weights.bytes_each * experts)
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of the weights in bf16."""
+        return BF16_BYTES * self.parameters
 
 
 # vLLM pull request 50411: Qwen2VLImageProcessor takes 12.2 ms for 1024 x 1024 pixels.
@@ -355,9 +230,7 @@ def _large_vit(hidden: int) -> TowerShape:
 
 
 def _models() -> Iterator[ModelShape]:
-    def card(repository: str) -> Source:
-        return Source(SourceKind.PUBLISHED, f"config.json of {repository}; parameters as Transformers counts them")
-
+    # Shapes are those of `config.json` of each repository; parameters as Transformers counts them.
     small, large = _qwen25_llm(28, 3584, 28, 4, 18944), _qwen25_llm(80, 8192, 64, 8, 29568)
     for size, llm, ffn, parameters in (
         ("3b", _qwen25_llm(36, 2048, 16, 2, 11008, 151936), 3420, 3_754_622_976),
@@ -365,17 +238,8 @@ def _models() -> Iterator[ModelShape]:
         ("32b", _qwen25_llm(64, 5120, 40, 8, 27648), 3456, 33_452_718_336),
         ("72b", large, 3456, 73_410_777_344),
     ):
-        hub = f"Qwen/Qwen2.5-VL-{size.upper()}-Instruct"
-        yield ModelShape(
-            f"qwen2.5-vl-{size}",
-            llm,
-            _qwen25_pictures(ffn, llm.hidden),
-            parameters,
-            card(hub),
-            128_000,
-            qwen25_vl,
-            hub=hub,
-        )
+        pictures = _qwen25_pictures(ffn, llm.hidden)
+        yield ModelShape(f"qwen2.5-vl-{size}", llm, pictures, parameters, 128_000, qwen25_vl)
 
     sound = TowerShape(  # windows of 2 s are 100 positions of it, 50 embeddings
         32, 1280, 5120, 2, 128 * 3, (1280, 3584), full_layers=0, window_patches=100, other_parameters=3 * 1280**2
@@ -384,11 +248,9 @@ def _models() -> Iterator[ModelShape]:
         "qwen2.5-omni-7b",
         small,
         {**_qwen25_pictures(3420, 3584), "audio": Encoding(sound, SOUND_SECONDS)},
-        8_931_813_888,
-        Source(SourceKind.PUBLISHED, "config.json of Qwen/Qwen2.5-Omni-7B; the thinker, as Transformers counts it"),
+        8_931_813_888,  # of the thinker
         32_768,
         qwen25_vl,
-        hub="Qwen/Qwen2.5-Omni-7B",
     )
 
     clip = TowerShape(23, 1024, 4096, 1, 3 * 14 * 14, (1024, 4096, 4096), other_parameters=577 * 1024)
@@ -396,44 +258,27 @@ def _models() -> Iterator[ModelShape]:
         "llava-1.5-7b",
         LlmShape(32, 4096, 32, 32, 11008, 32064),
         {"image": Encoding(clip, 336 * 336 / 576 * PIXEL_SECONDS, 576)},
-        7_063_427_072,
-        card("llava-hf/llava-1.5-7b-hf, whose last vision layer is not run"),
+        7_063_427_072,  # its last vision layer is not run
         4096,
         fixed(576),
-        hub="llava-hf/llava-1.5-7b-hf",
     )
 
-    on_card = Source(SourceKind.PUBLISHED, "config.json and card of OpenGVLab/InternVL2_5-8B")
     internlm = LlmShape(32, 4096, 32, 8, 14336, 92553)
     yield ModelShape(
         # vLLM accepts no video for it: its tokenizer has no video token
         "internvl2.5-8b",
         internlm,
         _tiles(_small_vit(4096)),
-        8_080_000_000,
-        on_card,
+        8_080_000_000,  # by its card
         32_768,
         tiles(256, video=False),
-        hub="OpenGVLab/InternVL2_5-8B",
-        remote_code=True,
     )
     for size, llm, tower, parameters in (
         ("8b", _qwen25_llm(28, 3584, 28, 4, 18944, 151674), _small_vit(3584), 7_944_373_760),
         ("38b", _qwen25_llm(64, 5120, 40, 8, 27648, 151674), _large_vit(5120), 38_388_452_992),
         ("78b", _qwen25_llm(80, 8192, 64, 8, 29568, 151674), _large_vit(8192), 78_408_606_336),
     ):
-        hub = f"OpenGVLab/InternVL3-{size.upper()}"
-        yield ModelShape(
-            f"internvl3-{size}",
-            llm,
-            _tiles(tower),
-            parameters,
-            card(hub),
-            32_768,
-            tiles(256),
-            hub=hub,
-            remote_code=True,
-        )
+        yield ModelShape(f"internvl3-{size}", llm, _tiles(tower), parameters, 32_768, tiles(256))
 
 
 MODELS = {shape.name: shape for shape in _models()}

@@ -2,48 +2,30 @@
 
 A step takes as long as its operations, or as reading the weights and the KV cache, whichever is longer (Williams,
 Waterman and Patterson, "Roofline: an insightful visual performance model", CACM 2009). `Efficiency` has the fractions
-of the peaks that work reaches, and the fixed costs of a step, each with its source.
+of the peaks that work reaches, and the fixed costs of a step.
 """
 
 import math
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.costs.base import Source, SourceKind
-from vllm_omni_sched.sim.costs.hardware import DeviceKind, all_reduce_factor
-from vllm_omni_sched.sim.costs.models import BF16_BYTES, ModelShape, Precision, WeightFormat
+from vllm_omni_sched.sim.costs.base import EngineCosts, Source, SourceKind
+from vllm_omni_sched.sim.costs.hardware import DeviceKind, all_reduce_factor, device
+from vllm_omni_sched.sim.costs.measured import MeasuredCosts
+from vllm_omni_sched.sim.costs.models import BF16_BYTES, ModelShape, model
 from vllm_omni_sched.sim.work import Request
 
 
 @dataclass(frozen=True)
-class Parallel:
-    """Devices that run one replica together.
-
-    ``tensor``: devices between which each layer is split. ``pipeline``: groups of them, each with a part of the layers.
-    ``experts``: routed experts are whole on a device, not split (vLLM's ``--enable-expert-parallel``).
-    """
-
-    tensor: int = 1
-    pipeline: int = 1
-    experts: bool = False
-
-    @property
-    def devices(self) -> int:
-        """Return the number of devices."""
-        return self.tensor * self.pipeline
-
-
-@dataclass(frozen=True)
 class Efficiency:
-    """Fractions of peaks, in (0, 1], and fixed costs.
+    """Fractions of peaks, in (0, 1], and fixed costs; `docs/simulator/costs.md` has the source of each.
 
     ``compute``, ``bandwidth``: fractions that the LLM reaches. ``encoder_compute``: fraction that a tower reaches.
     ``saturating_share``: the fraction of the streaming multiprocessors that suffices for the full bandwidth.
     ``lane_share``: the largest fraction of the multiprocessors that a lane gets while steps run beside it.
     ``step_seconds``, ``encode_seconds``: launches and scheduling, for each step and each batch of encodes.
     ``all_reduce_seconds``: to begin one; each layer has two under tensor parallelism.
-    ``expert_imbalance``: work of the device with the most, relative to the mean, where experts are not split.
-    ``hop_seconds``: to begin a transfer between two stages of a pipeline.
     ``memory``: the fraction of the device's memory that the engine takes (``gpu_memory_utilization``).
     ``activation_bytes``: of that, on each device, for everything but weights and KV.
     ``request_seconds``, ``text_token_seconds``: of the front end. ``answer_seconds``: until the client has a token.
@@ -60,8 +42,6 @@ class Efficiency:
     step_seconds: float = 1.5e-3
     encode_seconds: float = 3e-3
     all_reduce_seconds: float = 7e-6
-    expert_imbalance: float = 1.25
-    hop_seconds: float = 30e-6
     memory: float = 0.9
     activation_bytes: float = 3e9
     request_seconds: float = 1e-3
@@ -72,56 +52,11 @@ class Efficiency:
         for name in ("compute", "bandwidth", "encoder_compute", "saturating_share", "lane_share", "memory"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"efficiency {name!r} must be above 0 and at most 1, got {getattr(self, name)}")
-        if self.expert_imbalance < 1:
-            raise ConfigError(f"efficiency 'expert_imbalance' must be 1 or more, got {self.expert_imbalance}")
         for one in fields(self):
             if not 0 <= getattr(self, one.name) < math.inf:
                 raise ConfigError(
                     f"efficiency {one.name!r} must be finite and 0 or more, got {getattr(self, one.name)}"
                 )
-
-
-EFFICIENCY_SOURCES = {
-    "compute": Source(
-        SourceKind.PUBLISHED,
-        "Bullet (ASPLOS 2026), figure 5a: Llama-3.1-8B on an A100 in chunks of 1,024 tokens gets 71 to 61 %",
-    ),
-    "bandwidth": Source(
-        SourceKind.PUBLISHED, "gpt-fast, README: an A100 80 GB of 2,039 GB/s peaks at about 1,700 GB/s in practice"
-    ),
-    "encoder_compute": Source(
-        SourceKind.MEASURED,
-        "0.41 on an H200: 1,056 images a second by ViT-L/14 at 336 pixels, 8 at a time (benchmarks.gpu.lanes)",
-    ),
-    "saturating_share": Source(
-        SourceKind.PUBLISHED,
-        "Bullet (ASPLOS 2026), section 3.2.2 and figure 8: 30 of the 108 multiprocessors of an A100 saturate its "
-        "memory; taken for other devices too",
-    ),
-    "lane_share": Source(
-        SourceKind.ASSUMED,
-        "two streams that could each fill the device have half of it each; that the lane's has the lower priority is "
-        "not counted. An H200 gave a lane 0.68 of the images that it encodes alone, and decoding beside it 0.46 of its "
-        "own speed (benchmarks.gpu.lanes, share 1)",
-    ),
-    "step_seconds": Source(
-        SourceKind.PUBLISHED,
-        "gpt-fast, README: Llama-2-7B takes 9.5 ms for a token on an A100; without the reading of the weights",
-    ),
-    "encode_seconds": Source(SourceKind.ASSUMED, "about 400 kernel launches of 7 us, and the copy of the pixels"),
-    "all_reduce_seconds": Source(
-        SourceKind.PUBLISHED, "fitted to gpt-fast's tokens per second of Llama-2-7B on 2, 4 and 8 A100 with NVLink"
-    ),
-    "expert_imbalance": Source(
-        SourceKind.ASSUMED, "without balancing, the busiest of 8 devices has a quarter more than the mean"
-    ),
-    "hop_seconds": Source(SourceKind.ASSUMED, "a message between two devices, and the wake-up of its receiver"),
-    "memory": Source(SourceKind.PUBLISHED, "vLLM's default of --gpu-memory-utilization"),
-    "activation_bytes": Source(SourceKind.ASSUMED, "8,192 tokens of activations, the encoder cache, captured graphs"),
-    "request_seconds": Source(SourceKind.ASSUMED, "HTTP, JSON, the chat template"),
-    "text_token_seconds": Source(SourceKind.ASSUMED, "half a million tokens per second by a fast tokenizer"),
-    "answer_seconds": Source(SourceKind.ASSUMED, "sampling back to the host, detokenizing, one event of a stream"),
-}
 
 
 class RooflineCosts:
@@ -139,82 +74,43 @@ class RooflineCosts:
     6. A tower is split between the devices like the LLM.
     7. A lane and steps beside it are streams of one device. The lane has its share, but at most ``lane_share``, however
        little it pauses; the steps have the rest.
-    8. A token goes through some of the routed experts. A step of n tokens reads an expert unless all of them miss it;
-       tokens are taken to choose evenly and independently. With expert parallelism the busiest device has
-       ``expert_imbalance`` times the mean of the experts' work and weights.
-    9. With p stages of a pipeline, p steps are in flight, each with a p-th of the tokens. One goes through all layers,
-       so a request gets a token in the time of a step of that size, and a hop for each further stage.
-    10. FP8 weights run at the device's FP8 peak if it has one; integers and 4-bit weights, and FP8 without such a peak,
-        are converted and run at that of bf16. Attention is in bf16.
 
     Args:
-        parallel: the devices of a replica; a number is ``tensor`` alone.
-        precision: of weights and KV cache; default: that of the model's checkpoint.
-        queries: tokens that a step computes for a decoding request: more than 1 if it verifies draft tokens. Each goes
-            through the layers and the output matrix; the KV cache is read once for all.
+        devices: those of a replica, between which each layer is split.
 
     Raises:
-        ConfigError: the devices do not divide heads, layers or experts, or model and KV cache do not fit; the message
+        ConfigError: the devices do not divide the heads, or model and KV cache do not fit; the message
             names the missing memory, and the fix.
     """
 
     def __init__(
-        self,
-        model: ModelShape,
-        device: DeviceKind,
-        parallel: int | Parallel = 1,
-        efficiency: Efficiency | None = None,
-        precision: Precision | None = None,
-        queries: int = 1,
+        self, model: ModelShape, device: DeviceKind, devices: int = 1, efficiency: Efficiency | None = None
     ) -> None:
         use = efficiency or Efficiency()
         llm = model.llm
-        split = parallel if isinstance(parallel, Parallel) else Parallel(parallel)
-        tensor_parallel, stages = split.tensor, split.pipeline
-        form = precision or model.precision
-        if tensor_parallel < 1 or llm.heads % tensor_parallel:
+        if devices < 1 or llm.heads % devices:
             raise ConfigError(
-                f"model {model.name!r} cannot be split between {tensor_parallel} devices: their number has to divide "
-                f"its {llm.heads} heads"
+                f"model {model.name!r} cannot be split between {devices} devices: their number has to divide its "
+                f"{llm.heads} heads"
             )
-        if stages < 1 or stages > llm.layers:
-            raise ConfigError(
-                f"model {model.name!r} cannot have {stages} stages of a pipeline: it has {llm.layers} layers"
-            )
-        if split.experts and not llm.expert_parameters:
-            raise ConfigError(f"model {model.name!r} has no routed experts: remove expert parallelism")
-        self.source = Source(SourceKind.ROOFLINE, _described(model, device, split, form))
-        self.model, self.device, self.tensor_parallel, self.efficiency = model, device, tensor_parallel, use
-        self.parallel, self.precision = split, form
-        self.kv_tokens = _kv_tokens(model, device, split, use, form)
-        peak = device.fp8_flops if form.weights is WeightFormat.FP8 and device.fp8_flops else device.flops
-        attention = device.flops * use.compute * tensor_parallel
-        operations = peak * use.compute * tensor_parallel
-        reading = device.bandwidth_bytes_per_second * use.bandwidth * tensor_parallel
-        each = form.weights.bytes_each
-        uneven = use.expert_imbalance if split.experts and tensor_parallel > 1 else 1.0
-        active = llm.expert_parameters * llm.expert_share
-        self._token = 2 * (llm.layer_parameters + (uneven - 1.0) * active) / operations
-        self._queries = queries
-        self._head = 2 * llm.head_parameters * queries / attention
-        self._pair, self._read = llm.operations_per_pair / attention, llm.operations_per_read * queries
-        dense = llm.stored_parameters - llm.expert_parameters
-        self._weights = (form.weights.dense_bytes_each * dense + BF16_BYTES * llm.head_parameters) / reading
-        self._experts = each * llm.expert_parameters * uneven / reading
-        self._missed = 1.0 - llm.expert_share
-        self._context = form.kv_bytes * llm.kv_numbers_per_token(tensor_parallel) / reading
+        self.source = Source(SourceKind.ROOFLINE, f"{model.name} on {devices} x {device.name}")
+        self.model, self.efficiency = model, use
+        self.kv_tokens = _kv_tokens(model, device, devices, use)
+        operations = device.flops * use.compute * devices
+        reading = device.bandwidth_bytes_per_second * use.bandwidth * devices
+        self._token = 2 * llm.layer_parameters / operations
+        self._head = 2 * llm.head_parameters / operations
+        self._pair = llm.operations_per_pair / operations
+        self._weights = BF16_BYTES * (llm.layer_parameters + llm.head_parameters) / reading
+        self._context = llm.kv_bytes_per_token(devices) / reading
         self._saturating, self._fair = use.saturating_share, use.lane_share
         self._step, self._token_link = use.step_seconds, 0.0
-        link = device.nvlink_bytes_per_second or device.pcie_bytes_per_second
-        if tensor_parallel > 1:
+        if devices > 1:
+            link = device.nvlink_bytes_per_second or device.pcie_bytes_per_second
             reduces = 2 * llm.layers
             self._step += reduces * use.all_reduce_seconds
-            self._token_link = reduces * all_reduce_factor(tensor_parallel) * BF16_BYTES * llm.hidden / link
-        self._part = 1.0 / stages
-        if stages > 1:
-            self._step += (stages - 1) * use.hop_seconds
-            self._token_link += (stages - 1) * BF16_BYTES * llm.hidden / device.pcie_bytes_per_second
-        encoding = device.flops * use.encoder_compute * tensor_parallel
+            self._token_link = reduces * all_reduce_factor(devices) * BF16_BYTES * llm.hidden / link
+        encoding = device.flops * use.encoder_compute * devices
         self._encode = use.encode_seconds
         self._towers = {
             modality: (one.tower.operations_per_embed / encoding, one.tower.operations_per_pair / encoding,
@@ -230,37 +126,18 @@ class RooflineCosts:
         tokens = decodes + prefill_tokens
         if not tokens:
             return 0.0
-        part = self._part
-        if part != 1.0:  # of each step in flight; a request is in one of them
-            decodes_each = max(1.0, decodes * part) if decodes else 0.0
-            context = context_tokens * decodes_each / decodes if decodes else 0.0
-            return self._seconds(decodes_each, context, prefill_tokens * part, prefill_pairs * part, share)
-        return self._seconds(decodes, context_tokens, prefill_tokens, prefill_pairs, share)
-
-    def _seconds(
-        self, decodes: float, context_tokens: float, prefill_tokens: float, prefill_pairs: float, share: float
-    ) -> float:
-        tokens = decodes * self._queries + prefill_tokens
-        pairs = prefill_pairs + self._read * context_tokens
-        compute = self._token * tokens + self._head * decodes + self._pair * pairs
-        memory = self._read_weights(tokens) + self._context * context_tokens
+        compute = self._token * tokens + self._head * decodes + self._pair * (prefill_pairs + context_tokens)
+        memory = self._weights + self._context * context_tokens
         if share != 1.0:
             compute /= share
             if share < self._saturating:
                 memory *= self._saturating / share
         return (compute if compute > memory else memory) + self._step + self._token_link * tokens
 
-    def _read_weights(self, tokens: float) -> float:
-        """Return the seconds to read the weights that so many tokens need (rule 8)."""
-        if not self._experts:
-            return self._weights
-        return self._weights + self._experts * (1.0 - math.pow(self._missed, tokens))
-
     def operations_seconds(self, decodes: int, context_tokens: int, prefill_tokens: int, prefill_pairs: float) -> float:
         """Return the seconds of the operations by rule 1, on all devices together."""
-        tokens = decodes * self._queries + prefill_tokens
-        pairs = prefill_pairs + self._read * context_tokens
-        return (self._token * tokens + self._head * decodes + self._pair * pairs) * self._part
+        pairs = prefill_pairs + context_tokens
+        return self._token * (decodes + prefill_tokens) + self._head * decodes + self._pair * pairs
 
     def encode_seconds(self, modality: str, embeds: int, items: int = 1, share: float = 1.0) -> float:
         """Return the seconds to encode so many items of one length together.
@@ -312,34 +189,44 @@ class RooflineCosts:
         return tower
 
 
-def _described(model: ModelShape, device: DeviceKind, split: Parallel, form: Precision) -> str:
-    """Return the model and its devices in words."""
-    devices = f"{split.tensor} x {device.name}" if split.pipeline == 1 else (
-        f"{split.pipeline} stages of {split.tensor} x {device.name}"
-    )  # fmt: skip
-    notes = ["whole experts"] if split.experts else []
-    notes += [form.weights.value] if form.weights is not WeightFormat.BF16 else []
-    notes += ["fp8 KV cache"] if form.kv_fp8 else []
-    return f"{model.name} on {devices}" + "".join(f", {note}" for note in notes)
-
-
-def _kv_tokens(model: ModelShape, device: DeviceKind, split: Parallel, use: Efficiency, form: Precision) -> int:
+def _kv_tokens(model: ModelShape, device: DeviceKind, devices: int, use: Efficiency) -> int:
     """Return the tokens of KV cache that fit beside the weights.
 
     Raises:
         ConfigError: the weights do not fit, or leave no room for one token.
     """
     each = device.memory_bytes * use.memory - use.activation_bytes
-    weights = model.weight_bytes(form.weights)
-    kv_bytes = form.kv_bytes * model.llm.kv_numbers_per_token(split.tensor)
-    tokens = int((split.devices * each - weights) // kv_bytes)
+    weights, kv_bytes = model.weight_bytes, model.llm.kv_bytes_per_token(devices)
+    tokens = int((devices * each - weights) // kv_bytes)
     if tokens > 0:
         return tokens
-    missing = weights + kv_bytes - split.devices * each
+    missing = weights + kv_bytes - devices * each
     enough = [n for n in range(1, model.llm.heads + 1) if model.llm.heads % n == 0 and n * each > weights]
     more = f"use {enough[0]} devices, " if enough else "use "
     raise ConfigError(
-        f"model {model.name!r} does not fit on {split.devices} x {device.name!r}: {missing:,.0f} bytes are missing "
+        f"model {model.name!r} does not fit on {devices} x {device.name!r}: {missing:,.0f} bytes are missing "
         f"for weights of {weights:,} bytes, activations of {use.activation_bytes:,.0f} bytes on each device "
         f"and one token of KV cache; {more}a larger device or a smaller model"
     )
+
+
+def engine_costs(
+    stage: str,
+    device_name: str,
+    model_name: str | None = None,
+    calibration: Path | None = None,
+    devices: int = 1,
+    efficiency: Efficiency | None = None,
+) -> EngineCosts:
+    """Return the costs of an engine: measured if there is a calibration, else by its roofline.
+
+    Raises:
+        ConfigError: a name is unknown, the file is no calibration, or the model does not fit; the message names the
+            stage.
+    """
+    try:
+        if calibration is not None:
+            return MeasuredCosts.read(calibration)
+        return RooflineCosts(model(model_name or ""), device(device_name), devices, efficiency)
+    except ConfigError as error:
+        raise ConfigError(f"stage {stage!r}: {error}") from None

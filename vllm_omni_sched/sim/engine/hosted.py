@@ -5,12 +5,10 @@ from typing import Any
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts
 from vllm_omni_sched.sim.engine.limits import EngineLimits
-from vllm_omni_sched.sim.engine.server import EngineServer
-from vllm_omni_sched.sim.engine.steps import Watcher
-from vllm_omni_sched.sim.host import Host
-from vllm_omni_sched.sim.kernel import Action, Simulator
+from vllm_omni_sched.sim.engine.server import EngineServer, Watcher
+from vllm_omni_sched.sim.kernel import Action, Host, Simulator
 from vllm_omni_sched.sim.measure import Histogram
-from vllm_omni_sched.sim.server import Done, Job
+from vllm_omni_sched.sim.work import Done, Job
 
 _Outputs = tuple[int, int, list[Job], list[Job]]
 """Epoch, number of decoding requests, jobs with a first token, jobs with their last one."""

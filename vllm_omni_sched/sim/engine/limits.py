@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import EngineFacts, LendingFacts
@@ -18,9 +17,6 @@ class EngineLimits:
     ``lane_beside``: whether it also has some of its own. ``reserve_embeds``: embeddings whose activations fit into
     the memory set aside, None for the encoder budget; ``embeds_per_token``: those that fit into the KV memory of a
     token.
-
-    Raises:
-        ConfigError: a number is below 1.
     """
 
     kv_tokens: int
@@ -34,18 +30,6 @@ class EngineLimits:
     lane_beside: bool = True
     reserve_embeds: int | None = None
     embeds_per_token: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in (
-            "kv_tokens",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "encoder_budget_embeds",
-            "encoder_cache_embeds",
-            "lane_items",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be 1 or more, got {getattr(self, name)}")
 
     @property
     def item_embeds(self) -> int:

@@ -5,12 +5,9 @@ from collections.abc import Sequence as Many
 from vllm_omni_sched.core.engine.core import EngineCore
 from vllm_omni_sched.core.engine.requests import Decodes, KvBlocks
 from vllm_omni_sched.sim.costs.base import EngineCosts
-from vllm_omni_sched.sim.engine.ahead import Ahead
-from vllm_omni_sched.sim.engine.decoding import DecodingSequences
-from vllm_omni_sched.sim.engine.encoding import Encoding
-from vllm_omni_sched.sim.engine.prompts import Prompts
-from vllm_omni_sched.sim.engine.sequence import Sequence
-from vllm_omni_sched.sim.engine.waiting import Waiting
+from vllm_omni_sched.sim.engine.lane import Ahead
+from vllm_omni_sched.sim.engine.prompts import Encoding, Prompts
+from vllm_omni_sched.sim.engine.requests import DecodingSequences, Sequence, Waiting
 from vllm_omni_sched.sim.kernel import Simulator
 
 
@@ -19,20 +16,6 @@ class StepView:
 
     ``ahead``: its lane, if there is one.
     """
-
-    __slots__ = (
-        "_beside",
-        "_core",
-        "_costs",
-        "_decodes",
-        "_encoding",
-        "_owed",
-        "_prompts",
-        "_sim",
-        "_waiting",
-        "ahead",
-        "has_encoding",
-    )
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from vllm_omni_sched.monitor.forecast.load import Forecast, ForecastOptions, For
 from vllm_omni_sched.monitor.forecast.plan import PlanOptions, PoolState, ReplicaPlanner
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
 from vllm_omni_sched.sim.pools.pool import Pool
-from vllm_omni_sched.sim.pools.request_run import RequestRun
+from vllm_omni_sched.sim.pools.requests import RequestRun
 from vllm_omni_sched.sim.scenario.scenario import Autoscale
 
 _TOLERANCE = 0.1  # nothing happens while the load is off its target by less than that fraction

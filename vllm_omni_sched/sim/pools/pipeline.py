@@ -1,23 +1,70 @@
-"""Run requests through all stages, from arrivals to records."""
+"""Run requests through all stages, from arrivals to records, and let replicas die by schedule."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random  # noqa: TID251 (the type of an argument)
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.core.pipeline import events as e
 from vllm_omni_sched.graph.flow import FlowPlan, StagePhase
-from vllm_omni_sched.sim.device import PayloadLink
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.measure import Outcome, Record
-from vllm_omni_sched.sim.pools.failures import Failures
-from vllm_omni_sched.sim.pools.gated import GatedPool
-from vllm_omni_sched.sim.pools.orchestration import Orchestration, plan_of
+from vllm_omni_sched.sim.pools.gated import GatedPool, Orchestration, plan_of
 from vllm_omni_sched.sim.pools.pool import Pool
-from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun
-from vllm_omni_sched.sim.scenario import scenario
+from vllm_omni_sched.sim.pools.requests import RequestRun, StageRun
+from vllm_omni_sched.sim.scenario.scenario import Failures as FailureOptions
 from vllm_omni_sched.sim.scenario.stages import Link
 from vllm_omni_sched.sim.work import Request
+
+
+class Failures:
+    """Kills replicas by the schedule: one of the live ones, with equal probability, and its rack.
+
+    Args:
+        options: times of deaths, by a Poisson process or as given, the size of a rack, and the times until a death is
+            noticed and a replica is restarted.
+        noticed: called for each dead replica when its death is noticed.
+        goes_on: returns whether the simulation still has requests.
+    """
+
+    def __init__(
+        self,
+        sim: Simulator,
+        pool: Pool,
+        options: FailureOptions,
+        rng: Random,
+        noticed: Callable[[Pool, int, float], None],
+        goes_on: Callable[[], bool],
+    ) -> None:
+        self._sim, self._pool, self._options, self._rng = sim, pool, options, rng
+        self._rack = options.rack_replicas if options.kind == "rack" else 1
+        self._noticed, self._goes_on = noticed, goes_on
+        self.deaths = 0
+        for when in options.at_seconds:
+            sim.at(when, self._strike)
+        self._next()
+
+    def _next(self) -> None:
+        if self._options.every_seconds is not None:
+            self._sim.after(self._rng.expovariate(1 / self._options.every_seconds), self._strike_again)
+
+    def _strike_again(self, _: None) -> None:
+        if self._goes_on():
+            self._strike(None)
+            self._next()
+
+    def _strike(self, _: None) -> None:
+        alive = [one.index for one in self._pool.replicas.values() if one.server is not None]
+        if not alive or not self._goes_on():
+            return
+        rack = self._rng.choice(alive) // self._rack
+        for index in alive:
+            if index // self._rack == rack and self._pool.kill(index):
+                self.deaths += 1
+                self._sim.after(self._options.detection_seconds, self._notice, index)
+
+    def _notice(self, index: int) -> None:
+        self._noticed(self._pool, index, self._options.restart_seconds)
+
 
 INF = float("inf")
 
@@ -62,9 +109,6 @@ class Pipeline:
         left: told of each work that a stage has done, for traces.
         closed: a closed loop: so many requests come by their arrival times, and from then on one when one leaves.
         until: when a closed loop ends.
-
-    Raises:
-        ConfigError: a path is empty, or names a stage that does not exist.
     """
 
     def __init__(
@@ -75,19 +119,13 @@ class Pipeline:
         record: Callable[[Record], None],
         paths: Mapping[str, tuple[int, ...] | FlowPlan],
         orchestration: Orchestration | None = None,
-        links: Mapping[tuple[int, int], Links | PayloadLink] | None = None,
+        links: Mapping[tuple[int, int], Links] | None = None,
         answers: int | None = None,
         respawn: bool = False,
         left: Callable[[StageRun], None] | None = None,
         closed: int | None = None,
         until: float = INF,
     ) -> None:
-        for modality, one in paths.items():
-            path = one.stages if isinstance(one, FlowPlan) else one
-            if not path or not all(0 <= stage < len(pools) for stage in path):
-                raise ConfigError(f"path of {modality or 'others'!r}: {path} must name some of {len(pools)} stages")
-        if "" not in paths:
-            raise ConfigError("paths: set the path of requests of other modalities with the key ''")
         self.sim, self.pools, self.orchestration = sim, tuple(pools), orchestration
         self.runs: dict[int, RequestRun] = {}  # present requests, by number
         self.arrived = self.done = self.failed = 0
@@ -101,8 +139,6 @@ class Pipeline:
         self._restart_seconds: dict[tuple[int, int], float] = {}
         if orchestration is not None:
             orchestration.pipeline = self
-            if orchestration.monitored:
-                orchestration.check_while(self.active)
         self._recovering = orchestration if orchestration is not None and orchestration.recovers else None
         self._credits = None if orchestration is None else orchestration.context.credits
         for pool in pools:
@@ -120,7 +156,7 @@ class Pipeline:
         """Return whether requests are present or still to come."""
         return self.arriving or bool(self.runs)
 
-    def fail_by(self, stage: int, options: scenario.Failures, rng: Random) -> Failures:
+    def fail_by(self, stage: int, options: FailureOptions, rng: Random) -> Failures:
         """Let replicas of a stage die by a schedule."""
         return Failures(self.sim, self.pools[stage], options, rng, self.notice, self.active)
 

@@ -1,12 +1,305 @@
-"""Simulate a stage and its requests."""
+"""Simulate a stage: its requests, and its replicas, which start, die, come back, and leave."""
 
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random  # noqa: TID251 (the type of an argument)
+from typing import TYPE_CHECKING, Protocol
+
+from vllm_omni_sched.graph.stages import StageKind
+from vllm_omni_sched.resource.pipeline.balance import Balancer, LazyReplicas
+from vllm_omni_sched.resource.pipeline.replica_state import ReplicaState
 from vllm_omni_sched.resource.pipeline.stage_cost import StageCosts
 from vllm_omni_sched.resource.pipeline.work_left import WorkLeft
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.choose import Chooser
-from vllm_omni_sched.sim.pools.replicas import Make, Replica, Replicas, StageSpec
-from vllm_omni_sched.sim.pools.request_run import RequestRun, StageRun, features_of
-from vllm_omni_sched.sim.server import Job
+from vllm_omni_sched.sim.pools.requests import RequestRun, StageRun, features_of
+from vllm_omni_sched.sim.work import Done, Job, Request, Server
+
+if TYPE_CHECKING:
+    from vllm_omni_sched.sim.pools.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """Defines a stage and its replicas.
+
+    ``at_once``: requests that a replica can run at a time. ``startup_seconds``: of a replica that is added.
+    ``devices``: of each replica. ``work``: adapts a request to the stage; None: it is used as it is.
+    """
+
+    name: str
+    kind: StageKind = StageKind.GENERATION
+    replicas: int = 1
+    at_once: int = 256
+    startup_seconds: float = 0.0
+    devices: int = 1
+    work: Callable[[Request], Request] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """Represents a replica of a stage.
+
+    ``server``: None while it is dead or starts. ``stranded``: requests that it had when it died, or got since; it gets
+    more until the death is noticed. ``pending_seconds``: sum of the estimates of its requests. ``load``: None if it is
+    not needed, or the pipeline core has it.
+    """
+
+    index: int
+    server: Server | None
+    load: WorkLeft[StageRun] | None = None
+    in_flight: int = 0
+    pending_seconds: float = 0.0
+    stranded: list[StageRun] = field(default_factory=list)
+    draining: bool = False
+
+
+def index_of(replica: Replica) -> int:
+    """Return the index, to sort and to search by."""
+    return replica.index
+
+
+Make = Callable[[int, Done], Server]
+"""Makes a server for the replica of that index; the server calls ``done`` for each finished job."""
+
+
+class Replicas(ABC):
+    """Tracks the replicas of a stage, by index; a subclass passes on the finished jobs of their servers.
+
+    1. A dead replica holds its devices, and gets requests until its death is noticed.
+    2. A draining replica gets no request, and leaves when it is empty.
+
+    ``deaths``, ``added``, ``gone``: numbers of replicas so far. ``serving_seconds``: total of replicas that could work;
+    ``empty_seconds``: without any that could.
+    """
+
+    def __init__(self, sim: Simulator, stage: int, spec: StageSpec, make: Make) -> None:
+        self.sim, self.stage, self.spec = sim, stage, spec
+        self.events: Pipeline
+        self.live: list[Replica] = []  # those that may get requests, by index
+        self.replicas: dict[int, Replica] = {}
+        self._make = make
+        self._next_index = 0
+        self._starting = 0
+        self._past: Counter[str] = Counter()  # busy seconds of servers that are gone
+        self.deaths = self.added = self.gone = 0
+        self.serving_seconds = self.empty_seconds = 0.0
+        self._held_seconds, self._held_since = 0.0, sim.now
+        for _ in range(spec.replicas):
+            self._serve(self._new())
+
+    def new_load(self) -> WorkLeft[StageRun] | None:
+        """Return an object to track the work of a replica; None if it is not needed."""
+        return None
+
+    @abstractmethod
+    def _done(self, job: Job) -> None:
+        """Record that a server is done with a job."""
+
+    def _ended(self, stage_run: StageRun, replica: Replica) -> None:
+        stage_run.request_run.stage_runs.pop(stage_run.stage, None)
+        replica.in_flight -= 1
+        replica.pending_seconds -= stage_run.cost_seconds
+
+    @property
+    def held(self) -> int:
+        """Return the number of replicas that hold devices, including those that start, are dead, or drain."""
+        return len(self.replicas) + self._starting
+
+    @property
+    def target(self) -> int:
+        """Return the number of replicas that exist or start, without those that drain."""
+        return self.held - sum(one.draining for one in self.replicas.values())
+
+    @property
+    def serving(self) -> int:
+        """Return the number of replicas that can work now."""
+        return sum(one.server is not None for one in self.replicas.values())
+
+    @property
+    def starting(self) -> int:
+        """Return the number of replicas that were added and have not started yet."""
+        return self._starting
+
+    @property
+    def present(self) -> int:
+        """Return the number of requests in this stage."""
+        return sum(one.in_flight for one in self.replicas.values())
+
+    def replica_seconds(self) -> float:
+        """Return the total seconds that replicas were held so far; times ``spec.devices`` these are device seconds."""
+        self._count_held()
+        return self._held_seconds
+
+    def busy_seconds(self) -> dict[str, float]:
+        """Return the device seconds so far by kind of work, of all replicas."""
+        total: dict[str, float] = dict(self._past)
+        busy = [one.server.busy_seconds() for one in self.replicas.values() if one.server is not None]
+        kinds: dict[str, float] = {}
+        for now in busy:
+            kinds.update(now)
+        for work in kinds:
+            seconds = total.get(work, 0.0)
+            for now in busy:
+                if work in now:
+                    seconds += now[work]
+            total[work] = seconds
+        return total
+
+    def kill(self, index: int) -> bool:
+        """Kill a replica, which is not noticed yet; return whether it was alive."""
+        replica = self.replicas.get(index)
+        if replica is None or replica.server is None:
+            return False
+        self._count_held()
+        self.deaths += 1
+        lost = replica.server.kill()
+        self._past.update(replica.server.busy_seconds())
+        replica.server = None
+        replica.stranded = [job for job in lost if isinstance(job, StageRun)]
+        return True
+
+    def notice(self, index: int) -> list[RequestRun]:
+        """Notice the death of a replica; return its requests in order of arrival."""
+        replica = self.replicas.get(index)
+        if replica is None:
+            return []  # it drained, and its requests were withdrawn
+        self._stop_sending(replica)
+        lost, replica.stranded = replica.stranded, []
+        for stage_run in lost:
+            self._ended(stage_run, replica)
+        if replica.load is not None:
+            replica.load = self.new_load()
+        replica.draining = False  # a draining replica that dies is treated like any other
+        return [stage_run.request_run for stage_run in lost]
+
+    def restart(self, index: int) -> None:
+        """Restart a dead replica."""
+        replica = self.replicas.get(index)
+        if replica is not None and replica.server is None:
+            self._serve(replica)
+
+    def add(self) -> None:
+        """Start one more replica, which takes ``startup_seconds``."""
+        self._count_held()
+        self.added += 1
+        self._starting += 1
+        self.sim.after(self.spec.startup_seconds, self._started)
+
+    def _started(self, _: None) -> None:
+        self._count_held()
+        self._starting -= 1
+        replica = self._new()
+        self._serve(replica)
+        self.events.joined(self.stage)
+
+    def drain(self) -> int | None:
+        """Drain the idlest replica, of several the newest, and return its index; it leaves when it is empty.
+
+        Return None if only one is left.
+        """
+        alive = [one for one in self.live if one.server is not None]
+        if len(alive) < 2:
+            return None
+        chosen = min(reversed(alive), key=lambda one: one.in_flight)
+        chosen.draining = True
+        self._stop_sending(chosen)
+        return chosen.index
+
+    def drained(self, index: int) -> None:
+        """Complete `drain` after all others have been told."""
+        self._leave_if_empty(self.replicas[index])
+
+    def _leave_if_empty(self, replica: Replica) -> None:
+        if replica.in_flight or replica.index not in self.replicas:
+            return
+        self._count_held()
+        self.gone += 1
+        del self.replicas[replica.index]
+        if replica.server is not None:
+            self._past.update(replica.server.busy_seconds())
+
+    def _new(self) -> Replica:
+        self._count_held()
+        replica = Replica(self._next_index, None, self.new_load())
+        self._next_index += 1
+        self.replicas[replica.index] = replica
+        return replica
+
+    def _serve(self, replica: Replica) -> None:
+        self._count_held()
+        replica.server = self._make(replica.index, self._done)
+        self._send_again(replica)
+
+    def _send_again(self, replica: Replica) -> None:
+        at = bisect_left(self.live, replica.index, key=index_of)
+        if at == len(self.live) or self.live[at] is not replica:
+            self.live.insert(at, replica)
+
+    def _stop_sending(self, replica: Replica) -> None:
+        if replica in self.live:
+            self.live.remove(replica)
+
+    def _count_held(self) -> None:
+        now = self.sim.now
+        passed = now - self._held_since
+        if not passed:
+            return
+        serving = self.serving
+        self._held_seconds += self.held * passed
+        self.serving_seconds += serving * passed
+        self.empty_seconds += 0.0 if serving else passed
+        self._held_since = now
+
+
+class Chooser(Protocol):
+    """Picks one of the replicas of a stage."""
+
+    def choose(self, cost_seconds: float, live: Sequence[Replica], now: float) -> Replica:
+        """Return one of ``live``, which is sorted by index and not empty."""
+
+
+class RoundRobinChooser:
+    """Picks each replica in turn, by index, in O(log n): like `RoundRobin`, without a state for each replica."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def choose(self, cost_seconds: float, live: Sequence[Replica], now: float) -> Replica:
+        last = self._last
+        at = last + 1  # its position while no replica has come or gone
+        if at >= len(live) or live[at].index != at:
+            at = bisect_right(live, last, key=index_of)
+            if at == len(live):
+                at = 0
+        chosen = live[at]
+        self._last = chosen.index
+        return chosen
+
+
+class BalancerChooser:
+    """Picks the replica that a balancer picks, describing only those that it compares."""
+
+    def __init__(self, balancer: Balancer, rng: Random) -> None:
+        self.balancer = balancer
+        self._rng = rng
+
+    def choose(self, cost_seconds: float, live: Sequence[Replica], now: float) -> Replica:
+        def state(at: int) -> ReplicaState:
+            one = live[at]
+            seconds = one.pending_seconds if one.load is None else one.load.remaining_seconds(now)
+            return ReplicaState(one.index, seconds if seconds > 0.0 else 0.0, one.in_flight)
+
+        picked = self.balancer.pick(cost_seconds, LazyReplicas(len(live), state), self._rng).replica_id
+        assert picked is not None  # there is at least one, and all count as healthy
+        if picked < len(live) and live[picked].index == picked:  # its position while no replica has come or gone
+            return live[picked]
+        return live[bisect_left(live, picked, key=index_of)]
+
 
 SMOOTHING = 0.1  # weight of the last request
 

@@ -1,22 +1,25 @@
 """Load a scenario from TOML: typed, with names that exist, values overridden by dotted keys, and checked."""
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import KEY, load_config, read_options
 from vllm_omni_sched.config.nearest import did_you_mean
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.stage_yaml import check_against, edge_connectors, read_stage_options
+from vllm_omni_sched.sim.costs.hardware import DEVICES
+from vllm_omni_sched.sim.costs.models import MODELS
 from vllm_omni_sched.sim.scenario.explain import explain_problem
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.scenario.stages import VideoStage
+from vllm_omni_sched.sim.workloads import registry
 from vllm_omni_sched.sim.workloads.replay import Replay, TraceOptions
 from vllm_omni_sched.sim.workloads.trace import read_trace
 from vllm_omni_sched.video.options import VideoOptions
@@ -108,41 +111,7 @@ def _entry(entries: list[Any], part: str, inside: str, where: str) -> Any:
     raise ConfigError(f"{where}: there is no '{inside}.{part}'; {hint}")
 
 
-@dataclass(frozen=True)
-class KnownNames:
-    """Names for which there are costs and workloads.
-
-    ``workloads``: the options of each kind, with ``rate`` among them. ``make_workload(table, where, folder)`` makes one
-    of a ``[workload]`` table, and raises `ConfigError` where it cannot; ``where`` is for messages, files are named from
-    ``folder``. ``video_kinds``: workloads whose requests bring videos that must be decoded. ``video_engines``: number
-    of video engines of a GPU, by device.
-    """
-
-    devices: Collection[str]
-    models: Collection[str]
-    workloads: Mapping[str, type[BaseModel]]
-    make_workload: Callable[[Mapping[str, Any], str, Path], object]
-    video_kinds: Collection[str] = ("video-clips",)
-    video_engines: Mapping[str, int] = field(default_factory=dict)
-
-
-def installed() -> KnownNames:
-    """Return the names that this package has."""
-    # not above: these modules need numpy
-    from vllm_omni_sched.sim.costs.hardware import DEVICES
-    from vllm_omni_sched.sim.costs.models import MODELS
-    from vllm_omni_sched.sim.workloads.registry import KINDS, build
-
-    engines = {name: kind.nvdec_engines for name, kind in DEVICES.items()}
-    return KnownNames(tuple(DEVICES), tuple(MODELS), KINDS, build, video_engines=engines)
-
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-STUDY_KEYS = ("variants", "cases", "tune", "sweep", "search", "ablation", "repeats")
+STUDY_KEYS = ("variants", "cases", "tune", "sweep", "search", "repeats")
 """Keys of a file that belong to a study, not to one run."""
 
 
@@ -156,7 +125,6 @@ class Source:
     raw: Mapping[str, Any]
     where: str
     folder: Path
-    known: KnownNames
 
     def scenario(self, overrides: Mapping[str, Any] | None = None, which: str = "") -> Scenario:
         """Return the scenario with the overrides applied; ``which`` names them in messages.
@@ -165,24 +133,23 @@ class Source:
             ConfigError: as for `load`.
         """
         where = f"{self.where}, {which}" if which else self.where
-        return build(apply(self.raw, overrides or {}, where), where, self.folder, self.known)
+        return build(apply(self.raw, overrides or {}, where), where, self.folder)
 
 
-def load(path: Path, overrides: Mapping[str, Any] | None = None, known: KnownNames | None = None) -> Scenario:
+def load(path: Path, overrides: Mapping[str, Any] | None = None) -> Scenario:
     """Return the scenario in a TOML file; keys of a study are ignored.
 
     Args:
         overrides: values by dotted keys, such as ``{"stages.llm.replicas": 4}``.
-        known: names that may be used; default: what this package has.
 
     Raises:
         ConfigError: the file cannot be read, or something in it or in the overrides is unknown, of the wrong type, out
             of range, or impossible. One message for all, with file and dotted keys.
     """
-    return read_source(path, known)[0].scenario(overrides)
+    return read_source(path)[0].scenario(overrides)
 
 
-def read_source(path: Path, known: KnownNames | None = None) -> tuple[Source, dict[str, Any]]:
+def read_source(path: Path) -> tuple[Source, dict[str, Any]]:
     """Return the keys of a file for its run, and those for a study.
 
     Raises:
@@ -190,7 +157,7 @@ def read_source(path: Path, known: KnownNames | None = None) -> tuple[Source, di
     """
     raw = read_toml(path)
     study = {key: raw.pop(key) for key in STUDY_KEYS if key in raw}
-    return Source(raw, path.name, path.parent, known or installed()), study
+    return Source(raw, path.name, path.parent), study
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -211,7 +178,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path.name}: not valid TOML: {' '.join(str(error).split())}") from None
 
 
-def build(raw: Mapping[str, Any], where: str, folder: Path, known: KnownNames) -> Scenario:
+def build(raw: Mapping[str, Any], where: str, folder: Path) -> Scenario:
     """Return the scenario in a mapping.
 
     Args:
@@ -237,7 +204,7 @@ def build(raw: Mapping[str, Any], where: str, folder: Path, known: KnownNames) -
     except ValidationError as error:
         problems = [explain_problem(one, Scenario, values) for one in error.errors()] + problems
     else:
-        problems += _unknown(scenario, known)
+        problems += _unknown(scenario)
     if problems:
         raise ConfigError(f"{where}: " + "; ".join(problems))
     return scenario
@@ -301,14 +268,14 @@ def _tables(value: Any) -> Iterator[dict[str, Any]]:
         yield from _tables(inner)
 
 
-def _unknown(scenario: Scenario, known: KnownNames) -> Iterator[str]:
+def _unknown(scenario: Scenario) -> Iterator[str]:
     """Yield names and files that do not exist."""
-    yield from _not_in(known.devices, scenario.cluster.device, "cluster.device", "device")
-    yield from _of_video_engines(scenario, known)
+    yield from _not_in(DEVICES, scenario.cluster.device, "cluster.device", "device")
+    yield from _of_video_engines(scenario)
     for stage in scenario.stages:
         model = getattr(stage, "model", None)
         if model is not None:
-            yield from _not_in(known.models, model, f"stages.{stage.name}.model", "model")
+            yield from _not_in(MODELS, model, f"stages.{stage.name}.model", "model")
         file = getattr(stage, "calibration", None)
         if file is not None and not Path(file).is_file():
             yield (
@@ -325,15 +292,15 @@ def _unknown(scenario: Scenario, known: KnownNames) -> Iterator[str]:
                 yield "[orchestration]: 'runtime.recovery.act_on' is not simulated: remove it"
         except ConfigError as error:
             yield f"[orchestration]: {error}"
-    yield from _of_workload(scenario, known)
+    yield from _of_workload(scenario)
 
 
-def _of_video_engines(scenario: Scenario, known: KnownNames) -> Iterator[str]:
+def _of_video_engines(scenario: Scenario) -> Iterator[str]:
     """Yield stages with more video engines than the GPUs have."""
     device = scenario.cluster.device
-    each = known.video_engines.get(device)
-    if each is None:
+    if device not in DEVICES:
         return
+    each = DEVICES[device].nvdec_engines
     for stage in scenario.stages:
         if not isinstance(stage, VideoStage) or stage.decoders != "nvdec":
             continue
@@ -346,12 +313,12 @@ def _of_video_engines(scenario: Scenario, known: KnownNames) -> Iterator[str]:
             yield f"'{key}' is {stage.per_replica}, but {whose} has {gpus * each} video engines: lower it"
 
 
-def _of_workload(scenario: Scenario, known: KnownNames) -> Iterator[str]:
+def _of_workload(scenario: Scenario) -> Iterator[str]:
     workload = scenario.workload
-    if missing := list(_not_in(known.workloads, workload.kind, "workload.kind", "workload")):
+    if missing := list(_not_in(registry.KINDS, workload.kind, "workload.kind", "workload")):
         yield from missing
         return
-    options = known.workloads[workload.kind]
+    options = registry.KINDS[workload.kind]
     rate = options.model_fields.get("rate")
     if rate is not None and rate.is_required() and workload.rate is None:
         yield f"'workload.rate' is missing: mean requests per second of '{workload.kind}'"
@@ -359,13 +326,13 @@ def _of_workload(scenario: Scenario, known: KnownNames) -> Iterator[str]:
     table = workload.table()
     try:
         options.model_validate(table)
-        known.make_workload({"kind": workload.kind, **table}, "[workload]", Path())  # names of files are whole
+        registry.build({"kind": workload.kind, **table})  # names of files are whole
     except ValidationError as error:
         yield from (explain_problem(one, options, table, "workload") for one in error.errors())
     except ConfigError as error:
         yield str(error)
     kinds = set(_kinds({"kind": workload.kind, **workload.options}))
-    if kinds & set(known.video_kinds) and not any(stage.kind == "video" for stage in scenario.stages):
+    if "video-clips" in kinds and not any(stage.kind == "video" for stage in scenario.stages):
         yield f"'workload.kind' is '{workload.kind}', but no stage of kind 'video' decodes its videos: add one"
 
 

@@ -1,15 +1,164 @@
-"""Define the scenario of one run: workload, cluster, targets, failures and scaling."""
+"""Define the scenario of one run: workload, cluster, targets, failures, scaling; and check what must fit together."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from vllm_omni_sched.config.nearest import did_you_mean
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.config.stage_options.base import Options
-from vllm_omni_sched.sim.scenario.checks import problems_of
-from vllm_omni_sched.sim.scenario.stages import DeviceStage, EngineStage, Stage
+from vllm_omni_sched.resource.engine.lane import LaneFacts, refusal
+from vllm_omni_sched.sim.scenario.stages import EngineStage, Stage
+
+
+def problems_of(scenario: "Scenario") -> Iterator[str]:
+    """Yield each problem in one sentence, with dotted keys and the fix."""
+    yield from _of_times(scenario)
+    yield from _of_stages(scenario)
+    yield from _of_steps(scenario)
+    yield from _of_lanes(scenario)
+    yield from _of_names(scenario)
+    yield from _of_host(scenario)
+    yield from _of_room(scenario)
+
+
+def _of_times(scenario: "Scenario") -> Iterator[str]:
+    if scenario.warm_up_seconds >= scenario.duration_seconds:
+        yield (
+            f"'warm_up_seconds' must be below 'duration_seconds': {scenario.warm_up_seconds:g} >= "
+            f"{scenario.duration_seconds:g}; nothing would be measured"
+        )
+    if scenario.requests is not None and scenario.workload.rate is None:
+        yield "'requests' needs 'workload.rate': set it, or set 'duration_seconds' instead"
+    if scenario.workload.concurrency is not None and scenario.failures:
+        yield "'workload.concurrency' and 'failures' are both set: a closed loop does not model clients that fail"
+    if scenario.requests is not None and scenario.workload.concurrency is not None:
+        yield "'requests' and 'workload.concurrency' are both set: set 'duration_seconds' instead of 'requests'"
+
+
+def _of_stages(scenario: "Scenario") -> Iterator[str]:
+    """Yield problems of the order of stages."""
+    stages = scenario.stages
+    if not stages:
+        yield "there are no stages: add [[stages]] with name and kind"
+    names = [stage.name for stage in stages]
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+        yield f"'stages.{name}' is given twice: names of stages must differ"
+    seen: dict[str, str] = {}
+    for stage in stages:
+        for later in {"video": ("encoder", "engine"), "encoder": ("engine",)}.get(stage.kind, ()):
+            if later in seen:
+                yield (
+                    f"'stages.{stage.name}' of kind '{stage.kind}' comes after 'stages.{seen[later]}' of kind "
+                    f"'{later}': move it before"
+                )
+        seen.setdefault(stage.kind, stage.name)
+    yield from _of_sources(scenario)
+    if len(out := [stage.name for stage in stages if stage.output]) > 1:
+        yield f"'stages.{out[1]}.output': 'stages.{out[0]}' has it already; only one stage answers the client"
+
+
+def _of_sources(scenario: "Scenario") -> Iterator[str]:
+    """Yield stages that read what is not before them."""
+    names = [stage.name for stage in scenario.stages]
+    for at, stage in enumerate(scenario.stages):
+        key, reads = f"'stages.{stage.name}.reads'", stage.reads or ()
+        for name in dict.fromkeys(reads):
+            if name not in names[:at]:
+                where = "comes after it" if name in names[at + 1 :] else "is itself" if name in names else "is none"
+                yield f"{key} names {name!r}, which {where}: name stages before it, {', '.join(names[:at]) or 'none'}"
+            elif reads.count(name) > 1:
+                yield f"{key} names {name!r} twice: name it once"
+        if stage.reads == () and at:
+            yield f"{key} is empty, but only the first stage gets the request: name a stage before it"
+
+
+def _of_steps(scenario: "Scenario") -> Iterator[str]:
+    """Yield settings that vLLM's `SchedulerConfig` refuses."""
+    for stage in scenario.stages:
+        if isinstance(stage, EngineStage) and stage.max_num_batched_tokens < stage.max_num_seqs:
+            key, tokens = f"stages.{stage.name}.max_num_batched_tokens", stage.max_num_batched_tokens
+            yield (
+                f"'{key}' is {tokens}, and vLLM does not start with fewer tokens in a step than requests at once, "
+                f"'max_num_seqs' {stage.max_num_seqs}: lower the one or raise the other"
+            )
+
+
+def _of_lanes(scenario: "Scenario") -> Iterator[str]:
+    """Yield settings that the product refuses at start, in its own words."""
+    if not scenario.policy.encode_ahead:
+        return
+    for stage in scenario.stages:
+        if not isinstance(stage, EngineStage):
+            continue
+        # a stage with a prompt of its own length gets no items: it is a text model
+        if stage.prompt_tokens is None and scenario.encoder_of(stage) == "elsewhere":
+            yield (
+                f"'stages.{stage.name}': encodings come from another stage, and 'policy.encode_ahead' is true; this "
+                "stage has nothing to encode ahead: set it to false"
+            )
+            continue
+        facts = LaneFacts(multimodal=stage.prompt_tokens is None, workers=stage.devices)
+        if (why_not := refusal(facts)) is not None:
+            what = f"'stages.{stage.name}.devices' is {stage.devices}"
+            yield f"'stages.{stage.name}': {what}, and 'policy.encode_ahead' is true; {why_not}"
+
+
+def _of_names(scenario: "Scenario") -> Iterator[str]:
+    """Yield references to stages that do not exist."""
+    names = [stage.name for stage in scenario.stages]
+    spoken = [(f"failures.{at}.stage", one.stage) for at, one in enumerate(scenario.failures)]
+    if scenario.autoscale is not None:
+        spoken.append(("autoscale.stage", scenario.autoscale.stage))
+    for key, name in spoken:
+        if name not in names:
+            hint = did_you_mean(name, names) or f"stages are {', '.join(names) or 'missing'}"
+            yield f"'{key}': there is no stage '{name}'; {hint}"
+    scale = scenario.autoscale
+    if scale is not None and scale.stage in names:
+        replicas = scenario.stage(scale.stage).replicas
+        if not scale.minimum <= replicas <= scale.maximum:
+            yield (
+                f"'stages.{scale.stage}.replicas' is {replicas}, outside 'autoscale.minimum' {scale.minimum} and "
+                f"'autoscale.maximum' {scale.maximum}"
+            )
+
+
+def _of_host(scenario: "Scenario") -> Iterator[str]:
+    """Yield engines on shared cores without a calibration, which only measurements can describe."""
+    for stage in scenario.stages:
+        if scenario.cluster.host_cores is not None and stage.kind == "engine" and stage.calibration is None:
+            yield f"'cluster.host_cores' needs a calibration of each engine: 'stages.{stage.name}' has none"
+
+
+def _of_room(scenario: "Scenario") -> Iterator[str]:
+    """Yield needs that exceed the cluster."""
+    cluster, scale = scenario.cluster, scenario.autoscale
+    most = [
+        scale.maximum if scale is not None and scale.stage == stage.name else stage.replicas
+        for stage in scenario.stages
+    ]
+    for stage in scenario.stages:
+        if stage.cores_each > cluster.cores_per_node:
+            yield (
+                f"'stages.{stage.name}.per_replica' is {stage.cores_each}, and a node has {cluster.cores_per_node} "
+                "cores: lower it, or raise 'cluster.cores_per_node'"
+            )
+            return
+    for what, there, each in (
+        ("devices", cluster.devices_per_node, [stage.devices_each for stage in scenario.stages]),
+        ("cores", cluster.cores_per_node, [stage.cores_each for stage in scenario.stages]),
+    ):
+        needs = list(zip(scenario.stages, most, each, strict=True))
+        wanted = sum(replicas * one for _, replicas, one in needs)
+        if wanted > cluster.nodes * there:
+            parts = ", ".join(f"{stage.name} {replicas} × {one}" for stage, replicas, one in needs if one)
+            yield (
+                f"the stages need {wanted} {what} ({parts}), and the cluster has {cluster.nodes * there}: set "
+                f"'cluster.nodes' to {-(-wanted // there)}, or ask for less"
+            )
 
 
 class Cluster(Options):
@@ -165,10 +314,6 @@ class Scenario(Options):
     orchestration: StageSchedConfig | None = Field(
         None, description="Options of the scheduler over stages; absent: round robin, no gate, no recovery."
     )
-    monitored: bool = Field(
-        False,
-        description="Detect anomalies (`orchestration.monitoring.anomaly`), as in serving, and count them.",
-    )
     stages: tuple[Stage, ...] = Field(strict=False, description="Stages of a request, in order.")
     failures: tuple[Failures, ...] = Field((), strict=False, description="Failures of replicas.")
     respawn: bool = Field(
@@ -218,28 +363,7 @@ class Scenario(Options):
 
     def encoder_of(self, stage: EngineStage) -> str:
         """Return where that engine's items are encoded: ``in_step``, ``lane`` or ``elsewhere``."""
-        if stage.encoder is not None:
-            return stage.encoder
         before = self.stages[: self.stages.index(stage)]
         if any(one.kind == "encoder" for one in before):
             return "elsewhere"
         return "lane" if self.policy.encode_ahead else "in_step"
-
-    @property
-    def placed(self) -> dict[int, DeviceStage]:
-        """Return the stages that share devices, by index."""
-        return {
-            at: stage
-            for at, stage in enumerate(self.stages)
-            if isinstance(stage, DeviceStage) and stage.placed_on is not None
-        }
-
-    @property
-    def shared_devices(self) -> int:
-        """Return the number of accelerators that placed stages share."""
-        return len(self.orchestration.graph.partition.devices) if self.orchestration is not None and self.placed else 0
-
-    def targets(self, sla: str) -> tuple[float, float]:
-        """Return the targets of an SLA class: seconds of TTFT and of inter-token latency."""
-        one: ClassTargets | Slo = self.classes.get(sla, self.slo)
-        return one.ttft_seconds, one.itl_seconds

@@ -1,66 +1,12 @@
-"""Define the kinds of stages that a request goes through, in order, and the service times of a stage `servers`."""
+"""Define the kinds of stages that a request goes through, in order."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from vllm_omni_sched.config.stage_options.base import Options
-from vllm_omni_sched.config.units import Bytes, FractionalBytes
-
-
-class Deterministic(Options):
-    """A constant service time."""
-
-    distribution: Literal["deterministic"] = Field(description="Always `mean`.")
-    mean: float = Field(gt=0, description="Seconds.")
-
-
-class Exponential(Options):
-    """An exponential service time, as in M/M/c."""
-
-    distribution: Literal["exponential"] = Field(description="With `mean`.")
-    mean: float = Field(gt=0, description="Seconds.")
-
-
-class Hyperexponential(Options):
-    """A mix of two exponentials with balanced means, which has more spread than one."""
-
-    distribution: Literal["hyperexponential"] = Field(
-        description="With `mean` and `cv`; of two phases, balanced means."
-    )
-    mean: float = Field(gt=0, description="Seconds.")
-    cv: float = Field(gt=1, description="Standard deviation relative to the mean, above 1.")
-
-
-class Steps(Options):
-    """A service time of denoising steps over pixels, as of a diffusion transformer."""
-
-    distribution: Literal["steps"] = Field(description="Work: denoising `steps` over `pixels`.")
-    steps: int = Field(ge=1, description="Denoising steps of a request.")
-    pixels: int = Field(ge=1, description="Pixels of what it makes: width × height × frames.")
-    seconds_per_step_megapixel: float = Field(gt=0, description="Seconds of a step for 1,000,000 pixels.")
-    fixed_seconds: float = Field(0.0, ge=0, description="Seconds besides the steps: text encoding, decoding.")
-
-    @property
-    def mean(self) -> float:
-        """Return the seconds of a request."""
-        return self.fixed_seconds + self.steps * self.seconds_per_step_megapixel * self.pixels / 1e6
-
-
-def _number(value: Any) -> Any:
-    """Convert a bare number to a constant service time."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return {"distribution": "deterministic", "mean": value}
-    return value
-
-
-Seconds = Annotated[
-    Annotated[Deterministic | Exponential | Hyperexponential | Steps, Field(discriminator="distribution")],
-    BeforeValidator(_number),
-]
-"""One of the distributions, by its ``distribution``; a number is `Deterministic`."""
-
+from vllm_omni_sched.config.units import FractionalBytes
 
 HW_DECODERS = 2
 """vLLM's default of `hw_decoders`: videos that its backend `pynvvideocodec` decodes at a time."""
@@ -109,26 +55,7 @@ class _Stage(Options):
         return 0
 
 
-class DeviceStage(_Stage):
-    """Options of stages whose replicas run on accelerators."""
-
-    placed_on: str | None = Field(
-        None,
-        description="Device of `orchestration.graph.partition.devices` on which the only replica starts, and which "
-        "it shares with other stages; default: accelerators of its own.",
-    )
-    memory_bytes: Bytes | None = Field(
-        None,
-        ge=1,
-        description="Memory that the replica holds on that device; default: of an engine with `model`, "
-        "`gpu_memory_utilization` of the memory of `cluster.device`.",
-    )
-    start_seconds: float = Field(
-        90.0, ge=0, description="Time until a new replica can work, when the stage moves to another device."
-    )
-
-
-class EngineStage(DeviceStage):
+class EngineStage(_Stage):
     """A vLLM engine: continuous batching, chunked prefill, the policies of `[policy]`."""
 
     kind: Literal["engine"] = Field(description="A vLLM engine.")
@@ -137,11 +64,6 @@ class EngineStage(DeviceStage):
         None, description="File of measured costs, relative to the scenario; instead of `model`."
     )
     devices: int = Field(1, ge=1, le=1024, description="Accelerators of a replica (tensor parallel).")
-    encoder: Literal["in_step", "lane", "elsewhere"] | None = Field(
-        None,
-        description="Where items are encoded; default: `elsewhere` behind an encoder stage, else `lane` with "
-        "`policy.encode_ahead`, else `in_step`.",
-    )
     max_num_seqs: int = Field(256, ge=1, description="Requests that run at once, as in vLLM.")
     max_num_batched_tokens: int = Field(8192, ge=1, description="Tokens of a step, as in vLLM.")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Fraction of the memory, as in vLLM.")
@@ -164,23 +86,11 @@ class EngineStage(DeviceStage):
         "model's processor and `max_model_len`; of a calibration: none is larger than a step. Pixel limits in "
         "`--mm-processor-kwargs` and modalities switched off by `--limit-mm-per-prompt` lower it.",
     )
-    encoder_cache_embeds: int | None = Field(
-        None,
-        ge=1,
-        description="Size of the encoder cache in embeddings, to study other sizes: vLLM has no flag for it. "
-        "Default, as in vLLM: the larger of `max_num_batched_tokens` and `largest_item_embeds`.",
-    )
-    encoder_budget_embeds: int | None = Field(
-        None,
-        ge=1,
-        description="Embeddings encoded in a step (vLLM's `max_num_encoder_input_tokens`, for which it has no flag "
-        "either). Default: as for `encoder_cache_embeds`.",
-    )
     encoder_reserve_embeds: int | None = Field(
         None,
         ge=1,
         description="Embeddings that can be encoded at a time in the memory that the engine sets aside for them; with "
-        "`policy.kv_lending` more can, in lent KV blocks. Default: `encoder_budget_embeds`.",
+        "`policy.kv_lending` more can, in lent KV blocks. Default: those of a step.",
     )
     encode_bytes_per_embed: FractionalBytes | None = Field(
         None,
@@ -202,7 +112,7 @@ class EngineStage(DeviceStage):
         return self
 
 
-class EncoderStage(DeviceStage):
+class EncoderStage(_Stage):
     """Encoders on devices of their own (encoder disaggregation)."""
 
     kind: Literal["encoder"] = Field(description="Encoders apart from the LLM.")
@@ -234,7 +144,6 @@ class VideoStage(_Stage):
         "`--media-io-kwargs`, and the default is 2, as there.",
     )
     collaborative: bool = Field(True, description="All decoders of a node share a video; otherwise each video has one.")
-    calibration: str | None = Field(None, description="File of measured costs; default: the published ones.")
     megapixels_per_second: float | None = Field(
         None, gt=0, description="Speed of one decoder; default: that of the costs."
     )
@@ -259,13 +168,16 @@ class VideoStage(_Stage):
         return self.per_replica if self.decoders == "cpu" else 0
 
 
-class ServersStage(DeviceStage):
+class ServersStage(_Stage):
     """Servers that each work on one request at a time, first come first served."""
 
     kind: Literal["servers"] = Field(description="Servers for one request each: DiT, TTS, closed forms.")
     per_replica: int = Field(1, ge=1, le=100_000, description="Servers of a replica.")
     devices: int = Field(0, ge=0, le=1024, description="Accelerators of a replica.")
-    seconds: Seconds = Field(description="Service time of a request: a number, or a distribution.")
+    seconds: float = Field(gt=0, description="Mean service time of a request, such as of all steps of a DiT.")
+    service: Literal["deterministic", "exponential"] = Field(
+        "deterministic", description="Distribution of service times: all the mean, or exponential, as in M/M/c."
+    )
 
 
 Stage = Annotated[EngineStage | EncoderStage | VideoStage | ServersStage, Field(discriminator="kind")]

@@ -1,19 +1,86 @@
-"""Evaluate one point of a study, in all and by bins of time, which show the effects of failures and scaling."""
+"""Evaluate one point of a study, or search at it; in all, and by bins of time."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.measure import Outcome
-from vllm_omni_sched.sim.output.spans import Spans
-from vllm_omni_sched.sim.result import Progress, Result, Run
-from vllm_omni_sched.sim.study.options import FOLLOWS, Search
+from vllm_omni_sched.sim.measure import Outcome, Progress, Result, Run
+from vllm_omni_sched.sim.output import Spans
+from vllm_omni_sched.sim.study.options import Search
 from vllm_omni_sched.sim.study.plan import Point, value_at
-from vllm_omni_sched.sim.study.searching import Edge, largest, needed
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Point at which a condition stops to hold.
+
+    ``holds``: the largest value at which it did, 0 if at none; ``fails``: the smallest above at which it did not, None
+    if at none; ``monotone``: no tried value that held lies above one that did not.
+    """
+
+    holds: float
+    fails: float | None
+    monotone: bool
+    tried: tuple[tuple[float, bool], ...]
+
+
+def largest(holds: Callable[[float], bool], start: float, precision: float, doublings: int, step: float = 2.0) -> Edge:
+    """Return the largest value that holds, by steps and bisection.
+
+    1. From ``start`` it goes up by factors of ``step`` while the value holds. If ``step`` is 2 or more, it stops
+       when a value and the next one both fail: one failure may be chance, which a higher rate that holds shows.
+    2. If none of these holds, it goes down until a value holds: by ``step``, then by 2 if that is more.
+    3. Between the largest that held and the next that failed it bisects, by the geometric mean, until they are within
+       ``precision`` of each other.
+
+    Args:
+        holds: called once for each value.
+        precision: relative precision of the answer.
+        doublings: most steps up, and most steps down.
+    """
+    asked: dict[float, bool] = {}
+
+    def ask(value: float) -> bool:
+        if value not in asked:
+            asked[value] = holds(value)
+        return asked[value]
+
+    value = start
+    for _ in range(doublings):
+        if not ask(value) and (step < 2 or not ask(step * value)):
+            break
+        value *= step
+    if not any(asked.values()):
+        value, down = start, step
+        for _ in range(doublings):
+            value /= down
+            if ask(value):
+                break
+            down = min(down * down, 2.0) if step < 2 else step
+    low = max((one for one, held in asked.items() if held), default=0.0)
+    above = [one for one, held in asked.items() if not held and one > low]
+    high = min(above, default=None)
+    while low and high is not None and high > low * (1 + precision):
+        middle = math.sqrt(low * high)
+        if ask(middle):
+            low = middle
+        else:
+            high = middle
+    monotone = not any(held and not asked[less] for one, held in asked.items() for less in asked if less < one)
+    return Edge(low, high, monotone, tuple(sorted(asked.items())))
+
+
+def needed(factors: Sequence[float], attainment: float) -> float:
+    """Return the smallest factor that suffices for that fraction of the requests; ``inf`` without requests."""
+    if not factors:
+        return math.inf
+    ordered = sorted(factors)
+    return ordered[max(math.ceil(attainment * len(ordered) - 1e-9) - 1, 0)]
+
 
 BINS = 60
 
@@ -53,18 +120,13 @@ def _mean_of(result: Result, stage: str, begin: float, width: float, bins: int) 
     return [round(sum(each) / len(each), 2) if each else None for each in seen]
 
 
-PARTS = tuple(at / 200 for at in range(201))
-_MOST_SAMPLES = 400
-
-
 @dataclass
 class Finding:
     """Results at a point.
 
     ``summary``: of its run; for a search, of its final run. ``found``: result of the search, with ``value`` and
-    how it was found. ``curves``: TTFT and ITL in seconds at the fractions `PARTS`. ``timeline``: samples of the run;
-    ``over_time``: columns of bins. ``sources``: of costs. ``runs``: number of runs. ``error``: why the rest is missing.
-    ``tuned``: the choices that were made, and how.
+    how it was found. ``over_time``: columns of bins. ``sources``: of costs. ``runs``: number of runs. ``error``: why
+    the rest is missing. ``tuned``: the choices that were made, and how.
     """
 
     variant: str
@@ -73,8 +135,6 @@ class Finding:
     label: str
     summary: dict[str, Any] = field(default_factory=dict)
     found: dict[str, Any] | None = None
-    curves: dict[str, list[float]] = field(default_factory=dict)
-    timeline: list[dict[str, Any]] = field(default_factory=list)
     over_time: dict[str, list[Any]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     runs: int = 0
@@ -103,8 +163,6 @@ def evaluate(
     else:
         finding.found, result = _SEARCHES[search.kind](point, search, one)
     finding.summary = result.summary()
-    finding.curves = _curves(result)
-    finding.timeline = _timeline(result)
     finding.sources = dict(result.sources)
     return finding
 
@@ -178,27 +236,16 @@ def _crossing(edge: Edge, attained: Mapping[float, float], attainment: float) ->
 def _tightest_slo(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:
     slo = point.scenario().slo
     load = {} if search.load == 1 else {search.key: search.load * float(value_at(point, search.key))}
-    tried: list[dict[str, float]] = []
-    best, factor, kept = math.inf, 1.0, None
-    for _ in range(search.rounds if search.follow else 1):
-        result = one(load | {key: 1000 * factor * getattr(slo, FOLLOWS[key]) for key in search.follow})
-        reached = needed(result.factors(), slo.attainment)
-        tried.append({"set": factor, "reached": reached})
-        if kept is None or reached < best:
-            best, kept = reached, result
-        if not math.isfinite(reached) or abs(reached - factor) <= search.precision * factor:
-            break
-        factor = reached
-    assert kept is not None
+    result = one(load)
+    best = needed(result.factors(), slo.attainment)
     met = math.isfinite(best)
     found = {
         "kind": search.kind,
         "value": best if met else None,
         "ttft_seconds": best * slo.ttft_seconds if met else None,
         "itl_seconds": best * slo.itl_seconds if met else None,
-        "tried": [{key: value if math.isfinite(value) else None for key, value in each.items()} for each in tried],
     }
-    return found, kept
+    return found, result
 
 
 def _throughput(point: Point, search: Search, one: _One) -> tuple[dict[str, Any], Result]:
@@ -242,26 +289,3 @@ _SEARCHES: dict[str, Callable[[Point, Search, _One], tuple[dict[str, Any], Resul
     "tightest_slo": _tightest_slo,
     "throughput": _throughput,
 }
-
-
-def _curves(result: Result) -> dict[str, list[float]]:
-    times = [one.ttft for one in result.records if one.outcome is Outcome.DONE]
-    curves = {}
-    if times:
-        curves["ttft_seconds"] = [float(value) for value in np.quantile(times, PARTS)]
-    if result.gaps.count:
-        curves["itl_seconds"] = [result.gaps.quantile(part) for part in PARTS]
-    return curves
-
-
-def _timeline(result: Result) -> list[dict[str, Any]]:
-    every = max(1, math.ceil(len(result.timeline) / _MOST_SAMPLES))
-    return [
-        {
-            "seconds": one.seconds,
-            "queued": dict(one.queued),
-            "replicas": dict(one.replicas),
-            "utilisation": dict(one.utilisation),
-        }
-        for one in result.timeline[::every]
-    ]

@@ -7,19 +7,6 @@ from pydantic import Field, field_validator, model_validator
 from vllm_omni_sched.config.stage_options.base import Options
 from vllm_omni_sched.sim.scenario.loader import flatten
 
-FOLLOWS = {
-    "policy.itl_target_ms": "itl_seconds",
-    "policy.control_target_ms": "itl_seconds",
-    "policy.interactive_itl_ms": "itl_seconds",
-    "policy.realtime_itl_ms": "itl_seconds",
-    "policy.interactive_ttft_ms": "ttft_seconds",
-    "policy.realtime_ttft_ms": "ttft_seconds",
-}
-"""Options in milliseconds that may follow a target of the SLO, with that target."""
-
-NONE, ALL, ONLY, ALL_BUT = "none", "all", "only ", "all but "
-"""Names of an ablation's variants; the last two are followed by the mechanism."""
-
 
 class _Choices(Options):
     """Values, and choices between values."""
@@ -72,14 +59,6 @@ class Tune(Options):
     precision: float = Field(0.25, gt=0, lt=1, description="Relative precision of the searches in trials.")
 
 
-class Ablation(Options):
-    """Variants `none`, `all`, `only X` and `all but X`, for each mechanism X."""
-
-    mechanisms: dict[str, dict[str, Any]] = Field(
-        min_length=1, description="By name, the values by dotted keys that turn each on."
-    )
-
-
 class Search(Options):
     """Search for a number, instead of the results of one run."""
 
@@ -96,19 +75,6 @@ class Search(Options):
     load: float = Field(
         1.0, gt=0, description="Fraction of the scenario's rate at which `tightest_slo` loads the system."
     )
-    rounds: int = Field(6, ge=1, le=100, description="Most runs of `tightest_slo`, if options follow.")
-    follow: tuple[str, ...] = Field(
-        (),
-        strict=False,
-        description="Options that `tightest_slo` sets to the corresponding target: " + ", ".join(FOLLOWS) + ".",
-    )
-
-    @model_validator(mode="after")
-    def _may_follow(self) -> "Search":
-        for key in self.follow:
-            if key not in FOLLOWS:
-                raise ValueError(f"'follow': '{key}' corresponds to no target of the SLO; known: {', '.join(FOLLOWS)}")
-        return self
 
 
 class StudyOptions(Options):
@@ -119,7 +85,6 @@ class StudyOptions(Options):
     )
     cases: tuple[Case, ...] = Field((), strict=False, description="Situations; each variant runs in each of them.")
     tune: Tune = Field(Tune.model_construct(), description="How the best of `choices` is found.")
-    ablation: Ablation | None = Field(None, description="Mechanisms one by one, instead of `variants`.")
     sweep: dict[str, list[Any]] = Field(
         default_factory=dict, description="Values to run, by dotted key; all combinations of several keys."
     )
@@ -142,23 +107,18 @@ class StudyOptions(Options):
             for name in case.variants:
                 if name not in known:
                     raise ValueError(f"'cases.{case.name}.variants.{name}': there is no such variant; known: {known}")
-        if self.variants and self.ablation is not None:
-            raise ValueError("'ablation' and 'variants' are both set: keep one")
         for key, values in self.sweep.items():
             if not values:
                 raise ValueError(f"'sweep.{key}' has no values: give some, or remove it")
         return self
 
     def all_variants(self) -> tuple[Variant, ...]:
-        """Return the variants of the file in each case, or of the ablation; else one without a name.
+        """Return the variants of the file in each case; without any, one without a name.
 
         A variant in a case is named `CASE: VARIANT`. It has the case's values first, then its own, then those for
         this case alone; choices of the case come first.
         """
-        if self.ablation is not None:
-            variants = _ablated(self.ablation.mechanisms)
-        else:
-            variants = self.variants or (Variant.model_construct(name=""),)
+        variants = self.variants or (Variant.model_construct(name=""),)
         if not self.cases:
             return variants
         return tuple(_in_case(variant, case) for case in self.cases for variant in variants)
@@ -171,14 +131,3 @@ def _in_case(variant: Variant, case: Case) -> Variant:
         set={**flatten(case.set), **flatten(variant.set), **flatten(here.set)},
         choices={**here.choices, **variant.choices},
     )
-
-
-def _ablated(mechanisms: dict[str, dict[str, Any]]) -> tuple[Variant, ...]:
-    def with_all(*left_out: str) -> dict[str, Any]:
-        return {key: value for name, own in mechanisms.items() if name not in left_out for key, value in own.items()}
-
-    named = {NONE: {}, ALL: with_all()}
-    if len(mechanisms) > 1:
-        named |= {ONLY + name: own for name, own in mechanisms.items()}
-        named |= {ALL_BUT + name: with_all(name) for name in mechanisms}
-    return tuple(Variant.model_construct(name=name, set=own) for name, own in named.items())

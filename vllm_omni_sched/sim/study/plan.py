@@ -12,7 +12,6 @@ from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.scenario.explain import explain_problem
 from vllm_omni_sched.sim.scenario.loader import (
     STUDY_KEYS,
-    KnownNames,
     Source,
     apply,
     flatten,
@@ -112,21 +111,20 @@ class Study:
         return any(run.failures or run.autoscale is not None for run in runs)
 
 
-def load_study(path: Path, overrides: Mapping[str, Any] | None = None, known: KnownNames | None = None) -> Study:
+def load_study(path: Path, overrides: Mapping[str, Any] | None = None) -> Study:
     """Return the study of a TOML file; a file without study keys is one run.
 
     Args:
         overrides: values by dotted keys for all points, also of the study: ``{"search.precision": 0.1}``. They replace
             the same key of a variant, a case, the sweep or a choice; only the key of a search, and
             values of `[tune]` for its trials, replace them.
-        known: names that may be used; default: what this package has.
 
     Raises:
         ConfigError: the file, or one of the points, is impossible; the message names it.
     """
     flat = flatten(overrides or {})
     of_study = {key: value for key, value in flat.items() if key.split(".")[0] in STUDY_KEYS}
-    source, raw = read_source(path, known)
+    source, raw = read_source(path)
     raw = apply(raw, of_study, path.name)
     try:
         options = StudyOptions.model_validate(raw)
@@ -145,13 +143,6 @@ def load_study(path: Path, overrides: Mapping[str, Any] | None = None, known: Kn
 def _points(options: StudyOptions, source: Source, common: Mapping[str, Any]) -> Iterator[Point]:
     keys = {key: [common[key]] if key in common else values for key, values in options.sweep.items()}
     given = {key: value for key, value in common.items() if key != "seed"}  # each point has its own seed
-    mechanisms = {} if options.ablation is None else options.ablation.mechanisms
-    for name, own in mechanisms.items():
-        if common and all(within(key, common) for key in flatten(own)):
-            raise ConfigError(
-                f"{source.where}: mechanism {name!r} of the ablation would change nothing, because "
-                f"{', '.join(flatten(own))} has one value for all variants: leave it out of --set"
-            )
     for variant in options.all_variants():
         choices = _still_to_choose(variant.choices, common)
         for values in product(*keys.values()):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -27,7 +26,6 @@ class TraceFormat(str, Enum):
     BURSTGPT = "burstgpt"
     VLLM_BENCH = "vllm-bench"
     AIPERF = "aiperf"
-    SERVEGEN = "servegen"
 
 
 @dataclass(frozen=True)
@@ -63,13 +61,8 @@ def import_trace(path: Path, format: TraceFormat, image_embeds: int = 0) -> Impo
     --save-detailed`` (JSON), AIPerf's ``profile_export.jsonl``.
 
     Raises:
-        ConfigError: the file cannot be read, is not of this format, or has no request; the message names the line. Or
-            the format has no requests: ServeGen publishes statistics of clients.
+        ConfigError: the file cannot be read, is not of this format, or has no request; the message names the line.
     """
-    if format not in _READERS:
-        raise ConfigError(
-            f"{path}: {format.value} has statistics of clients and no requests: import it with --statistics"
-        )
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -93,23 +86,6 @@ def import_trace(path: Path, format: TraceFormat, image_embeds: int = 0) -> Impo
     header = Header(FORMAT, VERSION, source=f"{path.name}, imported as {format.value}")
     requests = tuple(_request(row, row.at - begin, image_embeds) for row in kept)
     return Imported(Trace(header, requests=requests), len(rows) - len(kept))
-
-
-def format_of(path: Path) -> TraceFormat | None:
-    """Return the format of a file or folder as far as its first fields say it plainly, else None."""
-    if path.is_dir():
-        return None
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            line = file.readline(_HEAD_CHARACTERS)
-    except (OSError, UnicodeDecodeError):
-        return None
-    columns = {name.strip() for name in line.split(",")}
-    for found in _CSV:
-        if columns >= set(_FIELDS[found].names):
-            return found
-    keys = set(_KEY.findall(line))
-    return next((found for found, wanted in _KEYS.items() if keys >= wanted), None)
 
 
 class _Fields(NamedTuple):
@@ -147,14 +123,6 @@ _FIELDS: Mapping[TraceFormat, _Fields] = {
     ),
 }
 _IMAGES = "NumImages"  # a column of Azure's multimodal trace alone
-_HEAD_CHARACTERS = 1 << 20
-_KEY = re.compile(r'"(\w+)"\s*:')
-_CSV = (TraceFormat.AZURE, TraceFormat.BURSTGPT)
-_KEYS = {
-    TraceFormat.MOONCAKE: set(_FIELDS[TraceFormat.MOONCAKE].names),
-    TraceFormat.AIPERF: {_FIELDS[TraceFormat.AIPERF].time, "metrics", "metadata"},  # a failed request has no tokens
-    TraceFormat.VLLM_BENCH: set(_FIELDS[TraceFormat.VLLM_BENCH].names),
-}
 
 
 def _request(row: _Row, at: float, image_embeds: int) -> Exact:

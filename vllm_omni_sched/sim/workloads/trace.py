@@ -27,10 +27,6 @@ FORMAT, VERSION = "vllm-omni-sched trace", 1
 _TOUCH_SECONDS = 1e-3  # times are rounded to this
 
 
-class NotATraceError(ConfigError):
-    """Signals that the first line of a file is not that of a trace of this package."""
-
-
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Length = Annotated[float, msgspec.Meta(gt=0)]
@@ -169,12 +165,9 @@ _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 def _header(line: bytes | None, where: str) -> Header:
     if line is None:
         raise ConfigError(f"{where}: the file is empty")
-    try:
-        found = _decoded(_ANY, line, where)
-    except ConfigError as error:
-        raise NotATraceError(f"{error}; the first line of a trace is a header") from None
+    found = _decoded(_ANY, line, where)
     if not isinstance(found, Mapping) or found.get("format") != FORMAT:
-        raise NotATraceError(f'{where}: not a trace: its first line must have "format": "{FORMAT}"')
+        raise ConfigError(f'{where}: not a trace: its first line must have "format": "{FORMAT}"')
     if found.get("version") != VERSION:
         raise ConfigError(
             f"{where}: version {found.get('version')!r} of the format is not supported; this release reads {VERSION}"

@@ -76,45 +76,5 @@ def test_the_wait_is_divided_by_cause():
     )
 
 
-def test_what_rounds_hold_back_is_theirs_until_they_decide_otherwise():
-    told = lines(
-        (0.0, "entered", "batch"),
-        (1.0, "round", "held"),
-        (5.0, "round", "goodput"),
-        (5.0, "started"),
-        (6.0, "first_token"),
-    )
-    assert waits_of(told) == {WaitCause.ROUNDS: 4.0, WaitCause.QUEUE: 1.0, WaitCause.COMPUTING: 1.0}
-
-
-def test_a_prompt_that_is_held_in_the_middle_waits_for_the_lane():
-    told = lines(
-        (0.0, "entered", "batch"),
-        (0.0, "started"),
-        (1.0, "held", "for 1 items"),
-        (3.0, "encoded", "a"),
-        (4.0, "first_token"),
-    )
-    assert waits_of(told) == {WaitCause.COMPUTING: 2.0, WaitCause.LANE: 2.0}
-
-
-def test_a_request_that_was_preempted_waits_until_it_is_scheduled_again():
-    told = lines(
-        (0.0, "entered", "batch"), (0.0, "started"), (1.0, "preempted"), (4.0, "resumed"), (6.0, "first_token")
-    )
-    assert waits_of(told) == {WaitCause.PREEMPTED: 3.0, WaitCause.COMPUTING: 3.0}
-
-
-def test_a_request_without_a_token():
-    waiting = lines((0.0, "entered", "batch"), (3.0, "held", "for 1 items"))
-    assert summary_of(waiting).startswith("It has no token yet, 3.000 s after it entered: 3.000 s in the queue")
-    gone = [*waiting, *lines((5.0, "left", "aborted"))]
-    assert summary_of(gone).startswith("It left without a token, after 5.000 s: 3.000 s in the queue")
-
-
 def test_a_request_whose_first_lines_are_gone():
     assert summary_of(LANE[4:]).endswith("Its first lines are no longer in the file.")
-
-
-def test_a_transition_of_a_later_version_is_told_as_it_is():
-    assert sentence_of(HistoryLine(0.0, "teleported", "r", "far")) == "teleported far."

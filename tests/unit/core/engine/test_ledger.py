@@ -106,17 +106,6 @@ def test_a_failure_is_of_those_who_wanted_it():
     assert ledger.want("r4", "bad", 10) is EncodeState.QUEUED
 
 
-def test_an_answer_about_something_forgotten_is_passed_over():
-    ledger = AheadLedger(20)
-    ledger.want("r1", "a", 10)
-    ledger.take_orders()
-    ledger.release("r1")
-    ledger.take_orders()
-    ledger.ready("a", 1)
-    assert ledger.state("a") is None
-    assert not ledger.load("a")
-
-
 def test_a_late_answer_is_not_taken_for_one_about_the_next_attempt():
     ledger = AheadLedger(20)
     ledger.want("r1", "a", 10)
@@ -191,34 +180,6 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-
-
-def test_between_two_steps_contents_that_were_asked_for_last_come_first() -> None:
-    ledger = AheadLedger(100, max_encoding=1)
-    for content in ("a", "b", "c"):
-        ledger.want(f"needs {content}", content, 4)
-    assert ledger.take_orders().submit[0][0] == "a"
-    ledger.want("needs c", "c", 4)
-    assert [content for content, _ in ledger.queued()] == ["c", "b"]
-    ledger.take_orders()
-    assert [content for content, _ in ledger.queued()] == ["c", "b"]
-    ledger.take_orders()
-    assert [content for content, _ in ledger.queued()] == ["c", "b"], "also when none was asked for since"
-
-
-def test_with_submit_only_these_alone_are_submitted_in_their_order() -> None:
-    ledger = AheadLedger(100, max_encoding=4)
-    for content in ("a", "b", "c", "d"):
-        ledger.want(f"needs {content}", content, 4)
-    ledger.submit_only = ["c", "gone", "a", "d"]
-    ledger.max_active_embeds = 8
-    assert [content for content, _ in ledger.take_orders().submit] == ["c", "a"]
-    ledger.submit_only = []
-    ledger.max_active_embeds = 100
-    assert not ledger.take_orders()
-    ledger.submit_only = None
-    assert [content for content, _ in ledger.take_orders().submit] == ["b", "d"]
-    ledger.validate()
 
 
 def test_dropped_attempts_leave_what_is_queued_and_nothing_to_order() -> None:

@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from vllm_omni_sched.config.errors import DecoderError, VideoDeadlineError, VideoInputError, VideoLimitError
-from vllm_omni_sched.engine.video.metrics import OUTCOMES, VIDEO_METRICS, VideoMetrics
-from vllm_omni_sched.monitor.metrics import METRICS, PREFIX
+from vllm_omni_sched.engine.video.metrics import OUTCOMES, VideoMetrics
+from vllm_omni_sched.monitor.metrics import PREFIX
 from vllm_omni_sched.video.results import STAGES, Report
 
 REPORT = Report(
@@ -67,24 +67,6 @@ def test_an_error_is_counted_by_its_kind(error, outcome):
     metrics.failed(error)
     found = shown(metrics)
     assert [name for name in OUTCOMES if found[f'videos_total{{outcome="{name}"}}']] == [outcome]
-
-
-def test_no_name_is_used_twice():
-    names = [metric.name for metric in (*METRICS, *VIDEO_METRICS)]
-    assert len(names) == len(set(names))
-
-
-def test_it_is_not_cleared_away_with_vllm_s_own():
-    """vLLM unregisters every collector that has a name beginning with ``vllm:``."""
-    registry = CollectorRegistry()
-    Gauge("vllm:something", "of vLLM", registry=registry)
-    registry.register(VideoMetrics())
-    for collector in list(registry._collector_to_names):
-        if getattr(collector, "_name", "").startswith("vllm:"):
-            registry.unregister(collector)
-    page = generate_latest(registry)
-    assert b"vllm:something" not in page
-    assert b"vllm:omni_sched_video_decoders_busy" in page
 
 
 SERVER = """

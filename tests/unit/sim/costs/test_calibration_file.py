@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.costs.calibration import write_calibration
+from vllm_omni_sched.sim.costs.measured import write_calibration
 
 COSTS = {"step": {"base_seconds": 1e-3}, "answer_seconds": 1e-3}
 

@@ -9,8 +9,8 @@ import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import SourceKind
-from vllm_omni_sched.sim.costs.choice import engine_costs
 from vllm_omni_sched.sim.costs.measured import MeasuredCosts, UnsteadyCosts
+from vllm_omni_sched.sim.costs.roofline import engine_costs
 from vllm_omni_sched.sim.work import Item, Request
 
 FILE = {
@@ -163,18 +163,6 @@ def test_what_is_no_file_of_ours(tmp_path):
 
 def test_a_stage_names_it(written):
     assert engine_costs("llm", "a100-80gb", calibration=written()).kv_tokens == 4096
-
-
-def test_costs_know_whether_they_were_measured_behind_a_server(written):
-    def with_starts(body):
-        body["starts"] = {"server": {"steps": [1.0], "first_tokens": [1.1]}}
-
-    def with_outputs(body):
-        body["frontend"]["per_output"] = 1e-4
-
-    assert not MeasuredCosts.read(written()).served
-    assert MeasuredCosts.read(written(with_starts)).served
-    assert MeasuredCosts.read(written(with_outputs)).served
 
 
 def test_everything_takes_longer_under_the_load_of_a_server(written):

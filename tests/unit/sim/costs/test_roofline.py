@@ -1,20 +1,18 @@
 """The roofline against published times, and its rules."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.costs.base import Source, SourceKind
 from vllm_omni_sched.sim.costs.hardware import device
 from vllm_omni_sched.sim.costs.models import LlmShape, ModelShape, model
-from vllm_omni_sched.sim.costs.roofline import EFFICIENCY_SOURCES, Efficiency, RooflineCosts
+from vllm_omni_sched.sim.costs.roofline import Efficiency, RooflineCosts
 from vllm_omni_sched.sim.work import Item, Request
 
 A100 = device("a100-80gb")
-_CARD = Source(SourceKind.PUBLISHED, "config.json")
-LLAMA_7B = ModelShape("llama-2-7b", LlmShape(32, 4096, 32, 32, 11008, 32000), {}, 6_738_415_616, _CARD)
-LLAMA_70B = ModelShape("llama-2-70b", LlmShape(80, 8192, 64, 8, 28672, 32000), {}, 68_976_648_192, _CARD)
+LLAMA_7B = ModelShape("llama-2-7b", LlmShape(32, 4096, 32, 32, 11008, 32000), {}, 6_738_415_616)
+LLAMA_70B = ModelShape("llama-2-70b", LlmShape(80, 8192, 64, 8, 28672, 32000), {}, 68_976_648_192)
 
 
 def pairs(tokens):
@@ -176,10 +174,6 @@ def test_a_modality_without_a_tower(qwen):
     with pytest.raises(ConfigError, match=says):
         qwen.frontend_seconds(Request(0, 0.0, 5, 1, (Item("audio", 10, 1),)))
     assert RooflineCosts(model("qwen2.5-omni-7b"), A100).encode_seconds("audio", 250) < 0.02
-
-
-def test_every_efficiency_has_a_source():
-    assert set(EFFICIENCY_SOURCES) == {one.name for one in fields(Efficiency)}
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,14 @@ from statistics import fmean, stdev
 
 import pytest
 
-from vllm_omni_sched.sim.costs.calibration import Calibration, EncodeCosts, FrontendCosts, StepCosts
-from vllm_omni_sched.sim.costs.measured import MeasuredCosts, UnsteadyCosts
+from vllm_omni_sched.sim.costs.measured import (
+    Calibration,
+    EncodeCosts,
+    FrontendCosts,
+    MeasuredCosts,
+    StepCosts,
+    UnsteadyCosts,
+)
 
 TABLE = [(0.0, 0.5), (0.5, 1.0), (0.9, 1.5), (1.0, 4.0)]
 

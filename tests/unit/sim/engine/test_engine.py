@@ -9,9 +9,8 @@ import pytest
 from tests.support.sim_engine import PlainCosts, Run
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.server import Job
-from vllm_omni_sched.sim.servers.shared import SharedServer
-from vllm_omni_sched.sim.work import Item, Request
+from vllm_omni_sched.sim.servers import SharedServer
+from vllm_omni_sched.sim.work import Item, Job, Request
 
 
 def picture(embeds: int = 100, content: int = 0) -> Item:

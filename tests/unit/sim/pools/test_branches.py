@@ -11,7 +11,7 @@ from vllm_omni_sched.graph.flow import FlowPlan
 from vllm_omni_sched.graph.stages import StageKind
 from vllm_omni_sched.sim.measure import Outcome
 from vllm_omni_sched.sim.pools.pipeline import Links
-from vllm_omni_sched.sim.pools.replicas import StageSpec
+from vllm_omni_sched.sim.pools.pool import StageSpec
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario.loader import load
 from vllm_omni_sched.sim.scenario.scenario import Failures

@@ -8,12 +8,9 @@ import random
 import pytest
 
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.pools.choose import RoundRobinChooser
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
-from vllm_omni_sched.sim.pools.pool import Pool
-from vllm_omni_sched.sim.pools.replicas import StageSpec
-from vllm_omni_sched.sim.servers.queue import QueueServer
-from vllm_omni_sched.sim.servers.shared import SharedServer
+from vllm_omni_sched.sim.pools.pool import Pool, RoundRobinChooser, StageSpec
+from vllm_omni_sched.sim.servers import QueueServer, SharedServer
 from vllm_omni_sched.sim.work import Request
 
 WITHIN = 0.02

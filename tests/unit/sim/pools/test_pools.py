@@ -7,7 +7,6 @@ import random
 import pytest
 
 from tests.support.pools import one_second, request, run
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_yaml import read_stage_options
 from vllm_omni_sched.core.pipeline.stage import StageScheduler
 from vllm_omni_sched.graph.affinity import AffinityBook
@@ -35,11 +34,9 @@ from vllm_omni_sched.resource.pipeline.stage_limits import ProgressiveWindow
 from vllm_omni_sched.resource.pipeline.work_left import WorkLeft
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.autoscale import ForecastScaler
-from vllm_omni_sched.sim.pools.choose import BalancerChooser, RoundRobinChooser
-from vllm_omni_sched.sim.pools.gated import GatedPool
-from vllm_omni_sched.sim.pools.orchestration import Orchestration
+from vllm_omni_sched.sim.pools.gated import GatedPool, Orchestration
 from vllm_omni_sched.sim.pools.pipeline import Pipeline
-from vllm_omni_sched.sim.pools.replicas import Replica, StageSpec
+from vllm_omni_sched.sim.pools.pool import BalancerChooser, Replica, RoundRobinChooser, StageSpec
 from vllm_omni_sched.sim.scenario.scenario import Autoscale, Failures
 
 pytestmark = pytest.mark.usefixtures("validated_core")
@@ -266,16 +263,3 @@ def test_stock_requests_fail_with_their_replica_and_it_comes_back_only_if_told()
         )
         assert [records[number].outcome for number in range(4)] == outcomes
         assert pipeline.pools[0].busy_seconds()["serve"] == (1.5 if respawn else 0.5)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: StageSpec("a", replicas=0),
-        lambda: run([], [StageSpec("a")], {"": (1,)}),
-        lambda: run([], [StageSpec("a")], {"text": (0,)}),
-    ],
-)
-def test_what_makes_no_sense_is_refused(make):
-    with pytest.raises(ConfigError):
-        make()

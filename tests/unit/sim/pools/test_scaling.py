@@ -8,10 +8,8 @@ from tests.support.pools import one_second, request, run
 from vllm_omni_sched.monitor.forecast.load import ForecastOptions
 from vllm_omni_sched.sim.kernel import Simulator
 from vllm_omni_sched.sim.pools.autoscale import ForecastScaler, ReactiveScaler
-from vllm_omni_sched.sim.pools.choose import RoundRobinChooser
 from vllm_omni_sched.sim.pools.pipeline import Links, Pipeline
-from vllm_omni_sched.sim.pools.pool import Pool
-from vllm_omni_sched.sim.pools.replicas import StageSpec
+from vllm_omni_sched.sim.pools.pool import Pool, RoundRobinChooser, StageSpec
 from vllm_omni_sched.sim.scenario.scenario import Autoscale
 from vllm_omni_sched.sim.scenario.stages import Link
 

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from tests.support.scenarios import GOOD, KNOWN
+from tests.support.scenarios import GOOD
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.options import OmniSchedConfig, OrderMode
 from vllm_omni_sched.config.stage_options import BalancePolicy
 from vllm_omni_sched.sim.run import simulate
 from vllm_omni_sched.sim.scenario.loader import _resolve, apply, flatten, load
 from vllm_omni_sched.sim.scenario.scenario import Scenario
-from vllm_omni_sched.sim.scenario.stages import Deterministic, Steps
+from vllm_omni_sched.sim.scenario.stages import ServersStage
 from vllm_omni_sched.sim.workloads.trace import Exact, Header, write_trace
 
 
 def read(tmp_path: Path, text: str = GOOD, **overrides: Any) -> Scenario:
     path = tmp_path / "one.toml"
     path.write_text(text)
-    return load(path, overrides, KNOWN)
+    return load(path, overrides)
 
 
 def test_a_file_becomes_a_scenario_with_the_real_options(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_file_becomes_a_scenario_with_the_real_options(tmp_path: Path) -> None
     assert one.policy == OmniSchedConfig(encode_ahead=True)
     assert one.orchestration is not None
     assert one.orchestration.balancing.policy is BalancePolicy.LEAST_QUEUE
-    assert one.workload.options == {"pictures": 2}
+    assert one.workload.options == {"sla": "interactive"}
     assert [stage.name for stage in one.stages] == ["video", "llm", "speech"]
     assert one.output_stage == 2
     assert (one.duration_seconds, one.drain_seconds) == (100.0, None)
@@ -72,7 +72,9 @@ def test_overrides_name_stages_and_entries(tmp_path: Path) -> None:
     assert one.workload.rate == 9
     assert one.orchestration is not None
     assert one.orchestration.runtime.credits.capacity == 7
-    assert one.stage("speech").seconds == Deterministic(distribution="deterministic", mean=0.25)  # type: ignore[union-attr]
+    speech = one.stage("speech")
+    assert isinstance(speech, ServersStage)
+    assert speech.seconds == 0.25
 
 
 def test_an_empty_table_empties(tmp_path: Path) -> None:
@@ -111,11 +113,12 @@ def test_dotted_and_nested_keys_are_the_same() -> None:
 
 def test_files_are_named_from_where_the_scenario_lies(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text("{}")
+    write_trace(tmp_path / "week.jsonl", Header("vllm-omni-sched trace", 1), [Exact(0.1, 9, 3, ())])
     one = read(tmp_path, GOOD.replace('model = "qwen2.5-vl-7b"', 'calibration = "mine.json"').replace(
-        'kind = "servegen-mm-image"\nrate = 4\npictures = 2', 'kind = "trace"\nfile = "week.csv"'
+        'kind = "servegen-mm-image"\nrate = 4\nsla = "interactive"', 'kind = "trace"\nfile = "week.jsonl"'
     ))  # fmt: skip
     assert one.stages[1].calibration == str(tmp_path / "mine.json")  # type: ignore[union-attr]
-    assert one.workload.options == {"file": str(tmp_path / "week.csv")}
+    assert one.workload.options == {"file": str(tmp_path / "week.jsonl")}
     assert one.workload.rate is None
 
 
@@ -133,23 +136,10 @@ def test_where_items_are_encoded_follows_the_policy_and_the_stages(
     assert one.encoder_of(engine) == where  # type: ignore[arg-type]
 
 
-def test_targets_are_of_the_class_or_of_all(tmp_path: Path) -> None:
-    one = read(tmp_path, classes={"realtime": {"ttft_seconds": 0.3, "itl_seconds": 0.05}})
-    assert one.targets("realtime") == (0.3, 0.05)
-    assert one.targets("interactive") == (2.0, 0.1)
-
-
 def test_one_stage_may_be_said_to_answer(tmp_path: Path) -> None:
     assert read(tmp_path, **{"stages.llm.output": True}).output_stage == 1
     with pytest.raises(ConfigError, match=r"'stages\.llm\.output': 'stages\.video' has it already"):
         read(tmp_path, **{"stages.llm.output": True, "stages.video.output": True})
-
-
-def test_steps_over_pixels() -> None:
-    dit = Steps(
-        distribution="steps", steps=28, pixels=2_000_000, seconds_per_step_megapixel=0.05, fixed_seconds=0.2
-    )  # fmt: skip
-    assert dit.mean == pytest.approx(0.2 + 28 * 2 * 0.05)
 
 
 VIDEO = """

@@ -7,15 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.costs.base import Source, SourceKind
 from vllm_omni_sched.sim.kernel import Simulator
-from vllm_omni_sched.sim.server import Job
-from vllm_omni_sched.sim.servers.encoder import EncoderServer
-from vllm_omni_sched.sim.servers.queue import QueueServer
-from vllm_omni_sched.sim.servers.shared import SharedServer
-from vllm_omni_sched.sim.servers.video import VideoServer, frames_of, pieces_of, spans_of, stock_decoding, wanted_of
-from vllm_omni_sched.sim.work import Clip, Item, Request
+from vllm_omni_sched.sim.servers import EncoderServer, QueueServer, SharedServer
+from vllm_omni_sched.sim.video import VideoServer, frames_of, pieces_of, spans_of, stock_decoding, wanted_of
+from vllm_omni_sched.sim.work import Clip, Item, Job, Request
 from vllm_omni_sched.video.facts import PACKET, Order, PacketFlag, VideoIndex
 from vllm_omni_sched.video.plan import Rates, plan
 from vllm_omni_sched.video.pool.assignment import PieceAssigner
@@ -191,17 +187,3 @@ def test_stock_on_a_gpu_seeks_to_the_key_frames_before_wanted_frames():
     videos = [job(number, Item("video", 1, number, clip(seconds=10.0, wanted=2, gop=50))) for number in range(3)]
     found, _ = ends(lambda sim, done: stock_decoding(sim, done, Decoding(), 2, random.Random(0), engines=True), *videos)
     assert found == pytest.approx({0: 0.512, 1: 0.512, 2: 1.024})
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda sim: QueueServer(sim, print, 0, lambda one, _: 1.0, random.Random(0)),
-        lambda sim: EncoderServer(sim, print, Encoding(), 0),
-        lambda sim: VideoServer(sim, print, Decoding(), 0),
-        lambda sim: VideoServer(sim, print, Decoding(), 1, threads=0),
-    ],
-)
-def test_numbers_below_one_are_refused(make):
-    with pytest.raises(ConfigError, match="1 or more"):
-        make(Simulator())

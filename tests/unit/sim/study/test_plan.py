@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.scenarios import GOOD, KNOWN
+from tests.support.scenarios import GOOD
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.sim.study.plan import Study, load_study
+from vllm_omni_sched.sim.workloads.trace import Exact, Header, write_trace
 
 
 def study(tmp_path: Path, more: str = "", before: str = "", **overrides: Any) -> Study:
     path = tmp_path / "one.toml"
     path.write_text(before + GOOD + more)
-    return load_study(path, overrides, KNOWN)
+    return load_study(path, overrides)
 
 
 VARIANTS = """
@@ -52,26 +53,6 @@ def test_keys_without_quotes_are_the_same(tmp_path: Path) -> None:
     quoted = study(tmp_path, '[sweep]\n"workload.rate" = [1, 2]\n')
     bare = study(tmp_path, "[sweep]\nworkload.rate = [1, 2]\n")
     assert [point.overrides for point in bare.points] == [point.overrides for point in quoted.points]
-
-
-def test_an_ablation_is_none_all_each_alone_and_all_but_each(tmp_path: Path) -> None:
-    text = """
-[ablation.mechanisms]
-lane = { "policy.encode_ahead" = true }
-order = { "policy.waiting_order" = "sla" }
-"""
-    path = tmp_path / "one.toml"
-    path.write_text(GOOD.replace("encode_ahead = true", "encode_ahead = false") + text)
-    found = load_study(path, known=KNOWN)
-    by_name = {point.variant: point.scenario().policy for point in found.points}
-    assert {name: (one.encode_ahead, one.waiting_order.value) for name, one in by_name.items()} == {
-        "none": (False, "arrival"),
-        "all": (True, "sla"),
-        "only lane": (True, "arrival"),
-        "only order": (False, "sla"),
-        "all but lane": (False, "sla"),
-        "all but order": (True, "arrival"),
-    }
 
 
 def test_overrides_reach_all_points_and_the_study(tmp_path: Path) -> None:
@@ -132,19 +113,12 @@ def test_a_study_with_nothing_left_to_choose_is_not_tuned(tmp_path: Path) -> Non
     assert not point.choices
 
 
-def test_a_mechanism_whose_value_is_given_is_refused(tmp_path: Path) -> None:
-    text = '[ablation.mechanisms]\nlane = { "policy.encode_ahead" = true }\n'
-    with pytest.raises(ConfigError, match="mechanism 'lane' of the ablation would change nothing, because policy"):
-        study(tmp_path, text, **{"policy.encode_ahead": False})
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         ("[search]\nkind = 'max-rate'", "'search.kind' must be one of ['max_rate', 'tightest_slo', 'throughput']"),
         ("[search]\nkind = 'max_rate'\nprecison = 0.1", "'search.precison'; did you mean 'search.precision'?"),
         ("[search]\nkind = 'max_rate'\nkey = 'workload.tempo'", "'search.key' is 'workload.tempo', which has no value"),
-        ("[search]\nkind = 'tightest_slo'\nfollow = ['policy.pace']", "'policy.pace' corresponds to no target"),
         ("[sweep]\n'workload.rate' = []", "'sweep.workload.rate' has no values"),
         ("[sweep]\n'workload.rate' = 3", "'sweep.workload.rate': input should be a valid list, got 3"),
         ("[sweep]\n'workload.rate' = [1, -1]", "one.toml, workload.rate -1: option 'workload.rate': input should be"),
@@ -153,8 +127,6 @@ def test_a_mechanism_whose_value_is_given_is_refused(tmp_path: Path) -> None:
         ("[[variants]]\nname = 'a'\n[[variants]]\nname = 'a'", "'variants.a' is given twice"),
         ("[[variants]]\nname = 'a'\nset = { 'policy.ahead' = true }", "one.toml, a: unknown option 'policy.ahead'"),
         ("[variants]\nname = 'a'", "'variants' must be a list of tables, [[variants]]"),
-        ("[ablation]\nmechanisms = {}", "'ablation.mechanisms'"),
-        (VARIANTS + "[ablation.mechanisms.a]\nseed = 2", "'ablation' and 'variants' are both set: keep one"),
     ],
 )
 def test_a_bad_study_is_told(tmp_path: Path, more: str, said: str) -> None:
@@ -166,8 +138,9 @@ def test_a_bad_study_is_told(tmp_path: Path, more: str, said: str) -> None:
 
 def test_a_search_needs_a_value_to_start_from(tmp_path: Path) -> None:
     path = tmp_path / "one.toml"
-    text = GOOD.replace("servegen-mm-image", "trace").replace("rate = 4\npictures = 2", "file = 'week.csv'")
+    text = GOOD.replace("servegen-mm-image", "trace").replace('rate = 4\nsla = "interactive"', "file = 'week.jsonl'")
+    write_trace(tmp_path / "week.jsonl", Header("vllm-omni-sched trace", 1), [Exact(0.1, 9, 3, ())])
     path.write_text(text + "[search]\nkind = 'max_rate'\n")
     with pytest.raises(ConfigError, match=r"'workload\.rate', which has no value above 0: set it, or 'search\.start'"):
-        load_study(path, known=KNOWN)
-    assert load_study(path, {"search.start": 2.0}, KNOWN).search is not None
+        load_study(path)
+    assert load_study(path, {"search.start": 2.0}).search is not None

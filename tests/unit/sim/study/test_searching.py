@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from vllm_omni_sched.sim.study.searching import largest, needed
+from vllm_omni_sched.sim.study.evaluate import largest, needed
 
 
 @pytest.mark.parametrize("start", [0.5, 7.0, 13.7, 100.0, 900.0])

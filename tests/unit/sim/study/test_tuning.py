@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.scenarios import GOOD, KNOWN
+from tests.support.scenarios import GOOD
 from tests.support.sim_results import record
 from vllm_omni_sched.config.errors import ConfigError
-from vllm_omni_sched.sim.measure import Histogram
-from vllm_omni_sched.sim.result import Result
+from vllm_omni_sched.sim.measure import Histogram, Result
 from vllm_omni_sched.sim.scenario.scenario import Scenario
 from vllm_omni_sched.sim.study.evaluate import Finding
 from vllm_omni_sched.sim.study.plan import Study, load_study
-from vllm_omni_sched.sim.study.running import run_study
-from vllm_omni_sched.sim.study.tuning import TRAINING
+from vllm_omni_sched.sim.study.running import TRAINING, run_study
 
 CHOICES = """
 [search]
@@ -64,7 +62,7 @@ def simulate(scenario: Scenario, *_: Any) -> Result:
 def study(tmp_path: Path, more: str = CHOICES, before: str = "repeats = 2\n") -> Study:
     path = tmp_path / "one.toml"
     path.write_text(before + GOOD + more)
-    return load_study(path, {"policy.encode_ahead": False}, KNOWN)
+    return load_study(path, {"policy.encode_ahead": False})
 
 
 def findings(tmp_path: Path, more: str = CHOICES, jobs: int = 1) -> list[Finding]:
@@ -141,7 +139,7 @@ def test_a_choice_without_values_is_refused(tmp_path: Path) -> None:
 def test_a_training_seed_cannot_be_reported(tmp_path: Path) -> None:
     path = tmp_path / "one.toml"
     path.write_text(GOOD + CHOICES)
-    (_, one) = run_study(load_study(path, {"seed": TRAINING, "policy.encode_ahead": False}, KNOWN), simulate)
+    (_, one) = run_study(load_study(path, {"seed": TRAINING, "policy.encode_ahead": False}), simulate)
     assert "are for training" in one.error
 
 

@@ -6,17 +6,20 @@ import pytest
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.load import read_options
 from vllm_omni_sched.config.options import OmniSchedConfig
-from vllm_omni_sched.sim.tune.evaluate import resample
-from vllm_omni_sched.sim.tune.gain import Verdict, compare, paired_gain
-from vllm_omni_sched.sim.tune.search import Measured, Tried, changed_options, pruned, search
-from vllm_omni_sched.sim.tune.space import Parameter, space, suggest
-from vllm_omni_sched.sim.work import Item, Request
+from vllm_omni_sched.sim.study.search import Measured, Tried, best_options, changed_options, propose, pruned
+from vllm_omni_sched.sim.study.tune import Verdict, compare, paired_gain, resample
+from vllm_omni_sched.sim.workloads.trace import Exact
 
-SPACE = [
-    Parameter("mode", ("off", "on")),
-    Parameter("target", low=1.0, high=100.0, when={"mode": ("on",)}),
-    Parameter("useless", (False, True)),
-]
+
+def space(trial):
+    options = {"mode": trial.suggest_categorical("mode", ("off", "on"))}
+    if options["mode"] == "on":
+        options["target"] = trial.suggest_float("target", 1.0, 100.0, log=True)
+    return options | {"useless": trial.suggest_categorical("useless", (False, True))}
+
+
+def one_of(name, *values):
+    return lambda trial: {name: trial.suggest_categorical(name, values)}
 
 
 def known(options, seed):
@@ -58,35 +61,30 @@ class LastOf(FirstOf):
 @pytest.mark.parametrize("encodes", [False, True])
 @pytest.mark.parametrize("itl_seconds", [0.001, 0.1, 10.0])
 def test_whatever_is_tried_is_a_valid_configuration(trial, encodes, itl_seconds):
-    options = suggest(space(itl_seconds, encodes, max_num_seqs=4), trial)
-    read_options(OmniSchedConfig, options)
-
-
-def test_every_parameter_is_an_option():
-    assert {one.name for one in space(0.1)} <= OmniSchedConfig.model_fields.keys()
+    read_options(OmniSchedConfig, propose(trial, itl_seconds, encodes, max_num_seqs=4))
 
 
 def test_an_option_that_does_not_matter_is_not_asked_for():
-    assert "encode_lane_min_share" not in suggest(space(0.1), FirstOf())
-    assert "control_target_ms" not in suggest(space(0.1), FirstOf())
-    assert {"control_target_ms", "encode_lane_min_share"} <= suggest(space(0.1), LastOf()).keys()
-    assert "encode_ahead" not in suggest(space(0.1, encodes=False), LastOf())
+    assert "encode_lane_min_share" not in propose(FirstOf(), 0.1)
+    assert "control_target_ms" not in propose(FirstOf(), 0.1)
+    assert {"control_target_ms", "encode_lane_min_share"} <= propose(LastOf(), 0.1).keys()
+    assert "encode_ahead" not in propose(LastOf(), 0.1, encodes=False)
 
 
 # -- the search
 
 
 def test_it_finds_the_known_optimum():
-    found = search(SPACE, known, range(2), trials=60, seed=1)
+    found = best_options(space, known, range(2), trials=60, seed=1)
     assert found.tried[0].options["mode"] == "on"
     assert 14 < found.tried[0].options["target"] < 28
     assert (found.trials, found.interrupted) == (60, False)
 
 
 def test_the_same_seed_tries_the_same():
-    first, second = (search(SPACE, known, [0], trials=15, seed=4) for _ in range(2))
+    first, second = (best_options(space, known, [0], trials=15, seed=4) for _ in range(2))
     assert first == second
-    assert first != search(SPACE, known, [0], trials=15, seed=5)
+    assert first != best_options(space, known, [0], trials=15, seed=5)
 
 
 def test_each_trial_runs_under_all_seeds_and_none_twice():
@@ -96,7 +94,7 @@ def test_each_trial_runs_under_all_seeds_and_none_twice():
         had.append((tuple(options.items()), seed))
         return known(options, seed)
 
-    search([Parameter("mode", ("off", "on"))], evaluate, [3, 4, 5], trials=10, seed=1)
+    best_options(one_of("mode", "off", "on"), evaluate, [3, 4, 5], trials=10, seed=1)
     assert sorted(had) == sorted(((("mode", mode),), seed) for mode in ("off", "on") for seed in (3, 4, 5))
 
 
@@ -104,7 +102,7 @@ def test_of_equal_ones_the_lower_ttft_wins_and_never_more_than_that():
     def evaluate(options, seed):
         return {"a": Measured(0.5, 2.0), "b": Measured(0.5, 1.0), "c": Measured(0.500002, 1e9)}[options["x"]]
 
-    found = search([Parameter("x", ("a", "b", "c"))], evaluate, [0], trials=30, seed=1)
+    found = best_options(one_of("x", "a", "b", "c"), evaluate, [0], trials=30, seed=1)
     assert [one.options["x"] for one in found.tried] == ["c", "b", "a"]
 
 
@@ -117,7 +115,7 @@ def test_an_interrupt_keeps_the_best_so_far():
         runs.append(known(options, seed))
         return runs[-1]
 
-    found = search(SPACE, evaluate, [0], trials=50, seed=1)
+    found = best_options(space, evaluate, [0], trials=50, seed=1)
     assert found.interrupted
     assert 1 <= found.trials < 50
     assert found.tried[0].attainment == max(run.attainment for run in runs)
@@ -125,29 +123,15 @@ def test_an_interrupt_keeps_the_best_so_far():
 
 def test_progress_tells_the_best_so_far():
     said = []
-    search(SPACE, known, [0], trials=12, seed=2, progress=lambda done, best: said.append((done, best.attainment)))
+    best_options(space, known, [0], trials=12, seed=2, progress=lambda done, best: said.append((done, best.attainment)))
     assert [done for done, _ in said] == list(range(1, 13))
     assert [best for _, best in said] == sorted(best for _, best in said)
-
-
-@pytest.mark.parametrize(("seeds", "trials"), [([], 5), ([1], 0)])
-def test_a_search_needs_a_trial_and_a_seed(seeds, trials):
-    with pytest.raises(ConfigError, match="at least one trial and one seed"):
-        search(SPACE, known, seeds, trials, seed=1)
 
 
 def test_options_that_do_no_good_are_left_out():
     options = {"mode": "on", "target": 20.0, "useless": True}
     best = Tried(options, (known(options, 0),))
     assert pruned(best, known, [0]).options == {"mode": "on", "target": 20.0}
-
-
-def test_an_interrupt_ends_the_pruning():
-    def evaluate(options, seed):
-        raise KeyboardInterrupt
-
-    best = Tried({"mode": "on"}, (Measured(0.9, 1.0),))
-    assert pruned(best, evaluate, [0]) is best
 
 
 def test_what_is_as_by_default_need_not_be_told():
@@ -193,18 +177,6 @@ def test_the_interval_holds_about_as_often_as_it_says():
         gain = gain_of(random.normal(0.02, 0.05, 20), seed=at)
         held += gain.low <= 0.02 <= gain.high
     assert 0.88 <= held / 200 <= 0.98  # percentile bootstraps of 20 are a little short
-
-
-def test_more_confidence_is_wider():
-    differences = [0.1, -0.1, 0.05, -0.06, 0.2]
-    narrow, wide = gain_of(differences), gain_of(differences, confidence=0.99)
-    assert wide.low < narrow.low < narrow.high < wide.high
-
-
-@pytest.mark.parametrize(("ours", "default"), [([1.0], [1.0]), ([1.0, 2.0], [1.0])])
-def test_a_gain_needs_pairs(ours, default):
-    with pytest.raises(ValueError, match="pairs are needed"):
-        paired_gain(ours, default, np.random.default_rng(0))
 
 
 DEFAULTS = {"defaults": {}}
@@ -262,7 +234,7 @@ def test_what_a_server_refuses_is_not_run():
     def accepted(options):
         return not options["useless"]
 
-    found = search(SPACE, evaluate, [0], trials=20, seed=1, accepted=accepted)
+    found = best_options(space, evaluate, [0], trials=20, seed=1, accepted=accepted)
     assert found.trials == 20
     assert had
     assert not any(options["useless"] for options in had)
@@ -280,7 +252,7 @@ def test_held_out_seeds_are_others(seeds, said):
 # -- traces
 
 
-TRACE = [Request(at, float(at), 10 + at, 5, (Item("image", 4, at % 7),)) for at in range(600)]
+TRACE = [Exact(float(at), 10 + at, 5) for at in range(600)]
 
 
 def test_halves_of_a_trace_share_no_request():
@@ -293,24 +265,12 @@ def test_halves_of_a_trace_share_no_request():
 
 
 def test_what_is_drawn_is_in_order_and_as_dense_as_the_trace():
-    drawn = list(resample(TRACE, 600.0, np.random.default_rng(1), held_out=False))
-    assert [one.number for one in drawn] == list(range(300))
-    assert [one.arrival for one in drawn] == sorted(one.arrival for one in drawn)
-    assert 295 <= drawn[-1].arrival < 300
-
-
-def test_contents_of_a_block_that_is_drawn_again_are_new():
-    drawn = list(resample(TRACE, 600.0, np.random.default_rng(1), held_out=False))
-    assert len({one.text_tokens for one in drawn}) < len(drawn)  # some block came twice
-    assert len({(one.text_tokens, one.items[0].content) for one in drawn}) == len(drawn)
-    assert {one.items[0].content for one in drawn} >= set(range(7))
+    drawn = resample(TRACE, 600.0, np.random.default_rng(1), held_out=False)
+    assert len(drawn) == 300
+    assert [one.at for one in drawn] == sorted(one.at for one in drawn)
+    assert 295 <= drawn[-1].at < 300
 
 
 def test_a_trace_of_one_block_cannot_be_held_out():
     with pytest.raises(ConfigError, match="too few requests"):
-        list(resample(TRACE[:1], 600.0, np.random.default_rng(1), held_out=True))
-
-
-def test_the_score_of_equal_ones_is_higher_with_a_lower_ttft():
-    late, soon, better = (Tried({}, (Measured(*run),)) for run in ((0.5, 2.0), (0.5, 1.0), (0.500002, 1e9)))
-    assert late.score < soon.score < better.score
+        resample(TRACE[:1], 600.0, np.random.default_rng(1), held_out=True)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from vllm_omni_sched.sim.workloads.base import requests
-from vllm_omni_sched.sim.workloads.composite import Season, SeasonOptions
-from vllm_omni_sched.sim.workloads.registry import build
+from vllm_omni_sched.sim.workloads.registry import Season, SeasonOptions, build
 
 DAY = 960.0
 
@@ -27,23 +26,10 @@ def test_a_season_has_its_peak_and_the_mean_1(ratio):
         assert found.argmax() == DAY / 4
 
 
-def test_a_weekend_is_lower_and_the_week_keeps_its_mean():
-    found = factors(7 * DAY, weekend_ratio=0.4).reshape(7, -1).mean(axis=1)
-    assert found.mean() == pytest.approx(1.0, abs=1e-3)
-    assert found[5:] == pytest.approx(0.4 * found[0], rel=1e-3)
-    assert found[:5] == pytest.approx(found[0])
-
-
 def test_noise_has_its_spread_and_the_mean_1():
     found = np.log(factors(60 * DAY, 10.0, peak_ratio=1.0, noise=0.2))
     assert found.std() == pytest.approx(0.2, rel=0.05)
     assert np.exp(found).mean() == pytest.approx(1.0, abs=0.02)
-
-
-def test_bursts_multiply_the_rate():
-    found = factors(300 * DAY, 5.0, peak_ratio=1.0, burst_every_seconds=900.0, burst_seconds=100.0, burst_ratio=4.0)
-    assert set(found.round(6)) == {1.0, 4.0}
-    assert (found > 2).mean() == pytest.approx(0.1, abs=0.02)
 
 
 def test_a_change_is_for_good():
@@ -58,9 +44,8 @@ def test_a_change_is_for_good():
 @pytest.mark.parametrize(
     "options",
     [
-        {"peak_ratio": 3.0, "weekend_ratio": 0.5},
-        {"weekend_ratio": 4.0, "noise": 1.0},
-        {"burst_every_seconds": 50.0, "change_at_seconds": 10.0, "change_ratio": 5.0},
+        {"peak_ratio": 3.0, "noise": 1.0},
+        {"change_at_seconds": 10.0, "change_ratio": 5.0},
         {"change_at_seconds": 10.0, "change_ratio": 0.1},
     ],
 )

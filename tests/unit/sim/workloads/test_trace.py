@@ -53,35 +53,20 @@ def test_requests_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ([], "line 1: not JSON"),
         (["x"], "line 1: not JSON"),
         ([{"version": 1}], "line 1: not a trace: its first line must have"),
-        (["[1]"], "line 1: not a trace"),
         ([{**HEADER, "version": 2}, FIRST], "line 1: version 2 of the format is not supported; this release reads 1"),
-        ([{**HEADER, "interval": 1}, FIRST], "line 1: Object contains unknown field `interval`"),
-        ([{**HEADER, "interval_seconds": 0}, FIRST], "line 1: Expected `float` > 0"),
         ([HEADER], "the trace has no requests"),
-        ([HEADER, SECOND | {"at": 0.0}], "the trace has no requests"),
         ([HEADER, FIRST, "{"], "line 3: not JSON"),
-        ([HEADER, FIRST, ""], "line 3: not JSON"),
         ([HEADER, {**FIRST, "at": 1.0}], "line 2: the first interval must begin at 0, got 1"),
         ([HEADER, FIRST, {**SECOND, "at": 20.0}], "line 3: there is a gap of 10 s before it"),
         ([HEADER, FIRST, {**SECOND, "at": 5.0}], "line 3: at is 5, before 10, where the previous interval ends"),
         ([HEADER, {**FIRST, "arrivals": -1}], r"line 2: Expected `int` >= 0 - at `\$.arrivals`"),
-        ([HEADER, {**FIRST, "arrivals": 1.5}], "line 2: Expected `int`, got `float`"),
-        ([HEADER, {**FIRST, "seconds": 0}], r"line 2: Expected `float` > 0.0 - at `\$.seconds`"),
-        ([HEADER, {**FIRST, "cv": 6}], r"line 2: Expected `float` <= 5.0 - at `\$.cv`"),
         ([HEADER, {**FIRST, "prompt": "hello"}], "line 2: Object contains unknown field `prompt`"),
-        ([HEADER, {**FIRST, "prompt_tokens": {"buckets": [[5, -2]]}}], "line 2: Expected `int` >= 0"),
         ([HEADER, {**FIRST, "prompt_tokens": {"buckets": [[5, 1], [5, 1]]}}], "line 2: prompt_tokens: the bounds"),
-        ([HEADER, {**FIRST, "max_tokens": {"buckets": [[None, 1], [5, 1]]}}], "line 2: max_tokens: the bounds"),
-        ([HEADER, {"at": 0.0}], 'line 2: Object missing required field `kind`, which must be "interval" or "request"'),
         ([HEADER, {**FIRST, "kind": "step"}], r"line 2: Invalid value 'step' - at `\$.kind`, which must be"),
         ([HEADER, FIRST, REQUEST], "line 3: a trace has intervals or requests, never both"),
-        ([HEADER, REQUEST, FIRST], "line 3: a trace has intervals or requests, never both"),
         ([HEADER, REQUEST, {**REQUEST, "at": 1.0}], "line 3: at is 1, before that of the line above, 1.5"),
-        ([HEADER, {**REQUEST, "output_tokens": 0}], "line 2: Expected `int` >= 1"),
-        ([HEADER, '{"kind": "request", "at": NaN}'], "line 2: not JSON"),
     ],
 )
 def test_what_is_wrong_is_said_with_file_and_line(tmp_path, lines, said):
@@ -107,13 +92,6 @@ def test_an_empty_file_and_no_file_are_said_to_be(tmp_path):
         read_trace(tmp_path / "none.jsonl")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         read_trace(tmp_path)
-
-
-def test_bytes_that_are_no_text_are_not_json(tmp_path):
-    path = tmp_path / "trace.jsonl"
-    path.write_bytes(json.dumps(HEADER).encode() + b'\n{"kind": "\xff"}\n')
-    with pytest.raises(ConfigError, match="line 2: "):
-        read_trace(path)
 
 
 def test_a_trace_is_there_when_it_is_whole(tmp_path):

@@ -23,14 +23,8 @@ def assign_initial_devices(options: PartitionOptions, stage_configs: Sequence[An
     `tensor_parallel_size`; ``doctor --stages`` suggests another one.
 
     Raises:
-        ConfigError: no plan fits, or the options have `resize_running`.
+        ConfigError: no plan fits.
     """
-    if options.resize_running:
-        raise ConfigError(
-            "option 'graph.partition.resize_running': vLLM-Omni cannot change tensor_parallel_size of a running stage, "
-            "only the simulator can; remove the option, and set devices and tensor_parallel_size in the deploy YAML as "
-            "vllm-omni-sched doctor --stages suggests"
-        )
     placed, fixed = _placed_and_fixed(options, stage_configs, splits=False)
     for number in [number for number, profile in placed.items() if profile is None][:1]:
         logger.info("stages start as in the deploy YAML: stage %d has no profile in 'graph.partition.profiles'", number)

@@ -10,6 +10,8 @@ from vllm_omni_sched.omni.stages.reports.processes import ReplicaDeadError, proc
 if TYPE_CHECKING:
     from vllm_omni_sched.omni.stages.pool import ScheduledPool
 
+CHECK_SECONDS = 1.0
+
 
 class Liveness:
     """Polls the processes of replicas and reports those that have ended.
@@ -18,19 +20,18 @@ class Liveness:
     and only then reports its death; if it gets stuck there or fails itself, it never does.
 
     Args:
-        interval_seconds: time between two checks.
         died: called for each dead replica with its stage, its id and the error.
     """
 
-    def __init__(self, interval_seconds: float, died: Callable[[int, int, ReplicaDeadError], Awaitable[None]]) -> None:
-        self._interval_seconds, self._died = interval_seconds, died
+    def __init__(self, died: Callable[[int, int, ReplicaDeadError], Awaitable[None]]) -> None:
+        self._died = died
         self._next = float("-inf")
 
     async def check(self, pools: list[ScheduledPool], now: float) -> None:
         """Report replicas that are dead and still in their pool; reporting removes them from it."""
         if now < self._next:
             return
-        self._next = now + self._interval_seconds
+        self._next = now + CHECK_SECONDS
         for pool in pools:
             for replica_id in pool.live_replica_ids():
                 client = pool.clients[replica_id]

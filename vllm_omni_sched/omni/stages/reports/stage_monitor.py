@@ -48,8 +48,8 @@ class StageMonitor:
         self._options, self._board, self._found, self._sent = options, board, found, sent
         self._ids = {str(stage): stage.stage_id for stage in graph.stages}
         self._names = {stage_id: name for name, stage_id in self._ids.items()}
-        self._leak = MemoryLeak(options.leak_horizon_seconds)
-        self._edge = SickEdge(least_error_rate=options.edge_error_rate)
+        self._leak = MemoryLeak()
+        self._edge = SickEdge()
         self._next = self._next_memory = 0.0
         self._reports = ReportReader(board)
         self._started: dict[tuple[int, int], list[int]] = {}  # processes of each replica

@@ -1,1 +1,0 @@
-"""Build a cluster that can run from a scenario."""

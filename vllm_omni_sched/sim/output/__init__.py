@@ -1,1 +1,0 @@
-"""Write the results of runs: numbers with their provenance, plots, traces."""

@@ -1,1 +1,0 @@
-"""Simulate replicas other than LLM engines: plain servers, video decoders, encoders on their own device."""
