@@ -90,7 +90,10 @@ def test_unknown_stages_are_refused(stages, says):
             "graph: {priority: {by_modality: {audio: vip}}}",
             "in 'graph.priority': option 'by_modality.audio' must be one of .* got 'vip'",
         ),
-        ("monitoring: {anomaly: {max_stage_seconds: 0.5}}", "must not be above 'max_stage_seconds': 1 > 0.5; lower"),
+        (
+            "monitoring: {anomaly: {max_stage_seconds: 0.5}}",
+            "'monitoring.anomaly.max_stage_seconds'.*got 0.5; the nearest valid value is 1",
+        ),
         ("batching: {target_latency_ms: .inf}", "'batching.target_latency_ms': .*finite number, got inf"),
         ("graph: 3", "option 'graph' must be a mapping of merging, priority, affinity, partition, got 3"),
         ("batching: {stages: 3}", "option 'batching.stages' must be a mapping, got 3"),
