@@ -7,39 +7,38 @@ from result_tables import NOTHING, Result, source, table
 
 from benchmarks.tiers import VARIANTS
 
-WAYS = ("serial", "pipelined")
 MEGA = 1e6
 
 
 def compression(results: Sequence[Result]) -> str:
-    """Show each kind of payload: its codec and break-even speeds; then a row per kind and link."""
+    """Show each kind of payload: its codec, its break-even speed, and what compression gains on each link."""
     parts = []
     for result in results:
         records = result["results"]
-        codecs = [record for record in records if record["measure"] == "codec"]
-        rows = [(one["kind"], one["codec"], f"{one['fraction']:.2f}", *_codec_cells(one)) for one in codecs]
-        header = ("payload", "codec", "size", "encode ms", "decode ms", *(f"break-even {way}, MB/s" for way in WAYS))
-        parts.append("\n" + table(header, rows))
-        lines: dict[tuple[str, str], dict[tuple[str, str], Mapping[str, Any]]] = {}
-        for one in records:
-            if one["measure"] != "codec":
-                lines.setdefault((one["kind"], one["link"]), {})[one["measure"], one["variant"]] = one
+        links = list(dict.fromkeys(one["link"] for one in records if one["measure"] != "codec"))
+        ours = {
+            (one["kind"], one["link"]): one
+            for one in records
+            if (one["measure"], one.get("variant")) == ("serial", "ours")
+        }
         rows = [
-            (kind, link, *(_raw_over_ours(line[way, "ours"]) for way in WAYS)) for (kind, link), line in lines.items()
+            (
+                one["kind"],
+                one["codec"],
+                f"{one['fraction']:.2f}",
+                f"{one['break_even_bytes_per_second']['serial'] / MEGA:,.0f}" if "encode_seconds" in one else "",
+                *(_raw_over_ours(ours.get((one["kind"], link))) for link in links),
+            )
+            for one in records
+            if one["measure"] == "codec"
         ]
-        header = ("time of raw over ours", "link", *WAYS)
-        parts.append("\n" + table(header, rows) + source(result))
+        parts.append("\n" + table(("payload", "codec", "size", "break-even, MB/s", *links), rows) + source(result))
     return "".join(parts) or NOTHING
 
 
-def _codec_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
-    if "encode_seconds" not in one:
-        return ("",) * 4
-    times = (f"{one[name]['median'] * 1e3:.2f}" for name in ("encode_seconds", "decode_seconds"))
-    return (*times, *(f"{one['break_even_bytes_per_second'][way] / MEGA:,.0f}" for way in WAYS))
-
-
-def _raw_over_ours(ours: Mapping[str, Any]) -> str:
+def _raw_over_ours(ours: Mapping[str, Any] | None) -> str:
+    if ours is None:
+        return ""
     low, high = ours["raw_over_it_quartiles"]
     return f"×{ours['raw_over_it']:.2f} ({low:.2f} to {high:.2f})"
 

@@ -49,7 +49,7 @@ from vllm_omni_sched.connectors.arena.options import (  # noqa: E402
 )
 from vllm_omni_sched.connectors.auto import AutoOptions, ForeignOptions  # noqa: E402
 from vllm_omni_sched.connectors.compression.options import CompressionOptions  # noqa: E402
-from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions  # noqa: E402
+from vllm_omni_sched.connectors.cuda_ipc.share import CudaIpcConnectorOptions  # noqa: E402
 from vllm_omni_sched.connectors.disk import DiskOptions  # noqa: E402
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions  # noqa: E402
 from vllm_omni_sched.connectors.tiers import TiersOptions  # noqa: E402

@@ -27,10 +27,10 @@ def _make(module: str, name: str, config: dict[str, Any]) -> Any:
 CONNECTORS: dict[str, Callable[[dict[str, Any]], Any]] = {
     name: partial(_make, module, name)
     for name, module in {
-        "ArenaConnector": "arena_connector",
-        "CudaIpcConnector": "cuda_ipc_connector",
-        "MooncakePoolConnector": "mooncake_connector",
-        "OmniAutoConnector": "auto_connector",
+        "ArenaConnector": "connector",
+        "CudaIpcConnector": "connector",
+        "MooncakePoolConnector": "connector",
+        "OmniAutoConnector": "connector",
         "OmniBranchConnector": "branch_connector",
     }.items()
 }

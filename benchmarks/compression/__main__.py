@@ -87,7 +87,7 @@ def connected(port: int) -> socket.socket:
 
 
 def codec(kind: str, payload: Any) -> dict[str, Any]:
-    """Measure the codec that shrinks most, and the link speeds from which on it does not pay any more.
+    """Measure the codec of a kind of payload, and the link speeds from which on it does not pay any more.
 
     *Serial* is one message at a time: encode, send, decode. *Pipelined* is many: the slowest of the three counts.
     """
@@ -96,7 +96,7 @@ def codec(kind: str, payload: Any) -> dict[str, Any]:
     (packed,) = always.compress(str(EDGE), [buffer])
     if packed.codec == NO_CODEC:
         return {"measure": "codec", "kind": kind, "codec": "none shrinks it", "fraction": 1.0}
-    own, out = always.codecs.get(packed.codec), np.empty_like(buffer.raw)
+    own, out = always.codecs[packed.codec], np.empty_like(buffer.raw)
     encodes, decodes = list[float](), list[float]()
     for _ in range(CODEC_RUNS):
         began = time.perf_counter()

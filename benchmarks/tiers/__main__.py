@@ -93,8 +93,6 @@ def burst(options: argparse.Namespace, variant: str, turn: int) -> dict[str, flo
             put.release()
         facts = path.health().facts
         waits = receiving.result()
-        moved = path.health().facts.get("moved", {})
-    ups = sum(number for name, number in moved.items() if name.startswith("disk->"))
     return {
         "put P50": quantile(puts, 0.5),
         "put P99": quantile(puts, 0.99),
@@ -102,9 +100,7 @@ def burst(options: argparse.Namespace, variant: str, turn: int) -> dict[str, flo
         "refused": float(len(refused)),
         "get P50": quantile(waits, 0.5),
         "get P99": quantile(waits, 0.99),
-        "bytes on disk after the burst": float(facts.get("tier_bytes", {}).get("disk", 0)),
-        "moved down": float(sum(moved.values()) - ups),
-        "moved up": float(ups),
+        "bytes on disk after the burst": float(facts.get("tiers", {}).get("tier_bytes", {}).get("disk", 0)),
     }
 
 

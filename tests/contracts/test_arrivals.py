@@ -14,11 +14,10 @@ import pytest
 from tests.support.arena import LONG
 from tests.support.transport_kinds import WAKING, Kind, Open, arena, files
 from vllm_omni_sched.connectors import receive_queue
-from vllm_omni_sched.connectors.arrivals import Arrivals
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 from vllm_omni_sched.connectors.receive_queue import Missed, ReceiveCondition, ReceiveQueue
-from vllm_omni_sched.connectors.transport import Transport
+from vllm_omni_sched.connectors.transport import Arrivals, Transport
 
 AB, BC = Edge("a", "b"), Edge("b", "c")
 

@@ -8,12 +8,10 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from tests.support.buffers import buffer, flat, large_samples, numbers, samples
+from tests.support.buffers import buffer, error_limit, flat, large_samples, numbers, samples
 from vllm_omni_sched.config.errors import CorruptDataError
-from vllm_omni_sched.connectors.compression.codec import Codec
-from vllm_omni_sched.connectors.compression.compressor import Buffer
-from vllm_omni_sched.connectors.compression.dtypes import ITEM_BYTES, num_bytes
-from vllm_omni_sched.connectors.compression.registry import CODECS
+from vllm_omni_sched.connectors.compression.codec import ITEM_BYTES, Codec, num_bytes
+from vllm_omni_sched.connectors.compression.compressor import CODECS, Buffer
 
 SAMPLES = samples()
 SHRINK = {  # at least so much, of what the codec is for
@@ -21,18 +19,12 @@ SHRINK = {  # at least so much, of what the codec is for
     ("ids", "int32 ids"): 1.3,
     ("ids", "few ids"): 7.0,
     ("ids", "one id"): 100.0,
-    ("shuffle_lz4", "int64 ids"): 3.0,
     ("shuffle_zstd", "int64 ids"): 4.0,
-    ("shuffle_lz4", "bfloat16"): 1.01,
-    ("shuffle_lz4", "picture"): 2.0,
-    ("flac", "int16 PCM"): 1.4,
-    ("flac", "float32 PCM"): 2.8,
+    ("shuffle_zstd", "bfloat16"): 1.01,
+    ("shuffle_zstd", "picture"): 2.0,
     ("mulaw", "int16 PCM"): 2.0,
-    ("mulaw", "float32 PCM"): 4.0,
     ("int8", "bfloat16"): 1.8,
     ("int8", "float32"): 3.5,
-    ("fp8", "bfloat16"): 1.9,
-    ("fp8", "float32"): 3.9,
 }
 
 
@@ -79,18 +71,10 @@ def test_what_went_in_comes_out(codec: Codec) -> None:
         if not codec.lossy:
             assert np.array_equal(out, one.raw), name
             continue
-        values, bound = numbers(one.raw, one.dtype), codec.error_bound(one.dtype)
-        assert bound is not None
-        axis = values.reshape(-1, one.shape[-1]) if codec.name == "int8" else values
-        peak = np.abs(axis).max(axis=0)
-        limit = bound.limit(axis, peak).reshape(-1)
+        values = numbers(one.raw, one.dtype)
+        limit = error_limit(codec, values, one.dtype, one.shape)
         assert (np.abs(numbers(out, one.dtype) - values) <= limit).all(), name
         assert limit.mean() < 0.1 * np.abs(values).max()  # and the bound says something
-
-
-def test_a_lossless_codec_has_no_error_bound_and_a_lossy_one_has(codec: Codec) -> None:
-    for one in of_codec(codec).values():
-        assert (codec.error_bound(one.dtype) is not None) is codec.lossy
 
 
 def test_it_shrinks_what_it_is_for(codec: Codec) -> None:
@@ -112,7 +96,7 @@ def test_what_is_empty_takes_nothing(codec: Codec) -> None:
                 with pytest.raises(CorruptDataError):
                     decoded(codec, b"x", one)
                 taken += 1
-    assert taken
+    assert taken or codec.name == "int8"  # which takes 16 channels or more
 
 
 def test_it_reads_any_bytes_like(codec: Codec) -> None:
@@ -139,8 +123,6 @@ def test_no_other_size_is_taken_for_its_data(codec: Codec) -> None:
     for name, one in of_codec(codec).items():
         data = encoded(codec, one)
         for cut in (data[:-1], data[: data.size // 2], data[:1], data[:0], np.append(data, np.uint8(0))):
-            if codec.name == "flac" and cut.size > data.size:
-                continue  # FLAC ends after the stated frames
             with pytest.raises(CorruptDataError, match=f"codec {codec.name}"):
                 decoded(codec, cut, one)
         longer = (one.shape[0] * 2, *one.shape[1:])
@@ -211,6 +193,6 @@ def test_lossy_codecs_decline_what_is_not_finite(codec: Codec, bad: float) -> No
         one = buffer(values)
         if codec.suits(one.dtype, one.shape):
             data = codec.encode(one.raw, one.dtype, one.shape)
-            assert (data is None) is (codec.lossy or codec.name == "flac")
+            assert (data is None) is codec.lossy
             if data is not None:
                 assert np.array_equal(decoded(codec, data, one), flat(values))

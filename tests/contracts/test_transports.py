@@ -92,6 +92,21 @@ def test_discard_takes_back_what_nobody_has_got_on_all_edges(sender: Transport, 
     assert receiver.discard("other") == 0  # it did not send it
 
 
+def test_one_message_of_one_edge_is_withdrawn(sender: Transport, receiver: Transport) -> None:
+    assert not sender.withdraw(AB, "k")
+    for payload in ({"x": torch.ones(1, 5000)}, 1):
+        put(sender, "k", payload)
+        put(sender, "k", payload, BC)
+        assert not receiver.withdraw(AB, "k")  # it has not put it
+        assert sender.withdraw(AB, "k")
+        assert not sender.withdraw(AB, "k")
+        assert receiver.get(AB, "k") is None
+        assert receiver.get(BC, "k") is not None
+        assert not sender.withdraw(BC, "k")
+        sender.reap()
+        assert sender.health().facts["in_flight"] == 0
+
+
 def test_discard_of_what_was_got_takes_nothing_back(sender: Transport, receiver: Transport) -> None:
     put(sender, "small", 1)
     put(sender, "large", {"x": torch.ones(1, 5000)})

@@ -50,7 +50,7 @@ def test_a_page_tells_messages_bytes_room_and_routes() -> None:
 
 def test_a_page_tells_what_lies_in_which_tier(tmp_path: Path) -> None:
     pool = {"initial_bytes": 1 << 20, "max_bytes": 1 << 20}
-    tiers = {"disk": {"directory": str(tmp_path)}, "high_water": 1.0, "low_water": 1.0}  # nothing moves
+    tiers = {"disk": {"directory": str(tmp_path)}}
     connector, metrics = make("OmniAutoConnector", arena={"image": pool}, tiers=tiers), ConnectorMetrics()
     metrics.add(connector)
     for i in range(8):

@@ -1,4 +1,4 @@
-"""Extents and the ring against what they promise: no overlap, no byte lost, all of it back in the end."""
+"""Extents against what they promise: no overlap, no byte lost, all of it back in the end."""
 
 from __future__ import annotations
 

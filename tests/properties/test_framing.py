@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from vllm_omni_sched.config.errors import CorruptMessageError
 from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import Arrival, make_message
-from vllm_omni_sched.connectors.framing.layout import CHECKED, EMBEDDED, HEAD, HERE, PLACE, VALUE
+from vllm_omni_sched.connectors.framing.message import CHECKED, EMBEDDED, HEAD, HERE, PLACE, VALUE
 
 EDGE = Edge("0", "1")
 DTYPES = ["bool", "uint8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64"]

@@ -42,14 +42,6 @@ class Actor:
 
         self.path = tiers.disk(root)  # type: ignore[assignment]
 
-    def move(self, steps: int) -> list[str]:
-        """So many steps of moving the first message that should move."""
-        path: Any = self.path
-        moves = path.moves()
-        going = path.carry(*moves[0])
-        self.held["move"] = going
-        return [stage.value for stage, _ in zip(going, range(steps), strict=False)]
-
     def put(self, key: str, nbytes: int, fill: int, edge: tuple[str, str] = EDGE) -> int:
         return self.path.put(make_message(Edge(*edge), key, {"x": pixels(fill, nbytes)}))
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.arena import KIB
 from tests.support.processes import Process
-from vllm_omni_sched.connectors.arena import layout, meeting
-from vllm_omni_sched.connectors.arena.layout import Layout
+from vllm_omni_sched.connectors.arena import index, meeting
+from vllm_omni_sched.connectors.arena.index import Layout
 
 ARENA = "vllm_omni_sched.connectors.arena"
 IN_RING, IN_POOL = 100, 20 * KIB
@@ -27,10 +27,10 @@ def files(directory: Path) -> list[str]:
 def write_to_record(directory: Path, state: int, at: int, written: bytes) -> None:
     """Into the only record of the only outbox that is in a state."""
     (outbox,) = directory.glob("*.out")
-    _, _, slots, _, ring_bytes, _ = layout.HEAD.unpack(outbox.read_bytes()[: layout.HEAD.size])
+    _, _, slots, _, ring_bytes, _ = index.HEAD.unpack(outbox.read_bytes()[: index.HEAD.size])
     sizes = Layout.of(slots, ring_bytes)
     with open(outbox, "r+b") as file:
         content = file.read()
-        (slot,) = (i for i in range(slots) if layout.RECORD.unpack_from(content, sizes.record_at(i))[0] == state)
+        (slot,) = (i for i in range(slots) if index.RECORD.unpack_from(content, sizes.record_at(i))[0] == state)
         file.seek(sizes.record_at(slot) + at)
         file.write(written)

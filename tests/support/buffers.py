@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from vllm_omni_sched.connectors.compression.codec import FLOATS, Codec, bfloat16_bits, to_float32
 from vllm_omni_sched.connectors.compression.compressor import Buffer
-from vllm_omni_sched.connectors.compression.dtypes import FLOATS, bfloat16_bits, to_float32
 
 RNG = np.random.default_rng(5)
 
@@ -22,9 +22,9 @@ def bfloat16(values: Any) -> np.ndarray:
     return bfloat16_bits(np.ascontiguousarray(values, np.float32))
 
 
-def buffer(array: Any, dtype: str | None = None, **more: Any) -> Buffer:
+def buffer(array: Any, dtype: str | None = None) -> Buffer:
     array = np.asarray(array)
-    return Buffer(flat(array), dtype or str(array.dtype), array.shape, **more)
+    return Buffer(flat(array), dtype or str(array.dtype), array.shape)
 
 
 def numbers(raw: np.ndarray, dtype: str) -> np.ndarray:
@@ -76,3 +76,17 @@ def large_samples() -> dict[str, Buffer]:
         "large float32 PCM": buffer((pcm / np.float32(32768)).astype(np.float32)),
         "large ids": buffer(np.arange(70_001) % 250 * 1000),
     }
+
+
+ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+TINY = {"float32": 2.0**-126, "bfloat16": 2.0**-126, "float16": 2.0**-25}
+
+
+def error_limit(codec: Codec, values: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return by how much each of these values may be off after a lossy codec, by what its docstring promises; flat."""
+    if codec.name == "int8":  # half a level, and rounding to the data type
+        peaks = np.abs(values.reshape(-1, shape[-1])).max(axis=0)
+        limit = peaks * ((0.5 + 1e-5) / 127 + ROUNDOFF[dtype]) + TINY[dtype]
+        return np.broadcast_to(limit, (values.size // shape[-1], shape[-1])).reshape(-1)
+    step = 256 ** (0.5 / 127) - 1  # half a level of 1/255 + |x|
+    return step * np.abs(values).reshape(-1) + (step / 255 + 1.03 / 32768) * 32768

@@ -15,7 +15,7 @@ IN_FLIGHT = 4
 
 
 class ConnectorTraffic:
-    """A connector that chooses among the arena, whose messages may move to disk, and device memory.
+    """A connector that chooses among the arena, with files below it, and device memory.
 
     It counts what happens as the real transports do, and is what `ConnectorMetrics` sees of a connector.
     """
@@ -29,9 +29,6 @@ class ConnectorTraffic:
         self._arena: Counter[str] = Counter(cache_hits=0, cache_misses=0, damaged=0, corrupt=0)
         self._device: Counter[str] = Counter()
         self._served: Counter[str] = Counter()
-        self._moved: Counter[str] = Counter()
-        self._moved_bytes: Counter[str] = Counter()
-        self._move_seconds: Counter[str] = Counter()
         self._alarms: Counter[str] = Counter({f"{edge} stall": 0})
         self._sizes: list[int] = []  # of the latest messages
 
@@ -49,10 +46,6 @@ class ConnectorTraffic:
         self._arena["cache_hits" if rng.random() < 0.3 else "cache_misses"] += 1
         for what, least in (("put", 2e-4), ("get", 1e-4), ("transfer", 8e-4)):
             self.times[what, "arena"].observe(least * rng.lognormvariate(0, 0.4) + nbytes / 4e9)
-        if rng.random() < 0.1:
-            self._moved["down"] += 1
-            self._moved_bytes["down"] += nbytes
-            self._move_seconds["down"] += nbytes / 1e9
         for lost in ("refused", "replaced", "discarded", "expired"):
             self._arena[lost] += rng.random() < 0.01
 
@@ -73,9 +66,6 @@ class ConnectorTraffic:
                 "status": "healthy",
                 "tier_messages": {"arena": len(self._sizes), "disk": 1},
                 "tier_bytes": {"arena": used, "disk": max(self._sizes, default=0)},
-                "moved": self._moved,
-                "moved_bytes": self._moved_bytes,
-                "move_seconds": self._move_seconds,
             },
             "cuda_ipc": {
                 "status": "healthy",

@@ -19,8 +19,7 @@ from tests.support.arena import MIB, small
 from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare
 from vllm_omni_sched.connectors.cuda_ipc.driver import Driver, Exported, Mapping
-from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
-from vllm_omni_sched.connectors.cuda_ipc.share import ShareReason
+from vllm_omni_sched.connectors.cuda_ipc.share import CudaIpcOptions, ShareReason
 from vllm_omni_sched.connectors.cuda_ipc.transport import CudaIpcTransport
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.transport import Transport

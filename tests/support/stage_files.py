@@ -131,9 +131,9 @@ REFUSED: Mapping[str, StageFile] = {
     "a transport that is not there": StageFile(
         _connector("{edges: {0->1: [mooncake]}}", "OmniAutoConnector"), ("edges.0->1", "there are ['arena']")
     ),
-    "tiers of other connectors": StageFile(
-        _connector("{tiers: {}, foreign: {x: {name: SharedMemoryConnector}}}", "OmniAutoConnector"),
-        ("'tiers' and 'foreign' exclude each other", "runtime.connectors.a.extra"),
+    "tiers without any": StageFile(
+        _connector("{tiers: {disk: null}}", "OmniAutoConnector"),
+        ("name a tier, `disk` or `mooncake`", "runtime.connectors.a.extra"),
     ),
     "no such foreign connector": StageFile(
         _connector("{foreign: {x: {name: NixConnector}}}", "OmniAutoConnector"),

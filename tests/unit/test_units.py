@@ -14,7 +14,7 @@ from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.stage_options import StageSchedConfig
 from vllm_omni_sched.config.units import UnitError, bytes_of
 from vllm_omni_sched.connectors.auto import AutoOptions
-from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions
+from vllm_omni_sched.connectors.cuda_ipc.share import CudaIpcConnectorOptions
 from vllm_omni_sched.connectors.named_routes import SharedMemoryExtra
 from vllm_omni_sched.preprocess.options import PreprocessOptions
 from vllm_omni_sched.sim.scenario.stages import EngineStage

@@ -10,7 +10,7 @@ EXTRAS = {
     "vllm": ("vllm>=0.22.1,<0.34",),
     "video": ("av", "pillow"),
     "mooncake": ("mooncake-transfer-engine",),
-    "compression": ("numcodecs", "numpy", "soundfile"),
+    "compression": ("numcodecs", "numpy"),
     "forecast": ("statsmodels",),
     "tune": ("optuna",),
     "gpu": ("nvidia-ml-py",),

@@ -14,12 +14,10 @@ from vllm_omni_sched.connectors.compression.compressor import Compressor
 from vllm_omni_sched.connectors.compression.options import CompressionOptions
 from vllm_omni_sched.connectors.cuda_ipc import CudaIpcOptions, CudaIpcTransport
 from vllm_omni_sched.connectors.disk import DiskTransport
-from vllm_omni_sched.connectors.modality import Modality
+from vllm_omni_sched.connectors.medium import MediumTransport
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakeTransport
 from vllm_omni_sched.connectors.routing import Presence, RoutedTransport, RoutingOptions, Way
-from vllm_omni_sched.connectors.tiers import TiersOptions
-from vllm_omni_sched.connectors.tiers.place import Tier
-from vllm_omni_sched.connectors.tiers.transport import TieredTransport
+from vllm_omni_sched.connectors.tiers import TieredTransport, TiersOptions
 from vllm_omni_sched.connectors.transport import Transport
 
 
@@ -43,29 +41,6 @@ class ForeignOptions(BaseModel):
     )
 
 
-def tiered_transport(first: Transport, arena: ArenaOptions, options: TiersOptions) -> TieredTransport:
-    """Return the tiers that the options enable, below ``first``, which consists of an arena, a Mooncake store or both.
-
-    Raises:
-        ConfigError: see `MooncakeTransport` and `DiskTransport`.
-        RendezvousError: the directory of the disk cannot be used, or there is no Mooncake master.
-    """
-    tiers = [Tier(first, {kind.value: arena.pool(kind).max_bytes for kind in Modality})]
-    with contextlib.ExitStack() as undo:
-        for name in options.order:
-            if name == "mooncake" and options.mooncake is not None:
-                tiers.append(Tier(MooncakeTransport(options.mooncake), {"": options.mooncake.segment}))
-            elif name == "disk" and options.disk is not None:
-                disk = options.disk.model_copy(update={"arena": options.disk.arena or arena.arena})
-                tiers.append(Tier(DiskTransport(disk), {"": disk.max_bytes}))
-            else:
-                continue
-            undo.callback(tiers[-1].transport.close)
-        transport = TieredTransport(tiers, options, arena.max_inflight, arena.window_size)
-        undo.pop_all()
-    return transport
-
-
 HOST, NETWORK = 0, 1  # distances
 
 
@@ -86,7 +61,7 @@ class AutoOptions(RoutingOptions):
     )
     tiers: TiersOptions | None = Field(
         None,
-        description="Storage for messages that do not fit into these transports, or that wait for long; null for none.",
+        description="Storage for messages that do not fit into the memory within a host; null for none.",
     )
     foreign: dict[str, ForeignOptions] = Field(
         default_factory=dict, description="vLLM-Omni's own connectors as further transports, by names of your choice."
@@ -102,38 +77,17 @@ class AutoOptions(RoutingOptions):
         for name in ways & self.foreign.keys():
             raise ValueError(f"option 'foreign.{name}' has the name of another transport: take a different one")
         ways |= self.foreign.keys()
+        if self.tiers is not None and self.arena is None:
+            raise ValueError("option 'tiers': the tier above them is the arena, and 'arena' is null; set one of them")
+        if self.tiers is not None and self.tiers.mooncake is not None and self.mooncake is not None:
+            raise ValueError(
+                "option 'tiers': Mooncake is the transport between hosts or a tier; unset one of both 'mooncake'"
+            )
         if not ways:
             raise ValueError("option 'arena' is null, and no other transport is named: name one")
         for edge, names in self.edges.items():
             if not set(names) <= ways:
                 raise ValueError(f"option 'edges.{edge}' names {names}; there are {sorted(ways)}")
-        return self
-
-    @model_validator(mode="after")
-    def _tiered(self) -> AutoOptions:
-        """Refuse what tiers cannot have: a message that a tier drops counts as received, and distorts waits."""
-        tiers = self.tiers
-        if tiers is None:
-            return self
-        if self.foreign:
-            raise ValueError(
-                "options 'tiers' and 'foreign' exclude each other: vLLM-Omni's connectors do not report when a message "
-                "was received, so that tiers would keep each of them forever; unset one of both"
-            )
-        if self.arena is None:
-            raise ValueError("option 'tiers': the tier above them is the arena, and 'arena' is null; set one of them")
-        if self.mooncake is not None and tiers.mooncake is not None:
-            raise ValueError(
-                "option 'tiers': Mooncake is the transport between hosts or a tier; unset one of both 'mooncake'"
-            )
-        below = {f"tiers.{name}": getattr(tiers, name) for name in tiers.order}
-        for name, one in {"arena": self.arena, "mooncake": self.mooncake, **below}.items():
-            if one is not None and one.ttl_seconds < tiers.ttl_seconds:
-                raise ValueError(
-                    f"option '{name}.ttl_seconds' ({one.ttl_seconds:g}) is below 'tiers.ttl_seconds' "
-                    f"({tiers.ttl_seconds:g}): messages that it drops would count as received; raise the first, or "
-                    "lower the second"
-                )
         return self
 
 
@@ -156,6 +110,7 @@ def auto_transport(
     ways: list[Way] = []
     arena: ArenaTransport | None = None
     presence: Presence | None = None
+    edges = options.edges
     with contextlib.ExitStack() as undo:
         if options.arena is not None:
             arena = (
@@ -163,8 +118,14 @@ def auto_transport(
                 if options.cuda_ipc is None
                 else CudaIpcTransport(options.cuda_ipc, options.arena)
             )
-            ways.append(Way(arena, HOST))
-            undo.callback(ways[-1].transport.close)
+            undo.callback(arena.close)
+            near: Transport = arena
+            if options.tiers is not None:
+                near = _tiered(arena, options.arena, options.tiers, undo)
+                edges = {
+                    edge: [near.name if name == arena.name else name for name in names] for edge, names in edges.items()
+                }
+            ways.append(Way(near, HOST))
         if options.mooncake is not None:
             ways.append(Way(MooncakeTransport(options.mooncake), NETWORK))
             undo.callback(ways[-1].transport.close)
@@ -178,9 +139,22 @@ def auto_transport(
                 presence.announce(stage, replica)
         far = any(way.distance for way in ways)
         compressor = Compressor(options.compression) if far else None
-        transport: Transport = RoutedTransport(ways, options, compressor, presence=presence)
-        if options.tiers is not None and options.arena is not None:
-            first = transport if len(ways) > 1 else ways[0].transport  # a single transport needs no routing
-            transport = tiered_transport(first, options.arena, options.tiers)
+        transport = RoutedTransport(ways, options.model_copy(update={"edges": edges}), compressor, presence=presence)
         undo.pop_all()
+    return transport
+
+
+def _tiered(
+    arena: ArenaTransport, of_arena: ArenaOptions, options: TiersOptions, undo: contextlib.ExitStack
+) -> Transport:
+    """Return tiers below an arena; ``undo`` closes what was made."""
+    tiers: list[MediumTransport] = [arena]
+    if options.mooncake is not None:
+        tiers.append(MooncakeTransport(options.mooncake))
+        undo.callback(tiers[-1].close)
+    if options.disk is not None:
+        tiers.append(DiskTransport(options.disk.model_copy(update={"arena": options.disk.arena or of_arena.arena})))
+        undo.callback(tiers[-1].close)
+    transport = TieredTransport(tiers, of_arena)
+    undo.callback(transport.close)
     return transport

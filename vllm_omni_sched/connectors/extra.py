@@ -12,7 +12,7 @@ from vllm_omni_sched.config.load import read_options
 from vllm_omni_sched.config.nearest import did_you_mean, is_misspelt
 from vllm_omni_sched.connectors.arena import ArenaOptions
 from vllm_omni_sched.connectors.auto import AutoOptions
-from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions
+from vllm_omni_sched.connectors.cuda_ipc.share import CudaIpcConnectorOptions
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
 from vllm_omni_sched.connectors.watch import WatchOptions
 

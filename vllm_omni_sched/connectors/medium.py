@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -17,11 +17,33 @@ from vllm_omni_sched.config.errors import (
     ReceiverBehindError,
     TransportClosedError,
 )
-from vllm_omni_sched.connectors.edge import Edge, name_of
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.lifetime import Lifetimes
-from vllm_omni_sched.connectors.recent_losses import RecentLosses
-from vllm_omni_sched.connectors.transport import Health, Lease, Status, Traffic, Transport
+from vllm_omni_sched.connectors.transport import Health, Status, Traffic, Transport
+
+RECENT_SECONDS = 60.0
+"""Seconds for which `health` reports a loss."""
+
+
+class RecentLosses:
+    """Monotonic counts, and the time when one of them was last observed to grow.
+
+    Args:
+        names: names of the counts.
+    """
+
+    def __init__(self, names: Sequence[str], clock: Clock) -> None:
+        self._names, self._clock = names, clock
+        self._seen: dict[str, int] = {}
+        self._at = 0.0
+
+    def recent(self, facts: Mapping[str, Any]) -> list[str]:
+        """Return all counts above 0, if one of them has grown within `RECENT_SECONDS`."""
+        losses, now = {name: facts[name] for name in self._names if facts.get(name)}, self._clock()
+        if losses != self._seen:
+            self._seen, self._at = losses, now
+        return [f"{count} {name}" for name, count in losses.items()] if now - self._at <= RECENT_SECONDS else []
 
 
 @dataclass
@@ -93,7 +115,7 @@ class MediumTransport(Transport):
        more (`ReceiverBehindError`); one message is always allowed.
     3. After a refusal the transport is sick until the medium has made progress or takes a message of the edge. It is
        degraded for a while after each loss.
-    4. A closed transport raises `TransportClosedError` in `put`, `get` and `lease`, and does nothing otherwise. All
+    4. A closed transport raises `TransportClosedError` in `put` and `get`, and does nothing otherwise. All
        transports of a process are closed when it ends; in a forked child they are closed, and release what they
        inherited without acting on it, because it belongs to the parent.
 
@@ -161,17 +183,9 @@ class MediumTransport(Transport):
                 self._check_open("get")
             return self._receive(edge, key)
 
-    def holds(self, edge: Edge, key: str) -> bool:
-        with self._send_lock:
-            return not self._closed and self._holds(name_of(edge, key))
-
-    def lease(self, edge: Edge, key: str) -> Lease | None:
-        self._check_open("lease")
-        return self._lease(edge, key)
-
     def withdraw(self, edge: Edge, key: str) -> bool:
         with self._send_lock:
-            return not self._closed and self._withdraw(name_of(edge, key))
+            return not self._closed and self._withdraw(edge, key)
 
     def discard(self, key: str) -> int:
         with self._send_lock:
@@ -231,9 +245,9 @@ class MediumTransport(Transport):
         credit = self._credit
         if credit is None:
             return None
-        waiting, waiting_bytes = self.credited()
         messages, window = credit.max_inflight, credit.window_size
         for _ in range(2):
+            waiting, waiting_bytes = self.credited()
             over = messages is not None and waiting[edge] >= messages
             over = over or (window is not None and waiting_bytes[edge] + nbytes > window)
             if not over or not waiting[edge]:
@@ -272,15 +286,7 @@ class MediumTransport(Transport):
         """Return the message; None if the medium has none of that name yet."""
 
     @abstractmethod
-    def _holds(self, name: bytes) -> bool:
-        """See `Transport.holds`."""
-
-    @abstractmethod
-    def _lease(self, edge: Edge, key: str) -> Lease | None:
-        """See `Transport.lease`. Called without locks."""
-
-    @abstractmethod
-    def _withdraw(self, name: bytes) -> bool:
+    def _withdraw(self, edge: Edge, key: str) -> bool:
         """See `Transport.withdraw`."""
 
     @abstractmethod

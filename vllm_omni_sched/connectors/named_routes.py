@@ -18,10 +18,9 @@ from vllm_omni_sched.config.stage_options import ConnectorOptions, StageSchedCon
 from vllm_omni_sched.config.stage_options import PoolOptions as PoolSizes
 from vllm_omni_sched.config.units import Bytes
 from vllm_omni_sched.connectors.arena import ArenaOptions, tuning
-from vllm_omni_sched.connectors.arena.options import PoolOptions
+from vllm_omni_sched.connectors.arena.options import Modality, PoolOptions
 from vllm_omni_sched.connectors.auto import AutoOptions, ForeignOptions
 from vllm_omni_sched.connectors.extra import check_extra, own_keys
-from vllm_omni_sched.connectors.modality import Modality
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
 
 AUTO = "OmniAutoConnector"

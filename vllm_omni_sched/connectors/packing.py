@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from vllm_omni_sched.connectors.compression.codec import ITEM_BYTES
 from vllm_omni_sched.connectors.compression.compressor import RAW, Buffer, Compressor
-from vllm_omni_sched.connectors.compression.dtypes import ITEM_BYTES
 from vllm_omni_sched.connectors.framing import PACKED, Message
 
 
@@ -20,7 +20,7 @@ def pack(message: Message, compressor: Compressor, link_bytes_per_second: float 
     buffers = [buffer_of(one) for one in message.buffers]
     packed = compressor.compress(edge, buffers, link_bytes_per_second)
     entries = [
-        (place, (one.codec, one.dtype, one.shape, buffer.raw.size))
+        (place, (one.codec, buffer.dtype, buffer.shape, buffer.raw.size))
         for place, (one, buffer) in enumerate(zip(packed, buffers, strict=True))
         if one.codec != RAW
     ]
@@ -31,7 +31,7 @@ def pack(message: Message, compressor: Compressor, link_bytes_per_second: float 
         data[place] = packed[place].data
     body = msgspec.msgpack.encode((entries, message.body))
     smaller = Message(message.edge, message.key, body, data, message.longest)
-    smaller.flags, smaller.id = message.flags | PACKED, message.id
+    smaller.flags = message.flags | PACKED
     return smaller
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import NamedTuple, TypeVar
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
-from vllm_omni_sched.connectors.arrivals import Arrivals
+from vllm_omni_sched.connectors.transport import Arrivals
 
 POLL_AGAIN, POLLED_AGAIN = 0.05, 4
 """Seconds after which an entry is polled although nothing tells that its message is there, and how many in a pass."""

@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from vllm_omni_sched.connectors.arrivals import Arrivals
 from vllm_omni_sched.connectors.edge import Edge
-from vllm_omni_sched.connectors.framing import Arrival, Message, message_of
+from vllm_omni_sched.connectors.framing import Arrival, Message
+
+
+class Arrivals(ABC):
+    """Tells which messages of one edge may be there, and sleeps until more may be.
+
+    Read `ticket`, look, and `wait` with that ticket: a message that comes in between ends the wait. The look after that
+    needs only what came since that ticket. Any thread may call.
+    """
+
+    @abstractmethod
+    def ticket(self) -> Hashable:
+        """Return a value that differs once a message of the edge was shown; others may change it, too."""
+
+    @abstractmethod
+    def may_be_there(self, keys: Sequence[str], since: Hashable = None) -> list[bool]:
+        """Return, for each key, whether `Transport.get` may find its message; False means that it would not.
+
+        Args:
+            since: a ticket that was read before the last look for these messages, which found none of them.
+        """
+
+    @abstractmethod
+    def wait(self, ticket: Hashable, seconds: float) -> None:
+        """Sleep until a message of the edge is shown, at most ``seconds``, or not at all if ``ticket`` is outdated.
+
+        It may return sooner, and in rare cases a message does not end the sleep.
+        """
+
+    @abstractmethod
+    def wake(self) -> None:
+        """End the sleep of all who wait for messages of the edge."""
 
 
 class Status(str, Enum):
@@ -29,19 +59,6 @@ class Health:
     status: Status
     reason: str
     facts: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Lease:
-    """Message that its sender withholds from receivers, to move it elsewhere; available again if the sender dies.
-
-    Call one of the two functions, once. ``consume``: the message was moved, or is not needed any more. ``give_back``:
-    receivers can get it again; returns whether they can.
-    """
-
-    arrival: Arrival
-    consume: Callable[[], Any]
-    give_back: Callable[[], bool]
 
 
 class InFlight(NamedTuple):
@@ -72,6 +89,13 @@ class Traffic:
         self.got_at = now
         if self.got_put_at is None or put_at > self.got_put_at:
             self.got_put_at = put_at
+
+    def add(self, other: Traffic) -> None:
+        """Add the messages of the same edge in another transport."""
+        self.waiting += other.waiting
+        self.held += other.held
+        if other.got_at is not None and other.got_put_at is not None:
+            self.got(other.got_put_at, max(other.got_at, self.got_at or other.got_at))
 
 
 class Transport(ABC):
@@ -120,37 +144,16 @@ class Transport(ABC):
         """Return who tells when messages of an edge are there; None if receivers must ask for each."""
         return None
 
-    def holds(self, edge: Edge, key: str) -> bool:
-        """Return whether a message of this process was not received yet; True if the transport cannot tell."""
-        return True
-
-    def lease(self, edge: Edge, key: str) -> Lease | None:
-        """Lease a message of this process that was not received; its buffers are valid until the lease ends.
-
-        By default, the message is received, and giving it back puts it again.
-
-        Raises:
-            CorruptMessageError: the message is damaged; it is dropped.
-            TransportClosedError: after `close`.
-        """
-        arrival = self.get(edge, key)
-        if arrival is None:
-            return None
-        return Lease(arrival, lambda: None, lambda: self.put(message_of(arrival, edge, key)) > 0)
-
     def withdraw(self, edge: Edge, key: str) -> bool:
         """Take back a message of this process, on one edge; return False if it was received, or is not there.
 
-        Transports that can do this without reading the message override it.
+        By default it is received and dropped.
 
         Raises:
             RendezvousError: the message could not be taken back, and may still be received.
             TransportClosedError: after `close`.
         """
-        lease = self.lease(edge, key)
-        if lease is not None:
-            lease.consume()
-        return lease is not None
+        return self.get(edge, key) is not None
 
     @abstractmethod
     def discard(self, key: str) -> int:

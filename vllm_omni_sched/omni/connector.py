@@ -1,22 +1,29 @@
-"""Implement vLLM-Omni's connector interface on top of one of our transports."""
+"""Our connectors for vLLM-Omni, each on top of one of our transports."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from vllm_omni.distributed.omni_connectors.connectors.shm_connector import SharedMemoryConnector
 
 from vllm_omni_sched.clock import monotonic_seconds, sleep_seconds
-from vllm_omni_sched.config.errors import ConnectorError
-from vllm_omni_sched.connectors.arrivals import Arrivals
+from vllm_omni_sched.config.errors import ConfigError, ConnectorError
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
+from vllm_omni_sched.connectors.arena.meeting import ARENA_VARIABLE, sweep
+from vllm_omni_sched.connectors.auto import AutoOptions, MoreWays, auto_transport
+from vllm_omni_sched.connectors.cuda_ipc import CudaIpcTransport
+from vllm_omni_sched.connectors.cuda_ipc.share import CudaIpcConnectorOptions
 from vllm_omni_sched.connectors.edge import Edge
-from vllm_omni_sched.connectors.extra import read_watch
+from vllm_omni_sched.connectors.extra import ENGINES, read_extra, read_watch
 from vllm_omni_sched.connectors.latency_histogram import LatencyHistogram
+from vllm_omni_sched.connectors.mooncake import MooncakeOptions, MooncakeTransport
 from vllm_omni_sched.connectors.receive_queue import Missed
-from vllm_omni_sched.connectors.transport import Health, Status, Transport
+from vllm_omni_sched.connectors.transport import Arrivals, Health, Status, Transport
 from vllm_omni_sched.connectors.watch import Watch
 from vllm_omni_sched.logs import get_logger
 from vllm_omni_sched.omni.metrics import metrics_of_this_process
@@ -175,3 +182,105 @@ class TransportConnector(SharedMemoryConnector):
         transport = getattr(self, "_transport", None)  # `__del__` also calls this when the constructor has failed
         if transport is not None:
             transport.close()
+
+
+class ArenaConnector(TransportConnector):
+    """Connector over `vllm_omni_sched.connectors.arena`.
+
+    Args:
+        config: ``extra`` of the connector: fields of `ArenaOptions`.
+
+    Raises:
+        ConfigError: an option is unknown or cannot work; the message names it.
+        RendezvousError: the arena's directory cannot be used.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        options = read_extra(ArenaOptions, config)
+        check_meeting(options, type(self).__name__)
+        super().__init__(config, lambda: ArenaTransport(options), options.put_timeout_seconds)
+
+
+def check_meeting(options: ArenaOptions, connector: str) -> None:
+    """Check that stages can find each other, and remove files left by killed runs.
+
+    Raises:
+        ConfigError: the stages would not find each other.
+    """
+    if options.arena is None and ARENA_VARIABLE not in os.environ:
+        raise ConfigError(
+            f"{connector}: {ARENA_VARIABLE} is not set; vLLM-Omni with the plugin sets it in its stages. Set "
+            "the option `arena` to one name for all stages of this pipeline"
+        )
+    sweep(Path(options.directory) / f"vllm-omni-sched-{os.geteuid()}")
+
+
+REPLICA_VARIABLE = "VLLM_OMNI_REPLICA_ID"
+
+
+class OmniAutoConnector(TransportConnector):
+    """Connector over `vllm_omni_sched.connectors.routing`.
+
+    Args:
+        config: ``extra`` of the connector: fields of `AutoOptions`.
+
+    Raises:
+        ConfigError: an option is unknown or cannot work; the message names it.
+        RendezvousError: the arena's directory cannot be used.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        options = read_extra(AutoOptions, config)
+        if options.arena is not None:
+            check_meeting(options.arena, type(self).__name__)
+        engine = {key: value for key, value in config.items() if key in ENGINES}
+        more = _more(options, engine)
+        stage, replica = _served(engine)
+        super().__init__(config, lambda: auto_transport(options, more, stage, replica), options.put_timeout_seconds)
+
+
+def _served(engine: dict[str, Any]) -> tuple[str | None, int]:
+    """Return stage and replica of this process as far as vLLM-Omni states them."""
+    stage, replica = engine.get("stage_id", -1), engine.get("replica_id", os.environ.get(REPLICA_VARIABLE, 0))
+    return None if stage in (None, -1) else str(stage), int(replica or 0)
+
+
+def _more(options: AutoOptions, engine: dict[str, Any]) -> MoreWays | None:
+    if not options.foreign:
+        return None
+    from vllm_omni_sched.omni.foreign_transport import foreign_ways  # imported only if needed, with its requirements
+
+    return lambda ours: foreign_ways(options.foreign, ours, engine)
+
+
+class CudaIpcConnector(TransportConnector):
+    """Connector over `vllm_omni_sched.connectors.cuda_ipc`; without a CUDA device it warns and is an ArenaConnector.
+
+    Args:
+        config: ``extra`` of the connector: fields of `CudaIpcConnectorOptions`.
+
+    Raises:
+        ConfigError: an option is unknown or cannot work; the message names it.
+        RendezvousError: the arena's directory cannot be used.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        options = read_extra(CudaIpcConnectorOptions, config)
+        check_meeting(options.arena, type(self).__name__)
+        super().__init__(config, lambda: CudaIpcTransport(options, options.arena), options.arena.put_timeout_seconds)
+
+
+class MooncakePoolConnector(TransportConnector):
+    """Connector over `vllm_omni_sched.connectors.mooncake`.
+
+    Args:
+        config: ``extra`` of the connector: fields of `MooncakeOptions`.
+
+    Raises:
+        ConfigError: an option is unknown or cannot work, or the library is not installed; the message names it.
+        RendezvousError: the master cannot be reached.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        options = read_extra(MooncakeOptions, config)
+        super().__init__(config, lambda: MooncakeTransport(options), options.put_timeout_seconds)

@@ -117,9 +117,6 @@ FACTS = (
     ),
     Fact("tier_messages", "connector_tier_messages", GaugeMetricFamily, "Messages that wait in a tier.", "tier"),
     Fact("tier_bytes", "connector_tier_bytes", GaugeMetricFamily, "Bytes of those messages.", "tier"),
-    Fact("moved", "connector_moved_messages", CounterMetricFamily, "Messages moved between tiers, by reason.", "move"),
-    Fact("moved_bytes", "connector_moved_bytes", CounterMetricFamily, "Bytes moved between tiers.", "move"),
-    Fact("move_seconds", "connector_move_seconds", CounterMetricFamily, "Time of moves between tiers.", "move"),
     Fact(
         "served",
         "connector_routed_messages",

@@ -19,7 +19,7 @@ from vllm_omni.distributed.omni_connectors.factory import OmniConnectorFactory
 from tests.support.arena import place, small
 from tests.support.descriptors import opened
 from vllm_omni_sched.connectors.arena import transport
-from vllm_omni_sched.omni.arena_connector import ArenaConnector
+from vllm_omni_sched.omni.connector import ArenaConnector
 from vllm_omni_sched.omni.registration import register_connectors
 from vllm_omni_sched.omni.stages.payloads import Payloads
 

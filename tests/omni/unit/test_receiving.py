@@ -17,7 +17,7 @@ from vllm_omni.distributed.omni_connectors.transfer_adapter.base import OmniTran
 from tests.support.arena import LONG, place
 from vllm_omni_sched.connectors import receive_queue
 from vllm_omni_sched.connectors.receive_queue import ReceiveCondition, ReceiveQueue
-from vllm_omni_sched.omni.arena_connector import ArenaConnector
+from vllm_omni_sched.omni.connector import ArenaConnector
 from vllm_omni_sched.omni.receiving import hook
 
 pytestmark = pytest.mark.omni

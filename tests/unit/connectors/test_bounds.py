@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from vllm_omni_sched.connectors.arena.options import ArenaOptions, AudioPool, ImagePool, PoolOptions, TextPool
 from vllm_omni_sched.connectors.auto import AutoOptions, ForeignOptions
 from vllm_omni_sched.connectors.compression.options import CompressionOptions, EdgeOptions
-from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcConnectorOptions
+from vllm_omni_sched.connectors.cuda_ipc.share import CudaIpcConnectorOptions
 from vllm_omni_sched.connectors.disk import DiskOptions
 from vllm_omni_sched.connectors.mooncake import MooncakeOptions
 from vllm_omni_sched.connectors.tiers import TiersOptions
@@ -23,7 +23,6 @@ MODELS: list[type[BaseModel]] = [
     *(CudaIpcConnectorOptions, DiskOptions, ForeignOptions, MooncakeOptions, TiersOptions),
     WatchOptions,
 ]
-UNBOUNDED = {"bytes_per_second"}  # of tiers: a speed, which is divided by
 
 
 def numbers() -> Iterator[tuple[type[BaseModel], str, type]]:
@@ -34,7 +33,7 @@ def numbers() -> Iterator[tuple[type[BaseModel], str, type]]:
             kinds = get_args(annotation) if union else (annotation,)
             for kind in kinds:
                 kind = get_args(kind)[0] if get_origin(kind) not in (None, dict, list) and get_args(kind) else kind
-                if kind in (int, float) and name not in UNBOUNDED:
+                if kind in (int, float):
                     yield model, name, kind
 
 
@@ -49,4 +48,4 @@ def test_a_number_beyond_all_bounds_is_an_error_that_names_it(model: type[BaseMo
 
 
 def test_all_numbers_are_looked_at() -> None:
-    assert len(list(numbers())) > 50
+    assert len(list(numbers())) > 30

@@ -39,7 +39,7 @@ def test_all_places_name_the_same_connectors() -> None:
             "option 'at.arena.max_messages': .* nearest valid value is 64",
         ),
         ("MooncakePoolConnector", {"master": "here"}, "option 'at.master': 'here' is no address: give host:port"),
-        ("OmniAutoConnector", {"tiers": {"low_water": 1}}, r"option 'at.tiers': low_water \(1.0\) must not be above"),
+        ("OmniAutoConnector", {"tiers": {"disk": None}}, "option 'at.tiers': name a tier"),
         (
             "OmniAutoConnector",
             {"foreign": {"x": 3}},

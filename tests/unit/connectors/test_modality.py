@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from vllm_omni_sched.connectors.arena.options import Modality, modality_of
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.modality import Modality, modality_of
 
 CASES: list[tuple[Any, Modality]] = [
     ({"text": "hello"}, Modality.TEXT),

@@ -11,9 +11,9 @@ import pytest
 from tests.support.arena import EDGE, pixels, place
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.config.stage_yaml import VARIABLE, load_stage_config, read_stage_options
+from vllm_omni_sched.connectors.arena.options import Modality
 from vllm_omni_sched.connectors.auto import AutoOptions, auto_transport
 from vllm_omni_sched.connectors.framing import make_message
-from vllm_omni_sched.connectors.modality import Modality
 from vllm_omni_sched.connectors.named_routes import EdgeConnector, resolved_connectors
 
 ARTICLE = Path(__file__).parents[2] / "support" / "article.yaml"

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.arena import LONG, FakeClock
-from vllm_omni_sched.connectors.arrivals import Arrivals
 from vllm_omni_sched.connectors.receive_queue import (
     POLL_AGAIN,
     POLLED_AGAIN,
@@ -19,6 +18,7 @@ from vllm_omni_sched.connectors.receive_queue import (
     ReceiveCondition,
     ReceiveQueue,
 )
+from vllm_omni_sched.connectors.transport import Arrivals
 
 
 class Board(Arrivals):

@@ -16,10 +16,9 @@ import numpy as np
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.config.errors import CorruptMessageError
-from vllm_omni_sched.connectors.arena import layout as at
+from vllm_omni_sched.connectors.arena import index as at
 from vllm_omni_sched.connectors.arena import meeting, tuning
-from vllm_omni_sched.connectors.arena.index import NEWS_WORD, Index, is_late
-from vllm_omni_sched.connectors.arena.layout import RING, Layout, Record, State
+from vllm_omni_sched.connectors.arena.index import NEWS_WORD, RING, Index, Layout, Record, State, is_late
 from vllm_omni_sched.connectors.arena.memory import Memory, modified_ns, open_private, size_of
 from vllm_omni_sched.connectors.arena.tuning import ReceivingCost
 from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, flags_of
@@ -35,38 +34,11 @@ REMEMBERED = 4096
 
 
 class Miss(NamedTuple):
-    """A message that was not found, and the counters of its senders at that time (`Index.news`)."""
+    """A message that was not found, and the counters of its senders then (`Index.news`), in real time."""
 
     digest: int
     news: list[int]
     at: float
-
-
-class Misses:
-    """Cache of misses by name. Times are of the real clock, whichever clock messages have.
-
-    Attributes:
-        of: returns the miss of a name, None if it is not cached.
-    """
-
-    def __init__(self) -> None:
-        self._misses: dict[bytes, Miss] = {}
-        self.of = self._misses.get
-
-    def add(self, name: bytes, miss: Miss) -> None:
-        """Cache a miss. Long names are not cached."""
-        if len(name) > at.LONG_NAME:
-            return
-        if len(self._misses) >= REMEMBERED:
-            self._misses.clear()
-        self._misses[name] = miss
-
-    def remove(self, name: bytes) -> None:
-        """Remove the miss of a name."""
-        self._misses.pop(name, None)
-
-    def __len__(self) -> int:
-        return len(self._misses)
 
 
 Shown = list[tuple[str, bytes]]
@@ -201,7 +173,7 @@ class Inbox:
         self._ignored: set[str] = set()
         self._listed_stamp, self._listed_at, self._looked_at = -1, -1.0, -1.0
         self._owed: list[tuple[Index, int]] = []  # messages that must still be given back
-        self._misses = Misses()
+        self._misses: dict[bytes, Miss] = {}
         self._contended = False  # the last search found a message that another process had locked
         self.counts = InboxCounts()
         self._cost = ReceivingCost()
@@ -215,7 +187,7 @@ class Inbox:
         if self._owed:  # its sender had it locked
             self._owed = [one for one in self._owed if self._owes(*one)]
         now = monotonic_seconds()
-        miss = self._misses.of(name)
+        miss = self._misses.get(name)
         digest = at.digest_of(name) if miss is None else miss.digest
         word = NEWS_WORD + digest % at.NEWS_KINDS
         news = [words[word] for words in self._words]  # see `Index.news`; read before the search
@@ -224,9 +196,9 @@ class Inbox:
             self._contended = False
             found = self._find(digest, name)
             if found is None and not self._contended:
-                self._misses.add(name, Miss(digest, news, now))
+                self._missed(name, Miss(digest, news, now))
             elif miss is not None:
-                self._misses.remove(name)
+                self._misses.pop(name, None)
         if found is None and now - self._looked_at > NEW_SENDERS_AFTER and self._find_senders(now):
             found = self._find(digest, name)
         return found
@@ -248,7 +220,7 @@ class Inbox:
             return [False] * len(names)
         indexes, found = [sender.index for sender in self._senders.values()], []
         for name in names:
-            miss = self._misses.of(name)
+            miss = self._misses.get(name)
             digest = at.digest_of(name) if miss is None else miss.digest
             may = changed is None or digest % at.NEWS_KINDS in changed
             found.append(may and any(index.find(digest) for index in indexes))
@@ -328,6 +300,13 @@ class Inbox:
             return False
         record = index.record(slot)
         return record.state == State.LEASED and record.holder == self.holder
+
+    def _missed(self, name: bytes, miss: Miss) -> None:
+        """Cache a miss. Long names are not cached."""
+        if len(name) <= at.LONG_NAME:
+            if len(self._misses) >= REMEMBERED:
+                self._misses.clear()
+            self._misses[name] = miss
 
     def _find(self, digest: int, name: bytes) -> Arrival | None:
         for sender in self._senders.values():

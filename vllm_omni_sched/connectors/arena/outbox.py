@@ -12,18 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vllm_omni_sched.clock import Clock, sleep_seconds
-from vllm_omni_sched.config.errors import CorruptMessageError
-from vllm_omni_sched.connectors.arena import layout as at
+from vllm_omni_sched.connectors.arena import index as at
 from vllm_omni_sched.connectors.arena import meeting
-from vllm_omni_sched.connectors.arena.index import CONSUMED, LEASED, READY, Index, is_late
-from vllm_omni_sched.connectors.arena.layout import RING, State
-from vllm_omni_sched.connectors.arena.options import ArenaOptions
+from vllm_omni_sched.connectors.arena.index import CONSUMED, LEASED, READY, RING, Index, State, is_late
+from vllm_omni_sched.connectors.arena.options import ArenaOptions, Modality
 from vllm_omni_sched.connectors.arena.storage import Storage
 from vllm_omni_sched.connectors.arena.wake import WakeWords, word_of
 from vllm_omni_sched.connectors.edge import Edge
-from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message
+from vllm_omni_sched.connectors.framing import ON_DEVICE, Message
 from vllm_omni_sched.connectors.medium import EdgeCounts
-from vllm_omni_sched.connectors.modality import Modality
 from vllm_omni_sched.connectors.transport import InFlight, Traffic
 from vllm_omni_sched.logs import get_logger
 
@@ -115,8 +112,6 @@ class Outbox:
         self._held_since: dict[int, float] = {}  # slots that are known to be leased
         self._last: dict[Edge, Traffic] = {}  # the last received message
         self._unwanted: set[int] = set()  # slots with messages that were discarded or replaced while they were leased
-        self._own: set[int] = set()  # slots that this process has leased from itself
-        self._owed: dict[int, int] = {}  # locked slots to give back to receivers later -> their holders
         self._receivers = Receivers(directory)
         self.counts = OutboxCounts()
         self.progress = 0  # number of messages received or removed: if it changes, there may be room again
@@ -183,56 +178,9 @@ class Outbox:
         self.counts.discarded += found
         return found
 
-    def holds(self, name: bytes) -> bool:
-        """Return whether the last message of that name waits."""
-        slot = self._by_name.get(name)
-        return slot is not None and self._index.state(slot) == State.READY
-
-    def lease(self, name: bytes, holder: int) -> tuple[Arrival, int] | None:
-        """Return the message of that name, as a view of its room, and its slot; None if it was received.
-
-        Raises:
-            CorruptMessageError: its memory was damaged; it is dropped.
-        """
-        slot = self._by_name.get(name)
-        record = None if slot is None else self._index.claim(slot, at.digest_of(name), holder, inline=True)
-        if slot is None or record is None:
-            return None
-        sent = self.sent[slot]
-        self._own.add(slot)
-        try:
-            data, _ = self.storage.at(sent.pool, sent.offset, sent.nbytes)
-            return Arrival(np.frombuffer(data, np.uint8), name), slot
-        except BaseException as error:
-            damaged = isinstance(error, CorruptMessageError)
-            self.end_lease(slot, record.generation, holder, returned=not damaged)
-            raise
-
-    def end_lease(self, slot: int, generation: int, holder: int, returned: bool) -> bool:
-        """Show a leased message to receivers again, or free its room; return whether it can be received again."""
-        sent = self.sent.get(slot)
-        if sent is None or self._index.record(slot).generation != generation:
-            return False
-        self._own.discard(slot)
-        if not returned:
-            self._index.consume(slot, generation, holder)
-            self._look_at(slot, self._clock())
-            return False
-        if not self._index.give_back(slot, holder):
-            if self._index.state(slot) != State.LEASED:
-                return False
-            self._owed[slot] = holder  # a receiver has it locked
-        self._mark(sent, got=False)
-        if slot in self._unwanted:
-            self.counts.discarded += self._withdraw(slot) == State.READY
-            return False
-        return True
-
     def reap(self, limit: int | None = None) -> int:
         """Check ``limit`` messages, longest unchecked first, and free the room of finished ones; return how many."""
         before, now = len(self.sent), self._clock()
-        if self._owed:
-            self._owed = {slot: holder for slot, holder in self._owed.items() if self._owes(slot, holder)}
         if limit is None:
             self._receivers.forget()
             slots = self._worth_a_look(now)
@@ -296,7 +244,7 @@ class Outbox:
 
     def _look_at(self, slot: int, now: float) -> None:
         sent = self.sent.get(slot)
-        if sent is None or slot in self._own:
+        if sent is None:
             return
         self.sent.move_to_end(slot)
         state = self._index.state(slot)
@@ -326,13 +274,6 @@ class Outbox:
                 if slot not in self._held_since:
                     self._saw_got(sent, now)
             self._forget(sent)
-
-    def _owes(self, slot: int, holder: int) -> bool:
-        """Try again to give a message back; return whether that is still to be done."""
-        if self._index.give_back(slot, holder):
-            return False
-        record = self._index.record(slot)
-        return record.state == State.LEASED and record.holder == holder
 
     def _saw_got(self, sent: Sent, now: float) -> None:
         last = self._last.get(sent.edge)
@@ -410,7 +351,6 @@ class Outbox:
         self._got[slot] = 0
         self._held_since.pop(slot, None)
         self._unwanted.discard(slot)
-        self._owed.pop(slot, None)
         self.progress += 1
         del self.sent[slot]
         if self._by_name.get(name) == slot:

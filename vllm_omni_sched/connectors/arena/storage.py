@@ -9,13 +9,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from vllm_omni_sched.connectors.arena import layout as at
+from vllm_omni_sched.connectors.arena import index as at
 from vllm_omni_sched.connectors.arena import meeting, tuning
 from vllm_omni_sched.connectors.arena.extents import Extents
-from vllm_omni_sched.connectors.arena.layout import RING, Layout
+from vllm_omni_sched.connectors.arena.index import RING, Layout
 from vllm_omni_sched.connectors.arena.memory import Memory
-from vllm_omni_sched.connectors.arena.options import MIB, ArenaOptions, PoolOptions
-from vllm_omni_sched.connectors.modality import Modality
+from vllm_omni_sched.connectors.arena.options import MIB, ArenaOptions, Modality, PoolOptions
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

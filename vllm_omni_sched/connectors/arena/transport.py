@@ -5,29 +5,57 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
 from vllm_omni_sched.config.errors import (
     ConfigError,
-    CorruptMessageError,
     MessageTooLargeError,
     NoRoomError,
     RendezvousError,
 )
 from vllm_omni_sched.connectors.arena import meeting
-from vllm_omni_sched.connectors.arena.arrivals import ArenaArrivals
 from vllm_omni_sched.connectors.arena.inbox import Inbox, Shown
-from vllm_omni_sched.connectors.arena.options import ArenaOptions, arena_name
+from vllm_omni_sched.connectors.arena.options import ArenaOptions, Modality, arena_name, modality_of
 from vllm_omni_sched.connectors.arena.outbox import Outbox, OutboxCounts
-from vllm_omni_sched.connectors.arena.wake import WakeWords, wake_words
-from vllm_omni_sched.connectors.arrivals import Arrivals
+from vllm_omni_sched.connectors.arena.wake import WakeWords, wake_words, word_of
 from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.medium import MediumTransport, Refusal
-from vllm_omni_sched.connectors.modality import Modality, modality_of
-from vllm_omni_sched.connectors.transport import Lease, Traffic
+from vllm_omni_sched.connectors.transport import Arrivals, Traffic
+
+
+class ArenaArrivals(Arrivals):
+    """Arrivals of one edge, from the counters and indexes of all senders; sleeps on the word of the edge.
+
+    Args:
+        sleep: used instead of the word once the transport is closed, so that receivers do not spin.
+    """
+
+    def __init__(self, transport: ArenaTransport, edge: Edge, words: WakeWords, sleep: Callable[[float], None]) -> None:
+        self._transport, self._edge, self._words, self._sleep = transport, edge, words, sleep
+        self._word = word_of(edge)
+
+    def ticket(self) -> Hashable:
+        value = self._words.value(self._word)  # before the counters: what is shown later changes it later
+        return value, self._transport.shown()
+
+    def may_be_there(self, keys: Sequence[str], since: Hashable = None) -> list[bool]:
+        shown = since[1] if isinstance(since, tuple) else None
+        return self._transport.may_be_there([name_of(self._edge, key) for key in keys], shown)
+
+    def wait(self, ticket: Hashable, seconds: float) -> None:
+        assert isinstance(ticket, tuple)
+        value, shown = ticket
+        if shown is None:
+            self._sleep(seconds)
+        else:
+            self._words.wait(self._word, value, seconds)
+
+    def wake(self) -> None:
+        self._words.wake(self._word)
+
 
 REAPED_PER_PUT = 2  # each put adds one
 TUNE_EVERY = 256  # messages
@@ -78,7 +106,7 @@ class ArenaTransport(MediumTransport):
 
     @property
     def counts(self) -> OutboxCounts:
-        return self._sender().counts
+        return OutboxCounts() if self._outbox is None else self._outbox.counts
 
     def progress(self) -> int:
         return self._outbox.progress if self._outbox is not None else 0
@@ -145,36 +173,8 @@ class ArenaTransport(MediumTransport):
         except OSError as error:
             raise self._cannot_search(error) from error
 
-    def _holds(self, name: bytes) -> bool:
-        return self._outbox is not None and self._outbox.holds(name)
-
-    def _lease(self, edge: Edge, key: str) -> Lease | None:
-        with self._receive_lock:
-            self._check_open("lease")
-            try:
-                inbox = self._receiver()
-                holder = inbox.holder
-            except OSError as error:
-                raise self._cannot_search(error) from error
-        with self._send_lock:
-            try:
-                found = self._outbox.lease(name_of(edge, key), holder) if self._outbox is not None else None
-            except CorruptMessageError:
-                inbox.counts.corrupt += 1
-                raise
-        if found is None:
-            return None
-        arrival, slot = found
-
-        def end(returned: bool) -> bool:
-            with self._send_lock:
-                outbox = self._outbox if not self._closed else None
-                return outbox is not None and outbox.end_lease(slot, arrival.generation, holder, returned)
-
-        return Lease(arrival, lambda: end(False), lambda: end(True))
-
-    def _withdraw(self, name: bytes) -> bool:
-        return self._outbox is not None and self._outbox.withdraw(name)
+    def _withdraw(self, edge: Edge, key: str) -> bool:
+        return self._outbox is not None and self._outbox.withdraw(name_of(edge, key))
 
     def _discard(self, key: str) -> int:
         return self._outbox.discard(key) if self._outbox is not None else 0

@@ -1,7 +1,5 @@
-"""Compression of buffers between stages, where that takes less time.
+"""Compression of buffers between hosts, where that takes less time than sending them as they are.
 
-* `Compressor`: called by connectors; it decides per buffer, learns per edge and data type, and caches by content.
-* `decide`: the policy alone.
-* `Codec`: token ids (`ids`), any data (`shuffle_lz4`, `shuffle_zstd`), PCM (`flac`); with loss, on edges that allow it,
-  features (`int8`, `fp8`) and PCM (`mulaw`).
+`Compressor` decides for each buffer, and caches by content. `lossless` has the codecs of token ids and of any data,
+`lossy` those of features and of PCM, which are used only on edges that name them.
 """

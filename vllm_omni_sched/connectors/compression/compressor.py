@@ -4,58 +4,45 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from vllm_omni_sched.clock import Clock, monotonic_seconds
-from vllm_omni_sched.config.errors import CorruptDataError
-from vllm_omni_sched.connectors.compression.codec import Codec, ErrorBound, Kind, check_buffer, kind_of
-from vllm_omni_sched.connectors.compression.decide import (
-    Candidate,
-    Ledger,
-    Plan,
-    Reason,
-    Snapshot,
-    Stream,
-    decide,
-    raw_anyway,
-    sample,
-)
-from vllm_omni_sched.connectors.compression.dtypes import Bytes
-from vllm_omni_sched.connectors.compression.options import CompressionOptions, ForEdge
-from vllm_omni_sched.connectors.compression.registry import Codecs, load_codecs
+from vllm_omni_sched.config.errors import CodecMissingError, CorruptDataError
+from vllm_omni_sched.config.extras import how_to_install
+from vllm_omni_sched.connectors.compression.codec import Bytes, Codec, check_buffer
+from vllm_omni_sched.connectors.compression.lossless import IdsCodec, ZstdCodec
+from vllm_omni_sched.connectors.compression.lossy import Int8Codec, MuLawCodec
+from vllm_omni_sched.connectors.compression.options import CompressionOptions, ForEdge, Mode
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
 
-
-DIGEST_BYTES = 16
+CODECS: tuple[type[Codec], ...] = (IdsCodec, ZstdCodec, Int8Codec, MuLawCodec)
+"""All codecs; of the lossless ones, the first that takes a buffer is used."""
+RAW = "raw"
+"""Name used instead of a codec's for a buffer that is not compressed."""
+OVERHEAD_SECONDS = 5e-4
+"""Time that a compressed buffer takes on both sides besides encoding and decoding: it is wrapped and unwrapped by code
+that has not run for a while. Measured between processes that are idle between two messages (`benchmarks.hosts`)."""
+TRY_AGAIN = 256
+"""Buffers of a stream after which a codec is tried again that did not make them small enough."""
 
 Key = tuple[bytes, str, tuple[int, ...], str]
 """Digest of the content, data type, shape, codec."""
 
 
-def content_digest(raw: Bytes, content_key: str | None = None) -> bytes:
-    """Return the BLAKE2b of the bytes, at about 1 GB/s, or of ``content_key`` if the owner has a name for the content.
+def pays(num_bytes: int, size_fraction: float, codec: Codec, link_bytes_per_second: float) -> bool:
+    """Return whether to encode, send and decode a buffer takes less time than to send it.
 
-    The hash is cryptographic, because content comes from users: a collision would give one user's data to another.
+    Args:
+        size_fraction: bytes after encoding, for each byte before.
     """
-    if content_key is not None:
-        return hashlib.blake2b(content_key.encode(), digest_size=DIGEST_BYTES, person=b"key").digest()
-    return hashlib.blake2b(raw.data, digest_size=DIGEST_BYTES, person=b"content").digest()
-
-
-@dataclass(frozen=True)
-class CacheCounts:
-    """Counts hits and misses of the cache, and its current size."""
-
-    hits: int
-    misses: int
-    num_entries: int
-    num_bytes: int
+    saved = num_bytes * (1 - size_fraction) / link_bytes_per_second
+    return saved > num_bytes * codec.seconds_per_byte + OVERHEAD_SECONDS
 
 
 class CompressionCache:
@@ -63,17 +50,12 @@ class CompressionCache:
 
     1. It never holds more than ``max_bytes`` of compressed data; a larger buffer is not kept, and 0 keeps none.
     2. Several threads may use it. If two miss the same buffer at once, both compress it.
-
-    Raises:
-        ValueError: ``max_bytes`` is negative.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        if max_bytes < 0:
-            raise ValueError(f"max_bytes must be 0 or more, got {max_bytes}")
         self.max_bytes = max_bytes
         self._entries: OrderedDict[Key, Bytes] = OrderedDict()
-        self._num_bytes = self._hits = self._misses = 0
+        self.num_bytes = self.hits = self.misses = 0
         self._lock = threading.Lock()
 
     def get(self, key: Key) -> Bytes | None:
@@ -81,9 +63,9 @@ class CompressionCache:
         with self._lock:
             data = self._entries.get(key)
             if data is None:
-                self._misses += 1
+                self.misses += 1
                 return None
-            self._hits += 1
+            self.hits += 1
             self._entries.move_to_end(key)
             return data
 
@@ -96,31 +78,18 @@ class CompressionCache:
         with self._lock:
             self._forget(key)
             self._entries[key] = data
-            self._num_bytes += data.nbytes
-            while self._num_bytes > self.max_bytes:
+            self.num_bytes += data.nbytes
+            while self.num_bytes > self.max_bytes:
                 self._forget(next(iter(self._entries)))
-
-    def counts(self) -> CacheCounts:
-        """Return the counts so far."""
-        with self._lock:
-            return CacheCounts(self._hits, self._misses, len(self._entries), self._num_bytes)
 
     def _forget(self, key: Key) -> None:
         if (data := self._entries.pop(key, None)) is not None:
-            self._num_bytes -= data.nbytes
-
-
-RAW = "raw"
-"""Name used instead of a codec's for a buffer that is not compressed."""
-PROBE_RUNS = 2  # the faster run counts, because the first may find cold tables
+            self.num_bytes -= data.nbytes
 
 
 @dataclass(frozen=True)
 class Buffer:
     """One tensor as flat bytes, with its data type as torch names it.
-
-    ``kind`` overrides the guess of `kind_of`; ``content_key`` is a unique name of this content, such as an ``mm_hash``
-    with the stage, which saves hashing it for the cache.
 
     Raises:
         ValueError: ``raw`` is not flat, contiguous, uint8 and of the size that type and shape give.
@@ -129,85 +98,57 @@ class Buffer:
     raw: Bytes
     dtype: str
     shape: tuple[int, ...]
-    kind: Kind | None = None
-    content_key: str | None = None
 
     def __post_init__(self) -> None:
         check_buffer(self.raw, self.dtype, self.shape)
 
 
-@dataclass(frozen=True)
-class Packed:
-    """The form in which a buffer is sent: ``codec`` (or `RAW`), ``dtype`` and ``shape`` in the header, then ``data``.
+class Packed(NamedTuple):
+    """Sent form of a buffer; ``data`` must not be changed: it may be the buffer itself, or in the cache."""
 
-    ``data`` must not be changed: it may be the buffer itself, or in the cache. ``error_bound`` is None if lossless.
-    """
-
-    codec: str
-    dtype: str
-    shape: tuple[int, ...]
+    codec: str  # or `RAW`
     data: Bytes
-    kind: Kind
-    reason: Reason
-    error_bound: ErrorBound | None = None
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Buffers by kind, codec and reason; bytes before and after compression; counts of the cache."""
-
-    buffers: dict[tuple[Kind, str, Reason], int]
-    raw_bytes: int
-    sent_bytes: int
-    cache: CacheCounts
 
 
 class Compressor:
-    """Compressor of buffers that decides for each of them and learns from the results.
+    """Compressor of buffers that decides for each of them.
 
-    1. `decide` makes the decision; a probe tries codecs on a sample from the buffer's middle.
-    2. Encoded buffers correct the estimates of probes. A buffer that does not shrink, or is declined, is sent raw.
-    3. A cached buffer costs a hash, and is not learned from. The time of hashing counts as encoding.
-    4. Several threads may use it.
+    1. Nothing is compressed below ``min_bytes``, or where the speed of the link is not known, as on shared memory.
+    2. An edge's lossy codec comes first; then ids are narrowed, and anything else is shuffled and compressed.
+    3. A codec is used if `pays` says so. Buffers of an edge and data type are expected to shrink as the last one did;
+       the first of them, and each `TRY_AGAIN`-th later, is expected to shrink to nothing. Mode 'always' does not ask.
+    4. A buffer that does not shrink, or whose values do not suit the codec, is sent as it is.
+    5. Several threads may use it.
     """
 
-    def __init__(
-        self,
-        options: CompressionOptions | None = None,
-        *,
-        clock: Clock = monotonic_seconds,
-        codecs: Codecs | None = None,
-    ) -> None:
+    def __init__(self, options: CompressionOptions | None = None) -> None:
         self.options = options or CompressionOptions()
-        self.codecs = codecs or load_codecs()
+        self.codecs: dict[str, Codec] = {}
+        self._absent: dict[str, str] = {}
+        for kind in CODECS:  # imports their libraries now, not in the middle of a transfer
+            try:
+                self.codecs[kind.name] = kind()
+            except (ImportError, OSError) as error:
+                self._absent[kind.name] = str(error)
+                logger.info("Compression codec %s is not available: %s", kind.name, error)
         self.cache = CompressionCache(self.options.cache_bytes)
         self._of_edge = {edge: self.options.of_edge(edge) for edge in self.options.edges}
         self._of_others = self.options.of_edge("")
-        self._clock = clock
-        self._ledger = Ledger(self.options.reprobe_every)
-        self._lock = threading.Lock()  # guards the ledger and the counts
-        self._buffers: Counter[tuple[Kind, str, Reason]] = Counter()
-        self._raw_bytes = self._sent_bytes = 0
-        for name, why in self.codecs.absent.items():
-            logger.info("Compression codec %s is not available: %s", name, why)
+        self._lock = threading.Lock()  # of the next ones
+        self._expected: dict[tuple[str, str, str], tuple[float, int]] = {}
+        self.raw_bytes = self.sent_bytes = 0
         for edge, own in self._of_edge.items():
             if own.lossy is not None:
-                bound = self.codecs.get(own.lossy).error_bound("float32")
-                logger.warning(
-                    "Edge %s may be compressed lossily by codec %s: float32 within %s", edge, own.lossy, bound
-                )
+                logger.warning("Edge %s may be compressed lossily by codec %s", edge, own.lossy)
 
     def sends_raw(self, edge: str, num_bytes: int, link_bytes_per_second: float | None) -> bool:
         """Return whether `compress` would change none of several buffers, which have so many bytes together.
 
         If so, the bytes are counted as sent, and `compress` need not be called.
         """
-        options = self._of_edge.get(edge, self._of_others)
-        if raw_anyway(options.mode, num_bytes, options.min_bytes, link_bytes_per_second) is None:
+        if _is_asked(self._of_edge.get(edge, self._of_others), num_bytes, link_bytes_per_second):
             return False
-        with self._lock:
-            self._raw_bytes += num_bytes
-            self._sent_bytes += num_bytes
+        self._count(num_bytes, num_bytes)
         return True
 
     def compress(
@@ -215,15 +156,15 @@ class Compressor:
     ) -> list[Packed]:
         """Return the form in which to send each buffer over ``edge``, ``from_stage->to_stage``.
 
-        ``link_bytes_per_second`` is the measured speed; None if the receiver shares memory with the sender.
-
-        Raises:
-            ValueError: the link's speed is not above 0.
+        ``link_bytes_per_second`` is the measured speed; None if it is not known, or sender and receiver share memory.
         """
-        if link_bytes_per_second is not None and not link_bytes_per_second > 0:
-            raise ValueError(f"link_bytes_per_second must be above 0, got {link_bytes_per_second}")
         options = self._of_edge.get(edge, self._of_others)
-        return [self._compress(edge, options, buffer, link_bytes_per_second) for buffer in buffers]
+        found = []
+        for buffer in buffers:
+            packed = self._compress(edge, options, buffer, link_bytes_per_second)
+            self._count(buffer.raw.size, packed.data.size)
+            found.append(packed)
+        return found
 
     def decompress(
         self, codec: str, data: bytes | bytearray | memoryview | Bytes, dtype: str, shape: tuple[int, ...], out: Bytes
@@ -231,7 +172,7 @@ class Compressor:
         """Write a received buffer into ``out``.
 
         Raises:
-            CodecMissingError: this side does not have the codec.
+            CodecMissingError: this side does not have the codec; the message tells how to get it.
             CorruptDataError: ``data`` cannot have been written by the codec.
             ValueError: ``out`` is not writeable, flat, contiguous and of the stated size.
         """
@@ -241,91 +182,74 @@ class Compressor:
             if flat.size != out.size:
                 raise CorruptDataError(f"{dtype} of shape {shape} is {out.size} bytes, got {flat.size}")
             out[:] = flat
+        elif codec in self.codecs:
+            self.codecs[codec].decode(data, dtype, shape, out)
+        elif codec in self._absent:
+            raise CodecMissingError(
+                f"codec {codec!r} is not available: {self._absent[codec]}; "
+                f"{how_to_install('compression')}, or switch compression off where the data is sent"
+            )
         else:
-            self.codecs.get(codec).decode(data, dtype, shape, out)
-
-    def counts(self) -> Counts:
-        """Return the counts so far."""
-        with self._lock:
-            return Counts(dict(self._buffers), self._raw_bytes, self._sent_bytes, self.cache.counts())
-
-    def _compress(self, edge: str, options: ForEdge, buffer: Buffer, link: float | None) -> Packed:
-        kind = buffer.kind or kind_of(buffer.dtype, buffer.shape)
-        plan = self._plan((edge, kind, buffer.dtype), options, buffer, link)
-        data, codec, reason = None, plan.codec, plan.reason
-        if codec is not None:
-            data = self._encoded((edge, kind, buffer.dtype), self.codecs.get(codec), buffer)
-            if data is None:
-                reason = Reason.DECLINED
-            elif data.size >= buffer.raw.size:
-                data, reason = None, Reason.DOES_NOT_SHRINK
-        if codec is None or data is None:
-            packed = Packed(RAW, buffer.dtype, buffer.shape, buffer.raw, kind, reason)
-        else:
-            bound = self.codecs.get(codec).error_bound(buffer.dtype)
-            packed = Packed(codec, buffer.dtype, buffer.shape, data, kind, reason, bound)
-        with self._lock:
-            self._buffers[kind, packed.codec, reason] += 1
-            self._raw_bytes += buffer.raw.size
-            self._sent_bytes += packed.data.size
-        return packed
-
-    def _plan(self, stream: Stream, options: ForEdge, buffer: Buffer, link: float | None) -> Plan:
-        if reason := raw_anyway(options.mode, buffer.raw.size, options.min_bytes, link):
-            return Plan(reason)
-        found = self.codecs.suited_to(stream[1], buffer.dtype, buffer.shape)
-        with self._lock:
-            due = self._ledger.count(stream)
-
-        def ask(due: bool) -> Plan:
-            with self._lock:
-                candidates = tuple(
-                    Candidate(codec.name, codec.lossy, self._ledger.measured(stream, codec.name)) for codec in found
-                )
-            return decide(
-                Snapshot(
-                    buffer.raw.size, link, candidates, options.mode, options.lossy, options.min_bytes, probe_due=due
-                )
+            known = ", ".join(self.codecs)
+            raise CodecMissingError(
+                f"codec {codec!r} is unknown; known are {known}: do both sides run the same version?"
             )
 
-        plan = ask(due)
-        if plan.reason is Reason.PROBE:
-            for codec in plan.probe:
-                self._probe(stream, self.codecs.get(codec), buffer)
-            plan = ask(due=False)
-        return plan
+    def facts(self) -> dict[str, int]:
+        """Return numbers for `Health.facts`."""
+        sizes = {"raw_bytes": self.raw_bytes, "packed_bytes": self.sent_bytes}
+        return {**sizes, "cache_hits": self.cache.hits, "cache_misses": self.cache.misses}
 
-    def _probe(self, stream: Stream, codec: Codec, buffer: Buffer) -> None:
-        part, shape = sample(buffer.raw, buffer.dtype, buffer.shape, self.options.probe_bytes)
-        if not codec.suits(buffer.dtype, shape):  # fewer rows than the codec needs
-            part, shape = buffer.raw, buffer.shape
-        out, data = np.empty_like(part), None
-        encode_seconds = decode_seconds = float("inf")
-        for _ in range(PROBE_RUNS):
-            started = self._clock()
-            data = codec.encode(part, buffer.dtype, shape)
-            encoded = self._clock()
-            encode_seconds = min(encode_seconds, encoded - started)
-            if data is None:
-                break
-            codec.decode(data, buffer.dtype, shape, out)
-            decode_seconds = min(decode_seconds, self._clock() - encoded)
-        with self._lock:
-            self._ledger.encoded(stream, codec.name, part.size, None if data is None else data.size, encode_seconds)
-            if data is not None:
-                self._ledger.decoded(stream, codec.name, part.size, decode_seconds)
+    def _compress(self, edge: str, options: ForEdge, buffer: Buffer, link: float | None) -> Packed:
+        nbytes = buffer.raw.size
+        if not _is_asked(options, nbytes, link):
+            return Packed(RAW, buffer.raw)
+        for codec in self._suited(options, buffer):
+            stream = (edge, buffer.dtype, codec.name)
+            fraction = self._expect(stream)
+            if options.mode is Mode.AUTO and link is not None and not pays(nbytes, fraction, codec, link):
+                continue
+            data = self._encoded(codec, buffer)
+            with self._lock:
+                self._expected[stream] = (1.0 if data is None else data.size / nbytes), self._expected[stream][1]
+            if data is not None and data.size < nbytes:
+                return Packed(codec.name, data)
+        return Packed(RAW, buffer.raw)
 
-    def _encoded(self, stream: Stream, codec: Codec, buffer: Buffer) -> Bytes | None:
-        started = self._clock()
-        key = None
-        if self.cache.max_bytes:
-            key = (content_digest(buffer.raw, buffer.content_key), buffer.dtype, buffer.shape, codec.name)
-            if (cached := self.cache.get(key)) is not None:
-                return cached
-        data = codec.encode(buffer.raw, buffer.dtype, buffer.shape)
+    def _suited(self, options: ForEdge, buffer: Buffer) -> Iterator[Codec]:
+        """Yield the codecs to try: the lossy one of an edge, if it names one, and then the lossless ones."""
+        for codec in sorted(self.codecs.values(), key=lambda codec: not codec.lossy):
+            if (not codec.lossy or codec.name == options.lossy) and codec.suits(buffer.dtype, buffer.shape):
+                yield codec
+
+    def _expect(self, stream: tuple[str, str, str]) -> float:
         with self._lock:
-            size = None if data is None else data.size
-            self._ledger.encoded(stream, codec.name, buffer.raw.size, size, self._clock() - started)
-        if key is not None and data is not None and data.size < buffer.raw.size:
-            self.cache.put(key, data)
+            fraction, count = self._expected.get(stream, (0.0, 0))
+            if count >= TRY_AGAIN:
+                fraction, count = 0.0, 0
+            self._expected[stream] = fraction, count + 1
+        return fraction
+
+    def _encoded(self, codec: Codec, buffer: Buffer) -> Bytes | None:
+        if not self.cache.max_bytes:
+            return codec.encode(buffer.raw, buffer.dtype, buffer.shape)
+        # cryptographic, because content comes from users: a collision would give one user's data to another
+        digest = hashlib.blake2b(buffer.raw.data, digest_size=16).digest()
+        key = (digest, buffer.dtype, buffer.shape, codec.name)
+        if (data := self.cache.get(key)) is None:
+            data = codec.encode(buffer.raw, buffer.dtype, buffer.shape)
+            if data is not None and data.size < buffer.raw.size:
+                self.cache.put(key, data)
         return data
+
+    def _count(self, raw_bytes: int, sent_bytes: int) -> None:
+        with self._lock:
+            self.raw_bytes += raw_bytes
+            self.sent_bytes += sent_bytes
+
+
+def _is_asked(options: ForEdge, num_bytes: int, link_bytes_per_second: float | None) -> bool:
+    """Return whether codecs may be used at all: rule 1 of `Compressor`; mode 'always' needs no speed of the link."""
+    if options.mode is Mode.OFF or num_bytes < max(1, options.min_bytes):
+        return False
+    return link_bytes_per_second is not None or options.mode is Mode.ALWAYS

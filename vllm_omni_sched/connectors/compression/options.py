@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from vllm_omni_sched.connectors.bounds import Count, MemoryBytes
+from vllm_omni_sched.connectors.bounds import MemoryBytes
 
 EDGE = re.compile(r"[^\s>]+->[^\s>]+")
 """``from_stage->to_stage``, such as ``0->1``."""
@@ -26,7 +26,6 @@ class Lossy(str, Enum):
 
     NONE = "none"
     INT8 = "int8"
-    FP8 = "fp8"
     MULAW = "mulaw"
 
 
@@ -44,7 +43,7 @@ class EdgeOptions(BaseModel):
     mode: Mode | None = Field(None, description="Mode of this edge; default: the mode of all edges.")
     lossy: Lossy = Field(
         Lossy.NONE,
-        description="The lossy codec that this edge allows: 'int8' or 'fp8' of float features, 'mulaw' of audio.",
+        description="The lossy codec that this edge allows: 'int8' of float features, 'mulaw' of audio.",
     )
     min_bytes: MemoryBytes | None = Field(
         None,
@@ -70,8 +69,8 @@ class CompressionOptions(BaseModel):
 
     mode: Mode = Field(
         Mode.AUTO,
-        description="'auto': if encoding, sending and decoding takes less time than sending, so never on shared "
-        "memory; 'always': whatever shrinks; 'off': nothing.",
+        description="'auto': if encoding, sending and decoding takes less time than sending, by the speed of the link "
+        "and what earlier buffers shrank to; 'always': whatever shrinks; 'off': nothing.",
     )
     min_bytes: MemoryBytes = Field(16 << 10, ge=0, description="Smaller buffers are sent as they are, in bytes.")
     cache_bytes: MemoryBytes = Field(
@@ -79,15 +78,6 @@ class CompressionOptions(BaseModel):
         ge=0,
         description="Memory for compressed buffers, in bytes, so that what goes to several consumers is compressed "
         "once; worth it only where that happens. 0 keeps none.",
-    )
-    probe_bytes: MemoryBytes = Field(
-        64 << 10,
-        ge=1 << 10,
-        le=16 << 20,
-        description="Size of the sample from a buffer's middle on which codecs are tried, in bytes.",
-    )
-    reprobe_every: Count = Field(
-        256, ge=1, description="Buffers of an edge and data type after which all its codecs are tried again."
     )
     edges: dict[str, EdgeOptions] = Field(
         {}, description="Options of single edges, by 'from_stage->to_stage', such as '0->1'."

@@ -8,7 +8,7 @@ block is freed or given back together with the message.
 `CudaShare` makes handles of blocks and opens them, by CUDA IPC. A transport by NIXL, UCX or NCCL would take its place.
 """
 
-from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
+from vllm_omni_sched.connectors.cuda_ipc.share import CudaIpcOptions
 from vllm_omni_sched.connectors.cuda_ipc.transport import CudaIpcTransport
 
 __all__ = ["CudaIpcOptions", "CudaIpcTransport"]

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
-from vllm_omni_sched.connectors.cuda_ipc.share import Load, ShareReason, plan
+from vllm_omni_sched.connectors.cuda_ipc.share import CudaIpcOptions, Load, ShareReason, plan
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import ALIGNMENT, ON_DEVICE, PACKED, Message
 from vllm_omni_sched.logs import get_logger
@@ -90,7 +89,7 @@ def with_handles(message: Message, blocks: Sequence[Block]) -> Message:
     described = [(block.handle, block.group.entries) for block in blocks]
     body = msgspec.msgpack.encode((described, message.body))
     sent = Message(message.edge, message.key, body, buffers)
-    sent.flags, sent.id = message.flags | ON_DEVICE, message.id
+    sent.flags = message.flags | ON_DEVICE
     return sent
 
 
@@ -105,11 +104,6 @@ class Packed:
     sent: Message
     parcel: Parcel | None
     reasons: Counter[ShareReason]
-
-    @property
-    def is_held_back(self) -> bool:
-        """Return whether more tensors would have been shared if less memory were held."""
-        return self.reasons[ShareReason.HELD] > 0
 
 
 class BlockSender:

@@ -10,15 +10,15 @@ from functools import lru_cache, partial
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
-from vllm_omni_sched.config.errors import ConnectorError, CorruptMessageError, DeviceLostError
+from vllm_omni_sched.config.errors import ConnectorError, DeviceLostError
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport
 from vllm_omni_sched.connectors.cuda_ipc.board import Board
 from vllm_omni_sched.connectors.cuda_ipc.cuda import CudaShare
-from vllm_omni_sched.connectors.cuda_ipc.options import CudaIpcOptions
 from vllm_omni_sched.connectors.cuda_ipc.sending import BlockSender
+from vllm_omni_sched.connectors.cuda_ipc.share import CudaIpcOptions, ShareReason
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message, message_of
-from vllm_omni_sched.connectors.transport import Health, Lease
+from vllm_omni_sched.connectors.transport import Health
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
@@ -111,7 +111,8 @@ class CudaIpcTransport(ArenaTransport):
             packed = blocks.pack(message)
             parcel = packed.parcel
             # if tensors go through host memory because `max_held_bytes` are held, pack again when blocks were released
-            unless = partial(_has_changed, blocks, released) if packed.is_held_back else None
+            held = packed.reasons[ShareReason.HELD] > 0
+            unless = partial(_has_changed, blocks, released) if held else None
             try:
                 held_bytes = self.put_unless(packed.sent, deadline, unless)
             except BaseException:
@@ -149,24 +150,6 @@ class CudaIpcTransport(ArenaTransport):
         super()._make_locks()
         self._board_lock = threading.Lock()
 
-    def _lease(self, edge: Edge, key: str) -> Lease | None:
-        """Lease a message; its tensors are copied to the host.
-
-        Raises:
-            DeviceLostError: the device fails, or there is no host memory; receivers can get it still.
-        """
-        lease = super()._lease(edge, key)
-        if lease is not None:
-            try:
-                lease.arrival.fetch(self._own_on_host)
-            except CorruptMessageError:
-                lease.consume()
-                raise
-            except BaseException:  # no other process ends the lease while this one lives
-                lease.give_back()
-                raise
-        return lease
-
     def _look_after(self) -> None:
         super()._look_after()
         self._collect()
@@ -188,6 +171,8 @@ class CudaIpcTransport(ArenaTransport):
             with contextlib.suppress(ConnectorError):
                 self.reap()
             self._move_to_host(self._sender_of_blocks)
+            with contextlib.suppress(ConnectorError):
+                self.reap()
             _outlived.extend(self._sender_of_blocks.held())
 
     def _close(self) -> None:
@@ -211,10 +196,11 @@ class CudaIpcTransport(ArenaTransport):
         """Move messages that were not received to host memory, because blocks are lost with this process."""
         for parcel in blocks.held():
             try:
-                lease = self.lease(parcel.edge, parcel.key)
-                if lease is not None:
-                    super().put(message_of(lease.arrival, parcel.edge, parcel.key))
-                    lease.consume()
+                arrival = super().get(parcel.edge, parcel.key)  # it waits again if this process is killed
+                if arrival is not None:
+                    arrival.fetch(self._own_on_host)
+                    super().put(message_of(arrival, parcel.edge, parcel.key))
+                del arrival
             except RuntimeError as error:  # of the arena, or of a driver that is shutting down
                 self._device_lost += 1
                 logger.error("message %r of edge %s is lost at close: %s", parcel.key[:80], parcel.edge, error)

@@ -4,7 +4,6 @@ Each message is one file in a private directory, under a name that its receiver 
 name and then renamed. A receiver takes it by renaming it again, so that only one receiver gets it.
 """
 
-from vllm_omni_sched.connectors.disk.options import DiskOptions
-from vllm_omni_sched.connectors.disk.transport import DiskTransport
+from vllm_omni_sched.connectors.disk.transport import DiskOptions, DiskTransport
 
 __all__ = ["DiskOptions", "DiskTransport"]

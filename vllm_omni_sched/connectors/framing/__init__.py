@@ -3,9 +3,9 @@
 ::
 
     0   checksum of all up to the buffers but itself, magic, version, flags,
-        bytes of name, bytes of body, number of buffers, generation, bytes in all, id,
+        bytes of name, bytes of body, number of buffers, generation, bytes in all,
         checksum of all buffers (0 unless the transport asks for one)
-    52  where each buffer lies: offset, bytes (16 each)
+    44  where each buffer lies: offset, bytes (16 each)
     …   name (edge and key)
     …   body: msgpack, in which an array is an extension: its place in the table, dtype, shape; small ones are all there
     …   the buffers, each at a multiple of 64, large ones at a page
@@ -18,9 +18,16 @@ views of the message. Everything else goes through msgspec as in vLLM-Omni's own
 as the same dicts, whatever connector carried it.
 """
 
-from vllm_omni_sched.connectors.framing.arrival import Arrival, Unpack, flags_of
-from vllm_omni_sched.connectors.framing.layout import ALIGNMENT, ON_DEVICE, PACKED, REVIVE, Hook
-from vllm_omni_sched.connectors.framing.message import Message, make_message, message_of
+from vllm_omni_sched.connectors.framing.arrival import Arrival, Unpack, flags_of, message_of
+from vllm_omni_sched.connectors.framing.message import (
+    ALIGNMENT,
+    ON_DEVICE,
+    PACKED,
+    REVIVE,
+    Hook,
+    Message,
+    make_message,
+)
 
 __all__ = [
     "ALIGNMENT",

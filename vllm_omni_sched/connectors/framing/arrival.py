@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from vllm_omni_sched.config.errors import ConnectorError, CorruptMessageError
-from vllm_omni_sched.connectors.framing.layout import (
+from vllm_omni_sched.connectors.edge import Edge
+from vllm_omni_sched.connectors.framing.message import (
     BYTES,
     CHECKED,
     CHECKSUM,
@@ -31,6 +32,7 @@ from vllm_omni_sched.connectors.framing.layout import (
     VALUE,
     VERSION,
     Hook,
+    Message,
     unpacked,
 )
 
@@ -128,8 +130,8 @@ def flags_of(data: Any) -> int:
     return int(HEAD.unpack_from(data)[3]) if len(data) >= HEAD.size else 0
 
 
-Front = tuple[int, int, int, int, int, int, int, list[tuple[int, int]]]
-"""A checked front: flags, generation, bytes in all, id, checksum of the buffers, start and end of the body, places."""
+Front = tuple[int, int, int, int, int, int, list[tuple[int, int]]]
+"""A checked front: flags, generation, bytes in all, checksum of the buffers, start and end of the body, places."""
 
 
 def front_of(view: memoryview, name: bytes | None, generation: int | None) -> Front:
@@ -140,7 +142,7 @@ def front_of(view: memoryview, name: bytes | None, generation: int | None) -> Fr
     """
     if len(view) < HEAD.size:
         raise CorruptMessageError(f"a message of {len(view)} bytes is shorter than its header")
-    checksum, magic, version, flags, in_name, in_body, count, made, total, id, of_buffers = HEAD.unpack_from(view)
+    checksum, magic, version, flags, in_name, in_body, count, made, total, of_buffers = HEAD.unpack_from(view)
     if magic != MAGIC or version != VERSION:
         raise CorruptMessageError(f"not a message of version {VERSION} (magic {magic:#x}, version {version})")
     start = HEAD.size + PLACE.size * count  # of the name
@@ -159,7 +161,7 @@ def front_of(view: memoryview, name: bytes | None, generation: int | None) -> Fr
         if at + nbytes > total or at < end:
             raise CorruptMessageError("a buffer lies outside its message")
         places.append((at, nbytes))
-    return flags, made, total, id, of_buffers, start + in_name, end, places
+    return flags, made, total, of_buffers, start + in_name, end, places
 
 
 class Arrival:
@@ -184,7 +186,7 @@ class Arrival:
         copied: bool = False,
     ) -> None:
         view = memoryview(data)
-        flags, made, total, self.id, of_buffers, start, end, places = front_of(view, name, generation)
+        flags, made, total, of_buffers, start, end, places = front_of(view, name, generation)
         self._places: list[Place] = [(data, at, nbytes) for at, nbytes in places] if places else []
         if flags & CHECKED and not copied:
             found = 0
@@ -273,3 +275,11 @@ class Arrival:
         payload = opener.open(self._body, self._places)
         _openers.append(opener)
         return revive(payload) if revive is not None and self.flags & REVIVE else payload
+
+
+def message_of(arrival: Arrival, edge: Edge, key: str) -> Message:
+    """Return a received message as one to be sent again; nothing is decoded, and the buffers are not copied."""
+    body, buffers = arrival.parts()
+    message = Message(edge, key, body, buffers, ("uint8", 1) if buffers else None)
+    message.flags = arrival.flags
+    return message

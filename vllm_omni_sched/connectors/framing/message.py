@@ -4,42 +4,43 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from vllm_omni_sched.config.errors import PayloadError
 from vllm_omni_sched.connectors.edge import Edge, name_of
-from vllm_omni_sched.connectors.framing.layout import (
-    ALIGNMENT,
-    BYTES,
-    CHECKED,
-    CHECKSUM,
-    EMBEDDED,
-    HEAD,
-    HERE,
-    IMAGE,
-    LARGE,
-    MAGIC,
-    NDARRAY,
-    PAGE,
-    PLACE,
-    TENSOR,
-    VALUE,
-    VERSION,
-    Hook,
-    packed,
-)
 
-if TYPE_CHECKING:
-    from vllm_omni_sched.connectors.framing.arrival import Arrival
+MAGIC, VERSION = 0x31534F56, 4  # "VOS1"
+ALIGNMENT = 64
+LARGE, PAGE = 256 << 10, 4096
+"""Size in bytes from which buffers start at a page: copies between other addresses take up to three times as long."""
+HEAD = struct.Struct("<IIHHIIIQQI")
+CHECKSUM = struct.Struct("<I")
+PLACE = struct.Struct("<QQ")
+REVIVE, PACKED, ON_DEVICE, CHECKED = 1, 2, 4, 8
+"""Flags: the receiver makes objects of some dicts again, with a hook that it is given; some buffers are compressed;
+some lie on a device, as long as the receiver has the message; the header has a checksum of the buffers, too."""
 
+TENSOR, NDARRAY, IMAGE, BYTES = 1, 2, 3, 4
+"""Kinds of msgpack extensions."""
+VALUE = struct.Struct("<IH")
+"""Head of an extension: the number of the buffer, and the length of the description (msgpack of dtype and shape)."""
+HERE = 0xFFFFFFFF
+"""Value instead of a buffer's number: the bytes follow the description."""
+EMBEDDED = 4096
+"""Size in bytes up to which a value is in the body, which always has a checksum: in shared memory, copying it once more
+and checking it costs no more than a separate buffer without a checksum. For twice the size it does."""
+packed = msgspec.msgpack.Encoder().encode
+unpacked = msgspec.msgpack.Decoder().decode
 
+Hook = Callable[[Any], Any]
 Ext = msgspec.msgpack.Ext
 
 
@@ -187,7 +188,6 @@ class Message:
         nbytes: size of the message when written.
         payload_bytes: size of its buffers alone.
         longest: dtype and number of dimensions of its longest array; None without one.
-        id: identifies the message where two copies of it may exist; 0: none.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Message:
     ) -> None:
         self.edge, self.key, self.name = edge, key, name_of(edge, key)
         self.body, self.buffers, self.longest = body, buffers, longest
-        self.flags = self.payload_bytes = self.id = 0
+        self.flags = self.payload_bytes = 0
         self.done: Callable[[], None] | None = None
         self._places: list[tuple[int, int]] = []
         at = HEAD.size + PLACE.size * len(buffers) + len(self.name) + len(body)
@@ -231,7 +231,7 @@ class Message:
         front = self._front(generation, checksum if checked else None)
         target[: len(front)] = front
 
-    def pieces(self, generation: int = 0, checked: bool = False) -> Iterator[Any]:
+    def pieces(self, checked: bool = False) -> Iterator[Any]:
         """Yield the message as bytes and arrays of bytes, for files; contiguous buffers are not copied. See
         `write_to`.
         """
@@ -239,7 +239,7 @@ class Message:
         checksum = 0
         for buffer in flat if checked else ():
             checksum = zlib.crc32(buffer, checksum)
-        yield (front := self._front(generation, checksum if checked else None))
+        yield (front := self._front(0, checksum if checked else None))
         at = len(front)
         for (start, nbytes), buffer in zip(self._places, flat, strict=True):
             yield bytes(start - at)
@@ -252,7 +252,7 @@ class Message:
         name, body, places = self.name, self.body, self._places
         counts = (len(name), len(body), len(places))
         flags = self.flags if of_buffers is None else self.flags | CHECKED
-        head = HEAD.pack(0, MAGIC, VERSION, flags, *counts, generation, self.nbytes, self.id, of_buffers or 0)
+        head = HEAD.pack(0, MAGIC, VERSION, flags, *counts, generation, self.nbytes, of_buffers or 0)
         table = b"".join([PLACE.pack(*place) for place in places]) if places else b""
         front = head[CHECKSUM.size :] + table + name + body
         return CHECKSUM.pack(zlib.crc32(front)) + front
@@ -280,14 +280,6 @@ def make_message(edge: Edge, key: str, payload: Any, fallback: Hook | None = Non
     body, buffers, longest = packer.pack(payload, fallback)
     _packers.append(packer)
     return Message(edge, key, body, buffers, longest)
-
-
-def message_of(arrival: Arrival, edge: Edge, key: str) -> Message:
-    """Return a received message as one to be sent again; nothing is decoded, and the buffers are not copied."""
-    body, buffers = arrival.parts()
-    message = Message(edge, key, body, buffers, ("uint8", 1) if buffers else None)
-    message.flags, message.id = arrival.flags, arrival.id
-    return message
 
 
 def _flat(source: Any) -> Any:

@@ -2,8 +2,7 @@
 
 A message is written once into a registered buffer, copied from there into this process's own segment of the store, and
 read by its receiver straight into a registered buffer of its own, of which the payload is a view. The master only
-knows where objects are. It may die and restart: senders keep their copy of a message until it was received, and put it
-again.
+knows where objects are: if it restarts, messages in flight are lost, and senders say so.
 
 Every call into the library runs on a separate thread and has a deadline (`calls`), because the library has none;
 `store` names what its return codes mean.

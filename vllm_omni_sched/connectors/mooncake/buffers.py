@@ -64,12 +64,6 @@ class BufferPool:
         self._settle()
         return self._extents.used_bytes
 
-    def has(self, nbytes: int) -> bool:
-        """Return whether `take` would find room."""
-        self._settle()
-        with self._lock:
-            return self._extents.largest_free_bytes >= nbytes
-
     def take(self, nbytes: int) -> PooledBuffer | None:
         """Allocate room in the region; return None if it is full."""
         self._settle()

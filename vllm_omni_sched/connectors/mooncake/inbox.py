@@ -14,9 +14,21 @@ from vllm_omni_sched.connectors.edge import Edge, name_of
 from vllm_omni_sched.connectors.framing import Arrival
 from vllm_omni_sched.connectors.mooncake.buffers import BufferPool, PooledBuffer
 from vllm_omni_sched.connectors.mooncake.calls import HangingError
-from vllm_omni_sched.connectors.mooncake.names import LINK_BYTES, Names, link_key, own_key, read_link
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
-from vllm_omni_sched.connectors.mooncake.store import LEASE_OVER, MISSING, NOT_READY, OK, RPC, TOO_SMALL, Store
+from vllm_omni_sched.connectors.mooncake.store import (
+    LEASE_OVER,
+    LINK_BYTES,
+    MISSING,
+    NOT_READY,
+    OK,
+    RPC,
+    TOO_SMALL,
+    Names,
+    Store,
+    link_key,
+    own_key,
+    read_link,
+)
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)

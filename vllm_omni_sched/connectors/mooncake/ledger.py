@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_omni_sched.clock import Clock
 from vllm_omni_sched.connectors.edge import Edge
-from vllm_omni_sched.connectors.keyed_lock import KeyedLock
 from vllm_omni_sched.connectors.medium import EdgeCounts
-from vllm_omni_sched.connectors.mooncake.buffers import BufferPool, PooledBuffer
 from vllm_omni_sched.connectors.transport import InFlight, Traffic
 
 READ_SECONDS = 60.0
@@ -20,7 +21,7 @@ READ_SECONDS = 60.0
 
 @dataclass(eq=False)
 class Sent:
-    """A message in flight; ``room`` holds our copy of it, if there still is one."""
+    """A message in flight."""
 
     edge: Edge
     key: str
@@ -29,10 +30,8 @@ class Sent:
     stored: str
     generation: int
     nbytes: int
-    room: PooledBuffer | None
     put_at: float
-    life: int  # of the beacon, in which it was put last
-    readers: int = 0  # calls, of which some may hang, that read the copy: its room is not free before they end
+    life: int  # of the beacon, in which it was put
 
     @property
     def linked(self) -> bool:
@@ -43,21 +42,20 @@ class Sent:
 class OutboxCounts(EdgeCounts):
     """Counts of the outcomes of messages."""
 
-    restored: int = 0  # put again after the master had lost them
-    lost: int = 0  # by the master, when we had no copy
+    lost: int = 0  # by the master, or with this process's segment
     handed_over: int = 0  # to another segment, at the end
 
 
-class Ledger(KeyedLock):
+class Ledger:
     """Messages in flight, by name, by key and by the time of their last check, with a lock per name.
 
-    1. While one thread puts or takes back a message of a name, other threads wait for that name.
-    2. Copies of messages are dropped to make room for others, oldest first.
+    While one thread puts or takes back a message of a name, other threads wait for that name.
     """
 
-    def __init__(self, buffers: BufferPool, clock: Clock) -> None:
-        self._buffers, self._clock = buffers, clock
-        super().__init__()
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Condition()
+        self._busy: set[bytes] = set()  # names that are locked
         self._taken_back: OrderedDict[bytes, float] = OrderedDict()
         self._by_key: dict[str, set[bytes]] = {}
         self._last: dict[Edge, Traffic] = {}  # the last received messages
@@ -66,6 +64,19 @@ class Ledger(KeyedLock):
         self.counts = OutboxCounts()
         self.token = secrets.randbits(32)
         self._count = 0
+
+    @contextmanager
+    def alone(self, name: bytes) -> Iterator[None]:
+        """Lock a name for the block."""
+        with self._lock:
+            self._lock.wait_for(lambda: name not in self._busy)
+            self._busy.add(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy.discard(name)
+                self._lock.notify_all()
 
     def next_generation(self) -> int:
         with self._lock:
@@ -101,7 +112,7 @@ class Ledger(KeyedLock):
             self.counts.waiting_bytes[sent.edge] += sent.nbytes
 
     def forget(self, sent: Sent) -> bool:
-        """Remove a message and its copy from the records; return False if it was not recorded."""
+        """Remove a message from the records; return False if it was not recorded."""
         with self._lock:
             if self.sent.get(sent.stored) is not sent:
                 return False
@@ -114,32 +125,7 @@ class Ledger(KeyedLock):
                     del self._by_key[sent.key]
             self.counts.waiting[sent.edge] -= 1
             self.counts.waiting_bytes[sent.edge] -= sent.nbytes
-            if sent.room is not None and not sent.readers:
-                self._buffers.give_back(sent.room)
-            sent.room = None
             return True
-
-    def begins_to_read(self, sent: Sent) -> PooledBuffer | None:
-        """Return the copy of a message for a call; None if there is none. See `has_read`."""
-        with self._lock:
-            if sent.room is not None:
-                sent.readers += 1
-            return sent.room
-
-    def has_read(self, sent: Sent, room: PooledBuffer) -> None:
-        """End a call's use of a copy; the copy of a message that was removed meanwhile is freed."""
-        with self._lock:
-            sent.readers -= 1
-            if sent.room is None and not sent.readers:
-                self._buffers.give_back(room)
-
-    def take_copy(self, sent: Sent) -> PooledBuffer | None:
-        """Return and drop the room of a message's copy; None while a call reads it."""
-        with self._lock:
-            if sent.readers:
-                return None
-            room, sent.room = sent.room, None
-            return room
 
     def consumed(self, sent: Sent) -> bool:
         """Record that a message was received, and remove it; return False if it was not recorded."""
@@ -166,20 +152,6 @@ class Ledger(KeyedLock):
                 del self._taken_back[oldest]
             return name not in self.by_name and name not in self._taken_back
 
-    def release(self, nbytes: int) -> PooledBuffer | None:
-        """Return room for a message; copies of others are dropped for it, and are lost if the master loses them."""
-        if nbytes > self._buffers.nbytes:
-            return None
-        while (room := self._buffers.take(nbytes)) is None:
-            with self._lock:
-                copies = (sent for sent in self.by_name.values() if sent.room and not sent.readers)
-                copied = next((sent for sent in copies if sent.name not in self._busy), None)
-                if copied is None or copied.room is None:
-                    return None
-                self._buffers.give_back(copied.room)
-                copied.room = None
-        return room
-
     def facts(self) -> dict[str, Any]:
         """Return numbers for `Health.facts`."""
         waiting = self.waiting()
@@ -187,7 +159,6 @@ class Ledger(KeyedLock):
             **self.counts.facts(),
             "in_flight": len(waiting),
             "in_flight_bytes": sum(sent.nbytes for sent in waiting),
-            "copies": sum(sent.room is not None for sent in waiting),
         }
 
     def traffic(self) -> dict[Edge, Traffic]:

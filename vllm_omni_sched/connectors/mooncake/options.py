@@ -33,9 +33,6 @@ class MooncakeOptions(BaseModel):
     connect_timeout_seconds: Seconds = Field(10.0, gt=0, description="How long to wait for the master at the start.")
     call_timeout_seconds: Seconds = Field(3.0, gt=0, description="How long the master may take to answer.")
     slowest_bytes_per_second: MemoryBytes = Field(20 * MIB, ge=1, description="A transfer that is slower is given up.")
-    retain: bool = Field(
-        True, description="Keep a copy of messages that were not received yet, in case the master loses them."
-    )
     max_inflight: Count | None = Field(
         None,
         ge=1,

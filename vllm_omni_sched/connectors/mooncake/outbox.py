@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from vllm_omni_sched.clock import Clock
-from vllm_omni_sched.config.errors import RendezvousError
+from vllm_omni_sched.config.errors import RendezvousError, TransportClosedError
 from vllm_omni_sched.connectors.framing import Message
 from vllm_omni_sched.connectors.mooncake.buffers import BufferPool, PooledBuffer
 from vllm_omni_sched.connectors.mooncake.calls import HangingError
 from vllm_omni_sched.connectors.mooncake.ledger import Ledger, Sent
-from vllm_omni_sched.connectors.mooncake.names import Names, link_key, own_key
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
-from vllm_omni_sched.connectors.mooncake.store import MISSING, OK, MasterGoneError, Store
-from vllm_omni_sched.connectors.mooncake.writer import Writer
+from vllm_omni_sched.connectors.mooncake.store import (
+    MISSING,
+    NO_ROOM,
+    OK,
+    RPC,
+    MasterGoneError,
+    Names,
+    Store,
+    link_key,
+    make_link,
+    own_key,
+)
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
@@ -27,14 +39,18 @@ class Outbox:
 
     Attributes:
         unasked_bytes: bytes put since the master was last asked which messages are gone.
+        life: number of the beacon, 0 before the first: as long as the beacon exists, a message that was put in that
+            life and is missing was received.
     """
 
     def __init__(self, store: Store, buffers: BufferPool, options: MooncakeOptions, clock: Clock) -> None:
         self._store, self._buffers, self._options, self._clock = store, buffers, options, clock
         self._names = Names(options.namespace)
-        self._ledger = Ledger(buffers, clock)
-        self._writer = Writer(store, buffers, self._ledger, self._names)
-        self._restoring = threading.Lock()
+        self._ledger = Ledger(clock)
+        self._config, self._leaving = store.config(), store.config(replicas=2, pinned=False)
+        self._lighting = threading.Lock()
+        self._lives = itertools.count(1)
+        self.life = 0
         ledger = self._ledger
         self.sent, self.counts, self.facts, self.traffic = ledger.sent, ledger.counts, ledger.facts, ledger.traffic
         self.unasked_bytes = 0
@@ -51,12 +67,10 @@ class Outbox:
         Raises:
             RendezvousError: the store does not answer.
         """
-        if not self._writer.life:
-            with self._restoring:
-                if not self._writer.life:
-                    self._writer.light()
-        if not self._buffers.has(message.nbytes):
-            self.reap()
+        if not self.life:
+            with self._lighting:
+                if not self.life:
+                    self._light()
         with self._ledger.alone(message.name):
             held_bytes = self._put(message)
         self.unasked_bytes += held_bytes or 0
@@ -74,19 +88,6 @@ class Outbox:
         self.counts.discarded += found
         return found
 
-    def holds(self, name: bytes) -> bool:
-        """Return whether the last message of that name waits; True while that is unknown."""
-        sent = self._ledger.by_name.get(name)
-        try:
-            return sent is not None and (bool(self._store.sick) or self._store.exist([sent.stored]) == [True])
-        except RendezvousError:
-            return True
-
-    def is_put_again(self, name: bytes, generation: int) -> bool:
-        """Return whether the last message of that name is a later one."""
-        sent = self._ledger.by_name.get(name)
-        return sent is not None and sent.generation != generation
-
     def reap(self, limit: int | None = None) -> int:
         """Ask the master about ``limit`` messages, and free the room of those that are gone; return how many.
 
@@ -97,11 +98,10 @@ class Outbox:
         done = self.unasked_bytes = 0
         for at in range(0, len(some), BATCH):
             asked = some[at : at + BATCH]
-            life, lives = self._writer.life, {sent.life for sent in asked}
-            *there, lit = self._store.exist([*(sent.stored for sent in asked), self._writer.beacon(life)])
+            life, lives = self.life, {sent.life for sent in asked}
+            *there, lit = self._store.exist([*(sent.stored for sent in asked), self._beacon(life)])
             if not lit or lives != {life}:
-                self._restore()
-                return done
+                return done + self._lose()
             gone = [sent for sent, is_there in zip(asked, there, strict=True) if not is_there]
             for sent in gone:
                 done += self._ledger.consumed(sent)
@@ -122,8 +122,8 @@ class Outbox:
                     break
                 with self._ledger.alone(sent.name):
                     self._hand_over(sent)
-            if self._writer.life:
-                self._store.remove([self._writer.beacon(self._writer.life)])
+            if self.life:
+                self._store.remove([self._beacon(self.life)])
         except RendezvousError as error:
             logger.warning(
                 "messages in flight could not be handed over to other processes' segments at close: %s", error
@@ -139,31 +139,29 @@ class Outbox:
 
     def _put(self, message: Message) -> int | None:
         name, nbytes = message.name, message.nbytes
-        plain, life = self._names.plain(name), self._writer.life
+        plain, life = self._names.plain(name), self.life
         before = self._ledger.by_name.get(name)
         generation = self._ledger.next_generation()
         stored = plain if self._ledger.is_fresh(name) else own_key(plain, generation)
-        room = self._writer.room(nbytes)
+        room = self._room(nbytes)
         try:
             message.write_to(room.data.data, room.address, generation, self._options.checksum)
         except BaseException:
             self._buffers.give_back(room)
             raise
-        sent = Sent(message.edge, message.key, name, plain, stored, generation, nbytes, room, self._clock(), life)
-        if not self._writer.message(sent, room, self._writer.config):
+        sent = Sent(message.edge, message.key, name, plain, stored, generation, nbytes, self._clock(), life)
+        if not self._message(sent, room, self._config):
             self._buffers.give_back(room)
             return None
         try:
             if before is not None:
                 self._replace(before)
             if sent.linked:
-                self._writer.link(sent, self._writer.config)
+                self._link(sent, self._config)
         except BaseException:  # it was never shown to receivers
-            self._buffers.give_back(room)
-            self._writer.remove_quietly([stored])
+            self.remove_quietly([stored])
             raise
-        if not self._options.retain or room.start is None:
-            sent.room = None
+        finally:
             self._buffers.give_back(room)
         self._ledger.enter(sent)
         self.counts.put += 1
@@ -211,16 +209,15 @@ class Outbox:
                     if sent.name not in self._ledger.by_name:
                         self._store.remove([link_key(sent.plain)])
 
-    def _restore(self) -> None:
-        """Put the copies of messages again, because the master has restarted without its data, or considered us dead.
+    def _lose(self) -> int:
+        """Forget messages of an earlier life: the master has restarted without its data, or considered us dead.
 
-        What was put since the beacon of this life was lit, by others or by a `_restore` that stopped half way, is left
-        alone: if it is missing, it was got.
+        Those that it still knows stay in flight; return how many do not.
         """
-        with self._restoring:
-            if not self._store.exist([self._writer.beacon(self._writer.life)])[0]:
-                self._writer.light()
-            life = self._writer.life
+        with self._lighting:
+            if not self._store.exist([self._beacon(self.life)])[0]:
+                self._light()
+            life, lost = self.life, 0
             before = [sent for sent in self._ledger.waiting() if sent.life != life]
             for at in range(0, len(before), BATCH):
                 asked = before[at : at + BATCH]
@@ -228,58 +225,25 @@ class Outbox:
                 for sent, is_there in zip(asked, there, strict=True):
                     if is_there:
                         sent.life = life
-                        continue
-                    with self._ledger.alone(sent.name):
-                        self._put_again(sent, life)
-
-    def _put_again(self, sent: Sent, life: int) -> None:
-        if not self._ledger.holds(sent):
-            return
-        config = self._writer.config
-        if sent.linked and sent.room is not None:  # first, so that the message has its link even if a later step fails
-            self._writer.link(sent, config)
-        room = self._ledger.begins_to_read(sent)
-        if room is None:
-            if not self._ledger.forget(sent):  # it was received meanwhile
-                return
-            self.counts.lost += 1
-            logger.error("message %r of %s was lost by the Mooncake master: no copy was left", sent.key[:80], sent.edge)
-            return
-        try:
-            code = self._store.put_from(
-                sent.stored, room.address, sent.nbytes, config, lambda code: self._on_late_answer(sent, room, code)
-            )
-        except HangingError:
-            raise  # `_on_late_answer` is called when no call reads the copy any more
-        except BaseException:
-            self._ledger.has_read(sent, room)
-            raise
-        self._ledger.has_read(sent, room)
-        if code != OK:
-            raise RendezvousError(f"the store does not yet accept a message that its master has lost (code {code})")
-        sent.life = life
-        self.counts.restored += 1
-
-    def _on_late_answer(self, sent: Sent, room: PooledBuffer, code: int | None) -> None:
-        """Handle a message that was put again by a call that was given up; remove it if it is not ours any more."""
-        self._ledger.has_read(sent, room)
-        if code == OK and sent.stored not in self._ledger.sent:
-            self._writer.remove_later(sent.stored)
+                    else:
+                        lost += self._ledger.forget(sent)
+        self.counts.lost += lost
+        if lost:
+            logger.error("%d messages that were not known to be received were lost by the Mooncake master", lost)
+        return lost
 
     def _hand_over(self, sent: Sent) -> None:
         """Copy one message to the segment of another process."""
         if not self._ledger.holds(sent):
             return
-        room = self._ledger.take_copy(sent)
-        if room is None:
-            made = room = self._writer.room(sent.nbytes)
-            code = self._store.get_into(sent.stored, room.address, sent.nbytes, lambda _: self._buffers.give_back(made))
-            if code != sent.nbytes:
-                self._buffers.give_back(room)
-                return
+        room = self._room(sent.nbytes)
+        code = self._store.get_into(sent.stored, room.address, sent.nbytes, lambda _: self._buffers.give_back(room))
+        if code != sent.nbytes:
+            self._buffers.give_back(room)
+            return
         generation = self._ledger.next_generation()
-        copy = replace(sent, stored=own_key(sent.plain, generation), generation=generation, room=None)
-        stored = self._writer.message(copy, room, self._writer.leaving)
+        copy = replace(sent, stored=own_key(sent.plain, generation), generation=generation)
+        stored = self._message(copy, room, self._leaving)
         self._buffers.give_back(room)
         if not stored:
             return
@@ -288,12 +252,102 @@ class Outbox:
             return
         if self._store.remove([sent.stored]) == [OK]:
             try:
-                self._writer.link(copy, self._writer.leaving)
+                self._link(copy, self._leaving)
             except RendezvousError:
-                self._writer.remove_quietly([copy.stored])
+                self.remove_quietly([copy.stored])
                 raise
             self.counts.handed_over += 1
         else:
             self._store.remove([copy.stored])
             self.counts.consumed += 1
         self._ledger.forget(sent)
+
+    def _room(self, nbytes: int) -> PooledBuffer:
+        """Return room in the region, or otherwise outside it."""
+        return self._buffers.take(nbytes) or self._buffers.make(nbytes)
+
+    def _message(self, sent: Sent, room: PooledBuffer, config: Any) -> bool:
+        """Put the content of ``room``; return False if the store has no room.
+
+        Raises:
+            RendezvousError: the store does not take it; ``room`` is given back.
+        """
+        try:
+            code = self._write(sent.stored, room, sent.nbytes, config, self._remove_later)
+        except HangingError:
+            self._ledger.was_taken_back(sent.name)
+            raise
+        if code == OK:
+            return True
+        if code == NO_ROOM:
+            return False
+        self._buffers.give_back(room)
+        if code == RPC:
+            gone = self._store.gone(code)
+            raise MasterGoneError(f"message {sent.key[:80]!r} of {sent.edge} was not put: {gone}")
+        raise RendezvousError(f"message {sent.key[:80]!r} of {sent.edge} was not put: Mooncake says {code}")
+
+    def _link(self, sent: Sent, config: Any) -> None:
+        """Put a link to the key under which a message is stored.
+
+        Raises:
+            RendezvousError: the store does not take the link.
+        """
+        link = make_link(sent.generation)
+        room = self._room(len(link))
+        room.data[:] = bytearray(link)
+        code = self._write(link_key(sent.plain), room, len(link), config)
+        self._buffers.give_back(room)
+        if code != OK:
+            raise RendezvousError(f"message {sent.key[:80]!r} of {sent.edge} was not put: Mooncake says {code}")
+
+    def _beacon(self, life: int) -> str:
+        return self._names.beacon(self._ledger.token, life)
+
+    def _light(self) -> None:
+        """Put a new beacon.
+
+        Raises:
+            MasterGoneError: the store does not take the beacon.
+        """
+        room, life = self._room(8), next(self._lives)  # each time another: one that comes late says nothing
+        room.data[:] = 1
+        code = self._write(self._beacon(life), room, 8, self._config, self._remove_later)
+        self._buffers.give_back(room)
+        if code == RPC:
+            raise self._store.gone(code)
+        if code != OK:
+            raise MasterGoneError(f"the Mooncake store takes nothing from this process (code {code})")
+        self.life = life
+
+    def _write(
+        self, key: str, room: PooledBuffer, nbytes: int, config: Any, came_late: Callable[[str], None] = lambda _: None
+    ) -> int:
+        """Put the content of ``room``; after an error, ``room`` is freed as soon as no call reads it any more.
+
+        Args:
+            came_late: called with the key when it was put after we had given up.
+        """
+
+        def late(code: int | None) -> None:
+            self._buffers.give_back(room)
+            if code == OK:
+                came_late(key)
+
+        try:
+            return self._store.put_from(key, room.address, nbytes, config, late)
+        except HangingError:
+            raise  # `late` gives it back
+        except BaseException:
+            self._buffers.give_back(room)
+            raise
+
+    def _remove_later(self, key: str) -> None:
+        """Remove an object on a new thread, for callers on a thread that runs calls."""
+        threading.Thread(target=self.remove_quietly, args=([key],), daemon=True).start()
+
+    def remove_quietly(self, keys: list[str]) -> None:
+        try:
+            self._store.remove(keys)
+        except (RendezvousError, TransportClosedError) as error:
+            logger.warning("%d objects may stay in the Mooncake store: %s", len(keys), error)

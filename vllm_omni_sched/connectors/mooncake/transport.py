@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from vllm_omni_sched.clock import Clock, monotonic_seconds, sleep_seconds
@@ -18,7 +17,7 @@ from vllm_omni_sched.connectors.mooncake.ledger import OutboxCounts
 from vllm_omni_sched.connectors.mooncake.options import MooncakeOptions
 from vllm_omni_sched.connectors.mooncake.outbox import Outbox
 from vllm_omni_sched.connectors.mooncake.store import Store
-from vllm_omni_sched.connectors.transport import Lease, Traffic, Transport
+from vllm_omni_sched.connectors.transport import Traffic
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
@@ -27,7 +26,6 @@ BUSY_WAIT, IDLE_WAIT = 0.25, 1.0  # seconds between two looks at the master, wit
 ASK_AFTER = 32 << 20
 """Number of bytes put after which the master is asked at once which messages were received: memory that is reused soon
 is faster, but asking while a message is in transfer delays it."""
-LOOKS = 8  # for a message that is to be leased
 HANDING_OVER = 5.0  # most seconds that `close` takes for messages that were not received
 
 
@@ -35,8 +33,8 @@ class MooncakeTransport(MediumTransport):
     """Transport of messages between processes whose Mooncake clients have the same master and namespace.
 
     1. A message is stored in its sender's segment, and crosses the network once, when it is received.
-    2. It is kept until it is received, discarded or expires: messages that were not received are registered again
-       with a master that has restarted.
+    2. It is kept until it is received, discarded or expires. A master that restarts has lost the messages in flight,
+       which are counted.
     3. A call that does not return is given up. While the master does not answer, `get` finds nothing, and `put` waits
        until its deadline; the library is not called for anything else then.
     4. A receiver has a message as soon as `get` returns it: if the receiver dies after that, it is not given back.
@@ -111,26 +109,8 @@ class MooncakeTransport(MediumTransport):
         except RendezvousError:
             return None  # the message stays in the store; `health` reports the problem
 
-    def _holds(self, name: bytes) -> bool:
-        return self._outbox.holds(name)
-
-    def _lease(self, edge: Edge, key: str) -> Lease | None:
-        for _ in range(LOOKS):
-            if not self.holds(edge, key):
-                return None
-            if (found := Transport.lease(self, edge, key)) is not None:
-                return self._unless_put_again(found, name_of(edge, key))
-            self._sleep(self._options.poll_seconds)  # `get` does not look for one name all the time
-        return None
-
-    def _unless_put_again(self, lease: Lease, name: bytes) -> Lease:
-        def give_back() -> bool:
-            return not self._outbox.is_put_again(name, lease.arrival.generation) and lease.give_back()
-
-        return replace(lease, give_back=give_back)
-
-    def _withdraw(self, name: bytes) -> bool:
-        return self._outbox.withdraw(name)
+    def _withdraw(self, edge: Edge, key: str) -> bool:
+        return self._outbox.withdraw(name_of(edge, key))
 
     def _discard(self, key: str) -> int:
         return self._outbox.discard(key)

@@ -10,11 +10,35 @@ import msgspec
 from vllm_omni_sched.config.errors import CorruptMessageError
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message, make_message
-from vllm_omni_sched.connectors.routing.route import LARGE, SMALL, TransferCost
+from vllm_omni_sched.resource.rate import Rate
 
 REPORT_EVERY = 32
 """Messages of an edge after which a receiver reports; the first, the second, the fourth and so on are reported, too."""
 KEY = "omni-sched/report/"
+
+
+SMALL, LARGE = 16 << 10, 256 << 10
+"""Sizes in bytes: below the first, the fixed cost dominates; above the second, the cost per byte."""
+
+
+class TransferCost:
+    """Time of a message as a fixed part and a part per byte, in seconds, for one transport and edge."""
+
+    def __init__(self) -> None:
+        self._fixed = Rate(0.0)
+        self._per_byte = Rate(0.0)
+
+    def observe(self, nbytes: int, seconds: float) -> None:
+        """Record the time of a message."""
+        if nbytes <= SMALL:
+            self._fixed.observe(1, seconds)
+        elif nbytes >= LARGE:
+            self._per_byte.observe(nbytes, max(0.0, seconds - self._fixed.per_unit))
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Return the throughput of long messages; None without measurements."""
+        return 1 / self._per_byte.per_unit if self._per_byte.is_measured and self._per_byte.per_unit > 0 else None
 
 
 class Report(msgspec.Struct):

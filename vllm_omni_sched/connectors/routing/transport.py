@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
 from vllm_omni_sched.clock import Clock, monotonic_seconds
 from vllm_omni_sched.config.errors import (
     ConfigError,
@@ -19,16 +21,14 @@ from vllm_omni_sched.config.errors import (
     RendezvousError,
     TransportClosedError,
 )
-from vllm_omni_sched.connectors.arrivals import Arrivals
 from vllm_omni_sched.connectors.compression.compressor import Compressor
 from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import Arrival, Message
 from vllm_omni_sched.connectors.packing import pack
 from vllm_omni_sched.connectors.routing.link_speeds import KEY, LinkSpeeds, read_report, report_message
-from vllm_omni_sched.connectors.routing.options import RoutingOptions
 from vllm_omni_sched.connectors.routing.presence import Presence
 from vllm_omni_sched.connectors.routing.route import Attempt, RetrySchedule, RouteReason, TransportState, route
-from vllm_omni_sched.connectors.transport import Health, Lease, Status, Traffic, Transport
+from vllm_omni_sched.connectors.transport import Arrivals, Health, Status, Traffic, Transport
 from vllm_omni_sched.logs import get_logger
 
 logger = get_logger(__name__)
@@ -43,6 +43,47 @@ class Way:
 
     transport: Transport
     distance: int
+
+
+class RoutingOptions(BaseModel):
+    """Options of routing. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    edges: dict[str, list[str]] = Field(
+        default_factory=dict,
+        description="Transports that reach the receiver of an edge ('0->1'), by name; default: those between hosts, "
+        "and those within this host while the receiver's stage is on it.",
+    )
+    replicas: dict[str, int] = Field(
+        default_factory=dict,
+        description="How many replicas a stage ('1') has on all hosts together, if some are on other hosts; default: "
+        "the replicas that are found on this host.",
+    )
+
+    @field_validator("edges")
+    @classmethod
+    def _edges_are_named(cls, value: dict[str, list[str]]) -> dict[str, list[str]]:
+        for edge, ways in value.items():
+            stages = edge.split("->")
+            if len(stages) != 2 or not all(stages) or edge != "".join(edge.split()):
+                raise ValueError(f"{edge!r} names no edge: write the ids of its two stages, as '0->1'")
+            if not ways:
+                raise ValueError(f"{edge!r} has no transport: name one or more, or leave it out for all of them")
+        return value
+
+    @field_validator("replicas", mode="before")
+    @classmethod
+    def _stages_are_named(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            for stage, count in value.items():
+                if not str(stage).strip() or "->" in str(stage):
+                    raise ValueError(f"{stage!r} names no stage: write its id, as '1'")
+                if isinstance(count, bool) or (isinstance(count, int) and count < 1):
+                    raise ValueError(
+                        f"stage {stage!r} must have 1 replica or more, got {count}; leave out what has none"
+                    )
+        return value
 
 
 class RoutedTransport(Transport):
@@ -85,9 +126,7 @@ class RoutedTransport(Transport):
         self._links = LinkSpeeds()
         # of the next five; never held during a call of a transport
         self._lock = threading.Lock()
-        self._retries = {
-            name: RetrySchedule(options.first_retry_seconds, options.longest_retry_seconds) for name in self._ways
-        }
+        self._retries = {name: RetrySchedule() for name in self._ways}
         self.served: Counter[tuple[Edge, str, RouteReason]] = Counter()
         self.served_bytes: Counter[tuple[Edge, str]] = Counter()
         self.fell_back: Counter[str] = Counter()
@@ -117,7 +156,7 @@ class RoutedTransport(Transport):
                 if not isinstance(error, MessageTooLargeError):
                     self._refused(attempt.name, error)
                 continue
-            self._carried.by = attempt.name
+            self._carried.by = way.transport.carrier()
             self._took(attempt, sent)
             if self._reports(way) and self._links.put(sent.edge, attempt.name):
                 self._read_report(sent.edge, attempt.name)
@@ -169,7 +208,7 @@ class RoutedTransport(Transport):
                 trouble = error
                 continue
             if found is not None:
-                self._carried.by = name
+                self._carried.by = self._ways[name].transport.carrier()
                 self._got(edge, name, found.nbytes, self._clock() - started)
                 if self._compressor is not None:
                     found.unpack(self._compressor.decompress)
@@ -181,21 +220,6 @@ class RoutedTransport(Transport):
     def arrivals(self, edge: Edge) -> Arrivals | None:
         reaching = self._reaching(edge)  # no one tells of several transports
         return self._ways[reaching[0]].transport.arrivals(edge) if len(reaching) == 1 else None
-
-    def holds(self, edge: Edge, key: str) -> bool:
-        return any(way.transport.holds(edge, key) for way in self._ways.values())
-
-    def lease(self, edge: Edge, key: str) -> Lease | None:
-        for way in self._ways.values():
-            if way.transport.holds(edge, key) and (found := way.transport.lease(edge, key)) is not None:
-                try:
-                    if self._compressor is not None:
-                        found.arrival.unpack(self._compressor.decompress)
-                except ConnectorError:
-                    found.give_back()
-                    raise
-                return found
-        return None
 
     def withdraw(self, edge: Edge, key: str) -> bool:
         return sum(way.transport.withdraw(edge, key) for way in self._ways.values()) > 0
@@ -226,13 +250,7 @@ class RoutedTransport(Transport):
             }
         facts["stages_here"] = dict(self._here)
         if self._compressor is not None:
-            counts = self._compressor.counts()
-            facts |= {
-                "raw_bytes": counts.raw_bytes,
-                "packed_bytes": counts.sent_bytes,
-                "cache_hits": counts.cache.hits,
-                "cache_misses": counts.cache.misses,
-            }
+            facts |= self._compressor.facts()
         facts |= {name: {"status": one.status.value, "reason": one.reason, **one.facts} for name, one in found.items()}
         if self._closed:
             return Health(Status.CLOSED, "it was closed", facts)

@@ -16,7 +16,7 @@ from tests.support.arena import EDGE, pixels, small
 from tests.support.arena_faults import IN_POOL, IN_RING, Start, as_root, write_to_record
 from tests.support.processes import Processes
 from vllm_omni_sched.config.errors import CorruptMessageError, RendezvousError
-from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport, layout
+from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport, index
 from vllm_omni_sched.connectors.framing import make_message
 
 HEAD_DAMAGE = {
@@ -35,7 +35,7 @@ def test_an_outbox_with_a_damaged_head_is_left_alone(start: Start, directory: Pa
     producer.put("k", IN_RING, 1)
     (outbox,) = directory.glob("*.out")
     with open(outbox, "r+b") as file:
-        head = file.read(layout.HEAD.size)
+        head = file.read(index.HEAD.size)
         file.seek(0)
         file.write(HEAD_DAMAGE[damage](head))
     other.put("l", IN_RING, 2)
@@ -95,7 +95,7 @@ def test_a_damaged_time_does_no_harm(options: ArenaOptions, directory: Path, sta
     """The sender has its own; what a dead one has left behind goes."""
     sender, receiver = ArenaTransport(options), ArenaTransport(options)
     sender.put(make_message(EDGE, "k", pixels(1, IN_POOL)))
-    write_to_record(directory, layout.State.READY, layout.PUT_AT, said)
+    write_to_record(directory, index.State.READY, index.PUT_AT, said)
     assert sender.reap() == 0
     assert sender.health().facts["in_flight"] == 1
     arrival = receiver.get(EDGE, "k")
@@ -107,7 +107,7 @@ def test_a_damaged_time_does_no_harm(options: ArenaOptions, directory: Path, sta
     sender.close()
     dies = start()
     dies.put("k", IN_POOL, 1)
-    write_to_record(directory, layout.State.READY, layout.PUT_AT, said)
+    write_to_record(directory, index.State.READY, index.PUT_AT, said)
     dies.kill()
     inbox = receiver._inbox
     assert inbox is not None
@@ -135,7 +135,7 @@ def test_a_damaged_index_is_a_corrupt_message(start: Start, directory: Path, dam
     at, written, what = RECORD_DAMAGE[damage]
     producer, consumer = start(), start()
     producer.put("k", nbytes, 1)
-    write_to_record(directory, layout.State.READY, at, written)
+    write_to_record(directory, index.State.READY, at, written)
     with pytest.raises(CorruptMessageError, match=what):
         consumer.get("k")
     assert consumer.get("k") is None
@@ -150,7 +150,7 @@ def test_a_sender_whose_index_was_damaged_gets_its_room_back_and_says_so(
 ) -> None:
     producer = start()
     producer.put("k", IN_POOL, 1)
-    write_to_record(directory, layout.State.READY, 0, struct.pack("<I", state))
+    write_to_record(directory, index.State.READY, 0, struct.pack("<I", state))
     producer.put("l", IN_POOL, 1)
     _, reason, facts = producer.health()
     assert (reason, facts["in_flight"]) == ("1 damaged", 1)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.arena import small
 from tests.support.arena_faults import ARENA, IN_POOL, IN_RING, Start, files
-from vllm_omni_sched.connectors.arena import layout
+from vllm_omni_sched.connectors.arena import index
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_consumer_killed_in_get_gives_its_message_back(start: Start, nbytes: i
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "state"), [(IN_RING, layout.State.CONSUMED), (IN_POOL, layout.State.LEASED)], ids=["ring", "pool"]
+    ("nbytes", "state"), [(IN_RING, index.State.CONSUMED), (IN_POOL, index.State.LEASED)], ids=["ring", "pool"]
 )
 def test_a_consumer_killed_between_two_writes_to_the_index(start: Start, nbytes: int, state: int) -> None:
     producer, consumer = start(), start()

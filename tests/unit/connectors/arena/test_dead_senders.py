@@ -17,7 +17,7 @@ from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport, meeti
 
 
 @pytest.mark.parametrize("nbytes", [IN_RING, IN_POOL])
-@pytest.mark.parametrize("where", ["storage:Storage.allocate", "index:Index.publish", "layout:Layout.digest_at"])
+@pytest.mark.parametrize("where", ["storage:Storage.allocate", "index:Index.publish", "index:Layout.digest_at"])
 def test_a_producer_killed_before_its_message_is_shown_has_put_nothing(
     start: Start, directory: Path, nbytes: int, where: str
 ) -> None:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from tests.support.arena import place
 from vllm_omni_sched.config.errors import ConfigError
 from vllm_omni_sched.connectors.arena import ArenaOptions, ArenaTransport, meeting
-from vllm_omni_sched.connectors.modality import Modality
+from vllm_omni_sched.connectors.arena.options import Modality
 
 POOL = {"block_bytes": 4096, "initial_bytes": 1 << 20, "max_bytes": 1 << 20}
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.arena import EDGE, MIB, pixels, place, small
-from vllm_omni_sched.connectors.arena import ArenaTransport, layout, meeting
-from vllm_omni_sched.connectors.arena.index import Index
-from vllm_omni_sched.connectors.arena.layout import Layout, State
-from vllm_omni_sched.connectors.arena.memory import ByteLocks, Memory
-from vllm_omni_sched.connectors.edge import Edge, name_of
+from vllm_omni_sched.connectors.arena import ArenaTransport, meeting
+from vllm_omni_sched.connectors.arena.index import Index, Layout, State
+from vllm_omni_sched.connectors.arena.memory import Memory
+from vllm_omni_sched.connectors.edge import Edge
 from vllm_omni_sched.connectors.framing import make_message
 
 SMALL, LARGE = 100, 20_000
@@ -84,51 +83,6 @@ def test_who_cannot_be_looked_at_is_not_dead(
     assert meeting.is_alive(inbox)
     monkeypatch.undo()
     assert meeting.is_alive(inbox)
-
-
-def test_a_message_in_the_ring_is_leased_by_its_sender_alone(path: ArenaTransport) -> None:
-    put(path, "k", SMALL)
-    assert path._outbox is not None
-    index, digest = path._outbox._index, layout.digest_of(name_of(EDGE, "k"))
-    (slot,) = index.find(digest)
-    assert index.claim(slot, digest, 1) is None
-    lease = path.lease(EDGE, "k")
-    assert lease is not None
-    assert lease.give_back()
-    assert path.get(EDGE, "k") is not None
-
-
-@pytest.mark.parametrize("nbytes", [SMALL, LARGE])
-def test_a_lease_of_the_sender_is_no_receipt(path: ArenaTransport, nbytes: int) -> None:
-    put(path, "k", nbytes)
-    lease = path.lease(EDGE, "k")
-    assert lease is not None
-    path.reap()
-    assert lease.give_back()
-    (traffic,) = path.traffic().values()
-    assert (len(traffic.waiting), len(traffic.held), traffic.got_at) == (1, 0, None)
-
-
-def test_a_lease_is_given_back_though_somebody_looks_at_the_slot(
-    path: ArenaTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(path, "k")
-    lease = path.lease(EDGE, "k")
-    assert lease is not None
-    with monkeypatch.context() as patch:
-        patch.setattr(ByteLocks, "acquire", lambda self, at: False)
-        assert lease.give_back()
-    assert path.get(EDGE, "k") is None
-    path.reap()
-    assert path.get(EDGE, "k") is not None
-
-
-def test_a_lease_that_outlives_its_path_gives_nothing_back(path: ArenaTransport) -> None:
-    put(path, "k")
-    lease = path.lease(EDGE, "k")
-    assert lease is not None
-    path.close()
-    assert not lease.give_back()
 
 
 def test_what_was_got_and_is_put_again_counts_as_got(path: ArenaTransport) -> None:

@@ -12,63 +12,9 @@ import torch
 
 from tests.support.arena import KIB, small
 from tests.support.host_pair import AB, BASE, Pair
-from vllm_omni_sched.config.errors import CorruptMessageError, DeviceLostError, NoRoomError
+from vllm_omni_sched.config.errors import NoRoomError
 from vllm_omni_sched.connectors.arena import ArenaOptions
-from vllm_omni_sched.connectors.framing import ON_DEVICE, Arrival, Message, make_message, message_of
-
-
-@pytest.mark.parametrize("returned", [True, False])
-def test_a_message_that_its_sender_leases_is_on_the_host(pair: Pair, returned: bool) -> None:
-    """As tiers do, to put it elsewhere."""
-    pair.put({"x": BASE, "n": np.arange(3)})
-    assert pair.sender.holds(AB, "k")
-    lease = pair.sender.lease(AB, "k")
-    assert pair.get() is None
-    body, buffers = lease.arrival.parts()
-    assert [type(buffer) for buffer in buffers] == [np.ndarray] * 2
-    assert torch.equal(Arrival(message_of(lease.arrival, AB, "k").to_buffer()).open()["x"], BASE)
-    if returned:
-        assert lease.give_back()
-        assert torch.equal(pair.get()["x"], BASE)
-    else:
-        lease.consume()
-        assert pair.get() is None
-    del lease, body, buffers
-    pair.sender.reap()
-    assert (pair.blocks(), pair.facts()["device_held_bytes"]) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (RuntimeError("CUDA error: out of memory"), DeviceLostError),
-        (MemoryError(), DeviceLostError),
-        (KeyboardInterrupt(), KeyboardInterrupt),
-    ],
-)
-def test_a_message_that_cannot_be_copied_to_the_host_can_be_got_still(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: type[BaseException]
-) -> None:
-    def fails(*_: object) -> None:
-        raise error
-
-    pair.put({"x": BASE})
-    with monkeypatch.context() as broken:
-        broken.setattr(torch.Tensor, "cpu", fails)
-        with pytest.raises(told):
-            pair.sender.lease(AB, "k")
-    assert torch.equal(pair.get()["x"], BASE)
-    assert (pair.facts()["in_flight"], pair.facts()["device_held_bytes"]) == (0, 0)
-
-
-def test_a_message_found_damaged_by_its_sender_is_gone(pair: Pair) -> None:
-    message = Message(AB, "k", b"\x01", [np.empty(0, np.uint8)])
-    message.flags = ON_DEVICE
-    pair.sender.put(message)
-    with pytest.raises(CorruptMessageError, match="handles"):
-        pair.sender.lease(AB, "k")
-    assert pair.facts()["in_flight"] == 0
-    assert pair.get() is None
+from vllm_omni_sched.connectors.framing import make_message
 
 
 @pytest.mark.parametrize("pair", [{"max_held_bytes": 64 * KIB}], indirect=True)

@@ -34,7 +34,7 @@ def test_messages_in_files_that_nobody_gets_expire_and_are_counted(root: str, di
 DAMAGE = {
     "cut": lambda data: data[: len(data) // 2],
     "empty": lambda data: b"",
-    "front": lambda data: data[:60] + b"\xff" + data[61:],
+    "front": lambda data: data[:60] + bytes([data[60] ^ 1]) + data[61:],
     "another": lambda data: bytes(make_message(EDGE, "another", pixels(1, 3000)).to_buffer()),
 }
 
@@ -121,8 +121,6 @@ def test_two_senders_of_one_key_and_foreign_files(root: str, directory: Path) ->
     (directory / "foreign.txt").write_text("left alone")
     first.put(make_message(EDGE, "k", np.arange(3)))
     second.put(make_message(EDGE, "k", np.arange(4)))
-    assert not first.holds(EDGE, "k")
-    assert first.lease(EDGE, "k") is None
     assert first.discard("k") == 0  # it is the second's now
     arrival = first.get(EDGE, "k")
     assert arrival is not None

@@ -25,7 +25,7 @@ TTL = 600.0
         ("vllm_omni_sched.connectors.framing:Message.pieces", False),
         ("os:utime", False),
         ("os:rename", False),
-        ("vllm_omni_sched.connectors.disk.outbox:Outbox._enter", True),
+        ("vllm_omni_sched.connectors.disk.transport:Outbox._enter", True),
     ],
 )
 def test_a_sender_of_files_killed_in_put(

@@ -12,7 +12,6 @@ from tests.support.mooncake_faults import EDGE, MIB, SOON, put, stop_asking, wai
 from vllm_omni_sched.clock import monotonic_seconds
 from vllm_omni_sched.config.errors import NoRoomError, RendezvousError
 from vllm_omni_sched.connectors.mooncake import MooncakeTransport
-from vllm_omni_sched.connectors.mooncake.calls import HangingError
 from vllm_omni_sched.connectors.mooncake.store import NO_ROOM, MasterGoneError
 
 CLOSES = """
@@ -68,32 +67,6 @@ def test_a_put_that_fails_half_way_leaves_nothing(own: Deployment, monkeypatch: 
     assert sender._buffers.used_bytes == 0
 
 
-def test_memory_that_a_hanging_call_reads_comes_back_when_it_ends(
-    own: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sender = own.path()
-    stop_asking(sender)
-    put(sender, "k", np.zeros(MIB, np.uint8))
-    ((stored, sent),) = sender._outbox.sent.items()
-    own.master.kill()
-    own.master.start()
-    put_from, ends = sender._store.put_from, []
-
-    def hangs(key: str, address: int, nbytes: int, config: Any, late: Any) -> int:
-        if key != stored:
-            return put_from(key, address, nbytes, config, late)
-        ends.append(late)
-        raise HangingError("it hangs")
-
-    monkeypatch.setattr(sender._store, "put_from", hangs)
-    wait_for(lambda: sender.reap() or ends)
-    assert sender.discard("k") == 0  # the master does not have it
-    assert sender._buffers.used_bytes >= sent.nbytes
-    for end in ends:
-        end(None)
-    assert sender._buffers.used_bytes == 0
-
-
 def test_what_was_taken_after_all_is_there_for_the_next_get(own: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library removed the message for us after we gave up waiting: nobody else can have it any more."""
     sender, receiver = own.path(), own.path(call_timeout_seconds=0.3)
@@ -127,7 +100,7 @@ def fill(path: MooncakeTransport) -> tuple[int, str]:
 def test_a_full_store_says_so_and_takes_more_once_something_was_got(mooncake: None) -> None:
     """Meanwhile the master evicts what is not pinned, got or not: above 90%, here above 50%."""
     with Deployment(eviction_high_watermark_ratio=0.5, default_kv_lease_ttl=1) as deployment, deployment.inside():
-        sender, receiver = deployment.path(segment="64MB", retain=False), deployment.path(segment=0)
+        sender, receiver = deployment.path(segment="64MB"), deployment.path(segment=0)
         count, said = fill(sender)
         assert said.startswith("no room for")
         assert "raise its `segment`" in said
@@ -147,24 +120,6 @@ def test_a_lease_shorter_than_the_transfer_loses_nothing(mooncake: None) -> None
         sent = np.random.default_rng(0).integers(0, 256, 64 * MIB, np.uint8)
         put(sender, "slow", sent)
         assert np.array_equal(received(receiver, EDGE, "slow"), sent)
-
-
-def test_copies_make_way_for_new_messages(own: Deployment) -> None:
-    """And what has no copy any more is said to be lost when the master loses it."""
-    sender, receiver = own.path(localbuf="16MB"), own.path()
-    for i in range(10):
-        put(sender, f"m{i}", np.full(4 * MIB, i, np.uint8))
-    assert sender.health().facts["copies"] <= 4
-    for i in range(4):
-        assert (received(receiver, EDGE, f"m{i}") == i).all()
-    wait_for(lambda: sender.health().facts["in_flight"] == 6)
-    copies = sender.health().facts["copies"]
-    own.master.kill()
-    own.master.start()
-    wait_for(lambda: sender.health().facts["lost"])
-    wait_for(lambda: sender.health().facts["restored"] == copies)
-    assert sender.health().facts["lost"] == 6 - copies
-    assert (received(receiver, EDGE, "m9") == 9).all()
 
 
 def test_closing_while_calls_are_in_flight(own: Deployment) -> None:

@@ -2,7 +2,7 @@ import pytest
 
 from vllm_omni_sched.connectors.arena.extents import Extents
 from vllm_omni_sched.connectors.edge import Edge, name_of
-from vllm_omni_sched.connectors.mooncake.names import LINK_BYTES, Names, link_key, make_link, own_key, read_link
+from vllm_omni_sched.connectors.mooncake.store import LINK_BYTES, Names, link_key, make_link, own_key, read_link
 
 
 def test_every_message_has_keys_of_its_own() -> None:

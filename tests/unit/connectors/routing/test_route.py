@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_omni_sched.connectors.routing.route import (
-    LARGE,
     RetrySchedule,
     RouteReason,
-    TransferCost,
     TransportState,
     route,
 )
@@ -64,27 +61,11 @@ def test_every_path_that_reaches_is_tried_once_and_well_ones_before_the_last_res
 
 
 def test_a_refusal_is_waited_out_longer_each_time_and_forgotten_with_the_first_success() -> None:
-    retries = RetrySchedule(first=1.0, longest=3.0)
+    retries = RetrySchedule()
     due = []
-    for _ in range(4):
+    for _ in range(8):
         retries.refused(now=10.0)
-        due.append([retries.is_due(10.0 + seconds) for seconds in (0.9, 1.0, 2.0, 3.0)])
-    assert due == [
-        [False, True, True, True],
-        [False, False, True, True],
-        [False, False, False, True],
-        [False, False, False, True],
-    ]
+        due.append(next(seconds for seconds in (0.5, 1, 2, 4, 8, 16, 30) if retries.is_due(10.0 + seconds)))
+    assert due == [0.5, 1, 2, 4, 8, 16, 30, 30]
     retries.took()
     assert (retries.well, retries.is_due(99.0)) == (True, False)
-
-
-def test_a_cost_is_known_for_sizes_that_were_seen() -> None:
-    cost = TransferCost()
-    assert cost.seconds(100) is None
-    cost.observe(100, 1e-4)
-    assert cost.seconds(100) == pytest.approx(1e-4)
-    assert cost.seconds(LARGE) is None
-    cost.observe(1 << 20, 1e-4 + 1e-3)
-    assert cost.seconds(1 << 21) == pytest.approx(1e-4 + 2e-3)
-    assert cost.bytes_per_second == pytest.approx((1 << 20) / 1e-3)

@@ -39,7 +39,7 @@ class Stage:
         self.now = [100.0]
         self.near, self.far = ScriptedTransport("near", self.now), ScriptedTransport("far", self.now)
         ways = [Way(self.near, 0), Way(self.far, 1)]
-        made = RoutingOptions(first_retry_seconds=1.0, longest_retry_seconds=4.0, **options)
+        made = RoutingOptions(**options)
         self.sender, self.receiver = (RoutedTransport(ways, made, compressor, lambda: self.now[0]) for _ in range(2))
         self.count = 0
 
@@ -72,13 +72,13 @@ def test_a_path_that_refuses_rests_and_returns() -> None:
     assert stage.send() == "far"
     assert len(stage.near.puts) == asked, "it was asked again before its time"
     assert stage.sender.health().status is Status.DEGRADED
-    stage.now[0] += 1.1
+    stage.now[0] += 0.6
     assert stage.send() == "far"
     assert len(stage.near.puts) == asked + 1
     stage.near.fails = None
-    stage.now[0] += 1.1
+    stage.now[0] += 0.6
     assert stage.send() == "far", "twice the rest after the second refusal"
-    stage.now[0] += 1.1
+    stage.now[0] += 0.6
     assert stage.send() == "near"
     assert stage.sender.health().status is Status.HEALTHY
     assert stage.sender.fell_back["near"] == 2
