@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -296,9 +295,8 @@ def test_tiers_that_cannot_be(root: str) -> None:
             read_extra(AutoOptions, refused)
 
 
-def test_tiers_are_asked_for_by_options(root: str) -> None:
-    os.mkdir(f"{root}/disk")
-    options = {"arena": {"directory": root, "arena": "a"}, "tiers": {"disk": {"directory": f"{root}/disk"}}}
+def test_tiers_are_asked_for_by_options(root: str, tmp_path: Path) -> None:
+    options = {"arena": {"directory": root, "arena": "a"}, "tiers": {"disk": {"directory": str(tmp_path)}}}
     path = auto_transport(AutoOptions.model_validate(options | {"edges": {"0->1": ["arena"]}}))
     put(path, "k")
     assert path.carrier() == "arena"

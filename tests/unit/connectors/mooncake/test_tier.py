@@ -24,7 +24,7 @@ def over(root: str, store: MooncakeTransport) -> TieredTransport:
 
 def test_messages_lie_in_three_tiers_and_are_got_once(shared: Deployment, inside: None) -> None:
     with place() as root:
-        sender, receiver = (over(root, shared.path(segment="8MB")) for _ in range(2))
+        sender, receiver = (over(root, shared.path(segment="16MB")) for _ in range(2))
         count = 0
         while not sender.health().facts["tier_messages"]["disk"]:
             sender.put(make_message(EDGE, f"m{count}", pixels(count % 251, PAYLOAD)))
