@@ -48,17 +48,10 @@ def _rule(name: str, pattern: str, advice: str) -> Rule:
 RULES = (
     _rule("filler", r"\bvery\b", "leave it out, or give the number"),
     _rule("filler", r"\b(?:simply|obviously|of course|needless to say|basically|as you know)\b", "leave it out"),
-    _rule("filler", r"\b(?:please )?note that\b|\bit is worth noting\b|\bkeep in mind that\b", "say it at once"),
     _rule("long", r"\bin order to\b", "write 'to'"),
     _rule("long", r"\b(?:due to|in view of) the fact that\b", "write 'because'"),
     _rule("long", r"\butili[sz]e[sd]?\b|\bleverag(?:e[sd]?|ing)\b", "write 'use'"),
-    _rule("short", r"\be\.g\.", "write 'for example'"),
-    _rule("short", r"\bi\.e\.", "write 'that is'"),
-    _rule("short", r"\betc\.|\band/or\b", "name what is meant"),
-    _rule("voice", r"\b(?:its|their|our) likes\b", "name what is meant, such as 'requests with equal needs'"),
     _rule("voice", r"\b(?:requests?|items?|jobs?|replicas?|stages?|engines?) who\b", "write 'that'"),
-    _rule("voice", r"\bnobody can (?:read|hear|ask)\b", "say what fails and what follows"),
-    _rule("voice", r"\bas many are to come\b|\bcannot be heard\b|\bwhat a step took\b", "use the term of the field"),
 )
 """Rules of this project: patterns, and what to write in their place."""
 LONGEST_SENTENCE = 60
