@@ -391,7 +391,6 @@ PARTS = {
     ),
     "paper-throughput": _of("paper-throughput", searched, "Tokens per second of each system, by model and clips"),
     "paper-decoding": _of("paper-decoding", searched, "Tokens per second of each system, by what decoding costs"),
-    "paper-assumptions": _of("paper-assumptions", searched, "Requests within the SLO of each system, by assumption"),
     "paper-points": _of("paper-points", lambda body: points(body, study("paper-concurrency"))),
     "paper-headline": _of("paper", lambda body: headline(body, study("paper-slo"), study("paper-decoding"))),
     "study-lending": _of("lending", lending),
