@@ -222,18 +222,15 @@ def versions() -> str:
 
 
 def patches() -> str:
-    """Show each patch with the versions that it is for, in the words of its header for the newest one."""
+    """Show each patch with the versions that it is for, by the subject of its header for the newest one."""
     versions: dict[str, list[str]] = {}
     newest = {}
     for series in map(Series.read, Series.versions()):
         for patch in series.patches:
             versions.setdefault(patch.name, []).append(title_of(series.version))
             newest[patch.name] = patch
-    rows = [
-        (f"`{name}`", ", ".join(of), newest[name].subject, newest[name].fields["Without-it"])
-        for name, of in versions.items()
-    ]
-    return plain_table(("patch", "for", "what it does", "without it"), rows)
+    rows = [(f"`{name}`", ", ".join(of), newest[name].subject) for name, of in versions.items()]
+    return plain_table(("patch", "for", "what it does"), rows)
 
 
 def pictures(benchmark: str, folder: str) -> str:
