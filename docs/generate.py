@@ -8,7 +8,7 @@ revision has no source (`claims.py`). The tests do that.
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from types import UnionType
@@ -169,18 +169,14 @@ def metrics() -> str:
     rows = []
     for metric in METRICS:
         values = [value for value, _ in values_of(metric, SchedulerMetrics())]
-        labels = ", ".join(f'`{metric.label}="{value}"`' for value in values) if metric.label else ""
-        rows.append((_named(metric.name, metric.kind), labels, metric.help))
+        rows.append((_named(metric.name, metric.kind), _labels(metric.label, values), metric.help))
     return plain_table(METRIC_COLUMNS, rows)
 
 
 def front_end_metrics(listed: Sequence[FrontEndMetric]) -> str:
     rows = []
     for metric in listed:
-        labels = ", ".join(f'`{metric.label}="{value}"`' for value in metric.values) or (
-            f"`{metric.label}`" if metric.label else ""
-        )
-        rows.append((_named(metric.name, metric.kind), labels, metric.help))
+        rows.append((_named(metric.name, metric.kind), _labels(metric.label, metric.values), metric.help))
     return plain_table(METRIC_COLUMNS, rows)
 
 
@@ -189,7 +185,7 @@ def stage_metrics() -> str:
     for metric in STAGE_METRICS:
         labels = [f"`{label}`" for label in metric.scope.value]
         if metric.label:
-            labels += [f'`{metric.label}="{value}"`' for value in metric.values] or [f"`{metric.label}`"]
+            labels.append(_labels(metric.label, metric.values))
         rows.append((_named(metric.name, metric.kind), ", ".join(labels), metric.help))
     return plain_table(METRIC_COLUMNS, rows)
 
@@ -210,6 +206,15 @@ def connector_metrics() -> str:
 
 
 METRIC_COLUMNS = ("name", "labels", "meaning")
+FEW_VALUES = 4
+"""A label with more values is shown without them: `/metrics` has them all from the start."""
+
+
+def _labels(label: str | None, values: Collection[object]) -> str:
+    if not label:
+        return ""
+    named = ", ".join(f"`{value}`" for value in values) if len(values) <= FEW_VALUES else ""
+    return f"`{label}`: {named}" if named else f"`{label}`"
 
 
 def _named(name: str, kind: str) -> str:

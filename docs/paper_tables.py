@@ -231,7 +231,6 @@ def _by_load(body: Mapping[str, Any]) -> dict[float, dict[str, list[Record]]]:
 _ALL_DAY = "all day"
 _LENDING: Mapping[str, Callable[[Record], float | None]] = {
     "goodput, requests/s": lambda one: one["goodput_per_second"],
-    "within the SLO": lambda one: one["within_slo"],
     "TTFT P99, s": lambda one: one["ttft_seconds"]["p99"],
 }
 
