@@ -28,7 +28,7 @@ def backtest(results: Sequence[Result]) -> str:
         (measure, *(_off(records[trace, measure, variant]) for trace in traces for variant in variants))
         for measure in _MEASURES
     ]
-    header = ("predicted, of measured", *(f"{trace}, {variant}" for trace in traces for variant in variants))
+    header = ("error", *(f"{trace}, {variant}" for trace in traces for variant in variants))
     barred = [r for r in newest["results"] if r["within"] is not None]
     explained = sum(not r["within"] and bool(r["explained"]) for r in barred)
     beyond = (
@@ -37,7 +37,7 @@ def backtest(results: Sequence[Result]) -> str:
         else "Each trace was replayed once, so how far repetitions are apart is not known."
     )
     earlier = "".join(f"Seed {other['provenance']['seed']}: {_met(other)}\n{source(other)}\n" for other in others)
-    said = f"\nWithin the bars, seed {newest['provenance']['seed']}: {_met(newest)} {beyond}{_starts(newest)}\n"
+    said = f"\nWithin the bars, seed {newest['provenance']['seed']}: {_met(newest)} {beyond}\n"
     return "\n" + table(header, rows) + said + source(newest) + "\n" + earlier
 
 
@@ -47,19 +47,6 @@ def _met(result: Result) -> str:
     slower = result["provenance"].get("slower_than_calibrated")
     pace = "" if slower is None else f" A fixed piece of work took {slower:.2f} times as long as at the calibration."
     return ", ".join(f"{sum(own)} of {len(own)} {part}" for part, own in met.items()) + "." + pace
-
-
-def _starts(result: Result) -> str:
-    """Say how far single starts of the calibrated servers are from the costs, which are those of the median start."""
-    starts = result["provenance"].get("calibration", {}).get("starts", {})
-    variants = {"server": "stock", "with_lane": "ours"}
-    said = [
-        f"{name.replace('_', ' ')} of {variants[server]} {min(times):.2f} to {max(times):.2f}"
-        for server, of in starts.items()
-        for name, times in of.items()
-        if len(times) > 1
-    ]
-    return f" Single starts at the calibration took, of its costs: {', '.join(said)}." if said else ""
 
 
 def _off(record: Mapping[str, Any]) -> str:

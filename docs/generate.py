@@ -57,7 +57,7 @@ from vllm_omni_sched.engine.metrics.front_end import FrontEndMetric  # noqa: E40
 from vllm_omni_sched.engine.preprocess.metrics import PREPROCESS_METRICS  # noqa: E402
 from vllm_omni_sched.engine.video.metrics import VIDEO_METRICS  # noqa: E402
 from vllm_omni_sched.monitor.counts import SchedulerMetrics  # noqa: E402
-from vllm_omni_sched.monitor.device_metrics import DEVICE_LABELS, DEVICE_METRICS  # noqa: E402
+from vllm_omni_sched.monitor.device_metrics import DEVICE_METRICS  # noqa: E402
 from vllm_omni_sched.monitor.exposition import values_of  # noqa: E402
 from vllm_omni_sched.monitor.metrics import METRICS  # noqa: E402
 from vllm_omni_sched.monitor.stage_metrics import STAGE_METRICS  # noqa: E402
@@ -169,14 +169,14 @@ def metrics() -> str:
     rows = []
     for metric in METRICS:
         values = [value for value, _ in values_of(metric, SchedulerMetrics())]
-        rows.append((_named(metric.name, metric.kind), _labels(metric.label, values), metric.help))
+        rows.append((_named(metric.name, metric.kind, _labels(metric.label, values)), metric.help))
     return plain_table(METRIC_COLUMNS, rows)
 
 
 def front_end_metrics(listed: Sequence[FrontEndMetric]) -> str:
     rows = []
     for metric in listed:
-        rows.append((_named(metric.name, metric.kind), _labels(metric.label, metric.values), metric.help))
+        rows.append((_named(metric.name, metric.kind, _labels(metric.label, metric.values)), metric.help))
     return plain_table(METRIC_COLUMNS, rows)
 
 
@@ -186,28 +186,26 @@ def stage_metrics() -> str:
         labels = [f"`{label}`" for label in metric.scope.value]
         if metric.label:
             labels.append(_labels(metric.label, metric.values))
-        rows.append((_named(metric.name, metric.kind), ", ".join(labels), metric.help))
+        rows.append((_named(metric.name, metric.kind, ", ".join(labels)), metric.help))
     return plain_table(METRIC_COLUMNS, rows)
 
 
 def device_metrics() -> str:
-    labels = ", ".join(f"`{label}`" for label in DEVICE_LABELS)
-    rows = [(f"`{metric.name}`", labels, metric.help) for metric in DEVICE_METRICS]
-    return plain_table(METRIC_COLUMNS, rows)
+    return plain_table(METRIC_COLUMNS, [(f"`{metric.name}`", metric.help) for metric in DEVICE_METRICS])
 
 
 def connector_metrics() -> str:
-    rows = [(_named(name, "histogram"), "`path`", text) for name, text in TIMES.values()]
+    """Return the metrics of connectors, with the labels that they have besides ``path``."""
+    rows = [(_named(name, "histogram"), text) for name, text in TIMES.values()]
     for fact in FACTS:
-        labels = ", ".join(f"`{label}`" for label in ("path", fact.label) if label)
         total = "_total" if fact.kind is CounterMetricFamily else ""
-        rows.append((f"`{fact.name}{total}`", labels, fact.help))
+        rows.append((_named(f"{fact.name}{total}", labels=_labels(fact.label, ())), fact.help))
     return plain_table(METRIC_COLUMNS, rows)
 
 
-METRIC_COLUMNS = ("name", "labels", "meaning")
+METRIC_COLUMNS = ("name, and labels", "meaning")
 FEW_VALUES = 4
-"""A label with more values is shown without them: `/metrics` has them all from the start."""
+"""A label with more values is shown without them; `/metrics` has them."""
 
 
 def _labels(label: str | None, values: Collection[object]) -> str:
@@ -217,9 +215,9 @@ def _labels(label: str | None, values: Collection[object]) -> str:
     return f"`{label}`: {named}" if named else f"`{label}`"
 
 
-def _named(name: str, kind: str) -> str:
-    """Return a metric's name, with its kind if it is a histogram: the names of counters end with `_total`."""
-    return f"`{name}` (histogram)" if kind == "histogram" else f"`{name}`"
+def _named(name: str, kind: str = "", labels: str = "") -> str:
+    """Return a metric's name with its labels, and its kind if it is a histogram: counters end with `_total`."""
+    return f"`{name}`" + (" (histogram)" if kind == "histogram" else "") + (f" by {labels}" if labels else "")
 
 
 def versions() -> str:
