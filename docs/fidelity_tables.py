@@ -17,10 +17,7 @@ _MEASURES = (
 
 
 def backtest(results: Sequence[Result]) -> str:
-    """Show each trace and figure of the newest result: measured, predicted and error; misses in bold.
-
-    Of the others, what they met.
-    """
+    """Show the error of each figure of the newest result, by trace; misses in bold. Of the others, what they met."""
     if not results:
         return NOTHING
     *others, newest = sorted(results, key=lambda result: str(result["provenance"]["date"]))
@@ -28,16 +25,10 @@ def backtest(results: Sequence[Result]) -> str:
     traces = dict.fromkeys(r["trace"] for r in newest["results"])
     variants = list(dict.fromkeys(r["variant"] for r in newest["results"]))
     rows = [
-        (trace, measure, *(cell for v in variants for cell in _cells(records[trace, measure, v])))
-        for trace in traces
+        (measure, *(_off(records[trace, measure, variant]) for trace in traces for variant in variants))
         for measure in _MEASURES
     ]
-    names = ("measured", "predicted", "off")
-    header = (
-        "trace",
-        "ms unless said",
-        *(f"{v} {name}" if name == names[0] else name for v in variants for name in names),
-    )
+    header = ("error", *(f"{trace}, {variant}" for trace in traces for variant in variants))
     barred = [r for r in newest["results"] if r["within"] is not None]
     explained = sum(not r["within"] and bool(r["explained"]) for r in barred)
     beyond = (
@@ -46,7 +37,7 @@ def backtest(results: Sequence[Result]) -> str:
         else "Each trace was replayed once, so how far repetitions are apart is not known."
     )
     earlier = "".join(f"Seed {other['provenance']['seed']}: {_met(other)}\n{source(other)}\n" for other in others)
-    said = f"\nWithin the bars, seed {newest['provenance']['seed']}: {_met(newest)} {beyond}{_starts(newest)}\n"
+    said = f"\nWithin the bars, seed {newest['provenance']['seed']}: {_met(newest)} {beyond}\n"
     return "\n" + table(header, rows) + said + source(newest) + "\n" + earlier
 
 
@@ -58,30 +49,9 @@ def _met(result: Result) -> str:
     return ", ".join(f"{sum(own)} of {len(own)} {part}" for part, own in met.items()) + "." + pace
 
 
-def _starts(result: Result) -> str:
-    """Say how far single starts of the calibrated servers are from the costs, which are those of the median start."""
-    starts = result["provenance"].get("calibration", {}).get("starts", {})
-    variants = {"server": "stock", "with_lane": "ours"}
-    said = [
-        f"{name.replace('_', ' ')} of {variants[server]} {min(times):.2f} to {max(times):.2f}"
-        for server, of in starts.items()
-        for name, times in of.items()
-        if len(times) > 1
-    ]
-    return f" Single starts at the calibration took, of its costs: {', '.join(said)}." if said else ""
-
-
-def _cells(record: Mapping[str, Any]) -> tuple[str, ...]:
-    share = record["figure"] == "within SLO"
-    numbers = [
-        f"{100 * record[key]:.0f} %" if share else _milliseconds(1e3 * record[key]) for key in ("measured", "predicted")
-    ]
+def _off(record: Mapping[str, Any]) -> str:
     off = f"{100 * record['off']:+.0f} %"
-    return (*numbers, f"**{off}**" if record["within"] is False else off)
-
-
-def _milliseconds(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"**{off}**" if record["within"] is False else off
 
 
 def simulated(results: Sequence[Result]) -> str:
@@ -153,23 +123,10 @@ def forecasts(results: Sequence[Result]) -> str:
         rows = []
         for r in result["results"]:
             mape = [_part(r["mape"].get(name)) for name in ("ours", "naive", "seasonal_naive")]
-            wql = [_loss(r.get(name)) for name in ("wql", "naive_wql", "seasonal_naive_wql")]
-            naive = sum(share for model, share in r["spoke"].items() if model.startswith("naive"))
+            wql = [_loss(r.get(name)) for name in ("wql", "naive_wql")]
             ahead = f"{r['horizon_seconds'] / 60:.0f} min"
-            rows.append((r["pattern"], f"{r['days']:.0f}", ahead, *mape, *wql, _part(r["coverage"]), _part(naive)))
-        header = (
-            "category",
-            "days",
-            "ahead",
-            "MAPE",
-            "naive",
-            "seasonal",
-            "WQL",
-            "naive",
-            "seasonal",
-            "in 80 %",
-            "naive used",
-        )
+            rows.append((r["pattern"], f"{r['days']:.0f}", ahead, *mape, *wql, _part(r["coverage"])))
+        header = ("category", "days", "ahead", "MAPE", "naive", "seasonal", "WQL", "naive", "in 80 %")
         parts.append("\n" + table(header, rows) + source(result))
     return "".join(parts) or NOTHING
 

@@ -8,7 +8,7 @@ revision has no source (`claims.py`). The tests do that.
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
 from types import UnionType
@@ -20,7 +20,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import change_tables  # noqa: E402 - the root has to be importable first
 import claims  # noqa: E402
-import connector_tables  # noqa: E402
 import costs_tables  # noqa: E402
 import fidelity_tables  # noqa: E402
 import paper_tables  # noqa: E402
@@ -31,7 +30,7 @@ from gains import gains  # noqa: E402
 from prometheus_client.core import CounterMetricFamily  # noqa: E402
 from pydantic import BaseModel  # noqa: E402
 from pydantic_core import PydanticUndefined  # noqa: E402
-from result_tables import plain_table  # noqa: E402
+from result_tables import default_or_kind, plain_table  # noqa: E402
 
 from patches.series import Series, title_of  # noqa: E402
 from vllm_omni_sched import compat  # noqa: E402 - the root has to be importable first
@@ -58,7 +57,7 @@ from vllm_omni_sched.engine.metrics.front_end import FrontEndMetric  # noqa: E40
 from vllm_omni_sched.engine.preprocess.metrics import PREPROCESS_METRICS  # noqa: E402
 from vllm_omni_sched.engine.video.metrics import VIDEO_METRICS  # noqa: E402
 from vllm_omni_sched.monitor.counts import SchedulerMetrics  # noqa: E402
-from vllm_omni_sched.monitor.device_metrics import DEVICE_LABELS, DEVICE_METRICS  # noqa: E402
+from vllm_omni_sched.monitor.device_metrics import DEVICE_METRICS  # noqa: E402
 from vllm_omni_sched.monitor.exposition import values_of  # noqa: E402
 from vllm_omni_sched.monitor.metrics import METRICS  # noqa: E402
 from vllm_omni_sched.monitor.stage_metrics import STAGE_METRICS  # noqa: E402
@@ -66,8 +65,6 @@ from vllm_omni_sched.omni.metrics import FACTS, TIMES  # noqa: E402
 from vllm_omni_sched.preprocess.options import PreprocessOptions  # noqa: E402
 from vllm_omni_sched.video.options import VideoOptions  # noqa: E402
 
-FAR = 1e9
-"""Upper bounds from there on are there for the system's calls, not for people."""
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -95,8 +92,8 @@ def options(model: type[BaseModel] = OmniSchedConfig, expert: bool = False) -> s
             shown = f"`{default.value}`"
         else:
             shown = "" if default is None else f"`{default if isinstance(default, str) else json.dumps(default)}`"
-        rows.append((f"`{name}`", _values(field), shown, field.description or ""))
-    return plain_table(("option", "values", "default", "meaning"), rows)
+        rows.append((f"`{name}`", default_or_kind(shown, _values(field)), field.description or ""))
+    return plain_table(("option", "default", "meaning"), rows)
 
 
 def stage_options() -> str:
@@ -104,7 +101,7 @@ def stage_options() -> str:
     parts = []
     for name, field in StageSchedConfig.model_fields.items():
         parts.append(f"\n### {name}\n\n{field.description}\n\n")
-        parts.append(plain_table(("option", "values", "default", "meaning"), _option_rows(field.annotation, "")))
+        parts.append(plain_table(("option", "default", "meaning"), _option_rows(field.annotation, "")))
     return "".join(parts)
 
 
@@ -122,8 +119,9 @@ def _option_rows(model: Any, prefix: str) -> Iterable[Sequence[str]]:
         elif isinstance(default, dict):
             shown = ", ".join(f"`{entry}`" for entry in default)
         else:
-            shown = "" if default is None or default is PydanticUndefined else f"`{json.dumps(default)}`"
-        yield f"`{key}`", "options by name" if named else _values(field), shown, field.description or ""
+            given = default is not None and default is not PydanticUndefined
+            shown = f"`{json.dumps(default).strip(chr(34))}`" if given else ""
+        yield f"`{key}`", default_or_kind(shown, "by name" if named else _values(field)), field.description or ""
         if named:
             yield from _option_rows(inner, f"{key}.*.")
 
@@ -163,33 +161,23 @@ def _values(field: object) -> str:
     if get_origin(annotation) is dict:
         inside = get_args(annotation)[1]
         return "options" if inside is Any else "options by name" if inside is ForeignOptions else "by name"
-    units = {bytes_of: "size, as `512MB`", milliseconds_of: "duration, as `50ms`"}
-    text = next((units[rule.func] for rule in rules if getattr(rule, "func", None) in units), text)
-    bounds = {key: getattr(rule, key) for rule in rules for key in ("ge", "le") if hasattr(rule, key)}
-    if "le" in bounds and bounds["le"] >= FAR:
-        del bounds["le"]  # no help to a reader
-    if {"ge", "le"} <= bounds.keys():
-        return f"{text}, {bounds['ge']} to {bounds['le']}"
-    return f"{text}, at least {bounds['ge']}" if "ge" in bounds else text
+    units = {bytes_of: "size", milliseconds_of: "duration"}
+    return next((units[rule.func] for rule in rules if getattr(rule, "func", None) in units), text)
 
 
 def metrics() -> str:
     rows = []
     for metric in METRICS:
         values = [value for value, _ in values_of(metric, SchedulerMetrics())]
-        labels = ", ".join(f'`{metric.label}="{value}"`' for value in values) if metric.label else ""
-        rows.append((f"`{metric.name}`", metric.kind, labels, metric.help))
-    return plain_table(("name", "kind", "labels", "meaning"), rows)
+        rows.append((_named(metric.name, metric.kind, _labels(metric.label, values)), metric.help))
+    return plain_table(METRIC_COLUMNS, rows)
 
 
 def front_end_metrics(listed: Sequence[FrontEndMetric]) -> str:
     rows = []
     for metric in listed:
-        labels = ", ".join(f'`{metric.label}="{value}"`' for value in metric.values) or (
-            f"`{metric.label}`" if metric.label else ""
-        )
-        rows.append((f"`{metric.name}`", metric.kind, labels, metric.help))
-    return plain_table(("name", "kind", "labels", "meaning"), rows)
+        rows.append((_named(metric.name, metric.kind, _labels(metric.label, metric.values)), metric.help))
+    return plain_table(METRIC_COLUMNS, rows)
 
 
 def stage_metrics() -> str:
@@ -197,26 +185,39 @@ def stage_metrics() -> str:
     for metric in STAGE_METRICS:
         labels = [f"`{label}`" for label in metric.scope.value]
         if metric.label:
-            labels += [f'`{metric.label}="{value}"`' for value in metric.values] or [f"`{metric.label}`"]
-        rows.append((f"`{metric.name}`", metric.kind, ", ".join(labels), metric.help))
-    return plain_table(("name", "kind", "labels", "meaning"), rows)
+            labels.append(_labels(metric.label, metric.values))
+        rows.append((_named(metric.name, metric.kind, ", ".join(labels)), metric.help))
+    return plain_table(METRIC_COLUMNS, rows)
 
 
 def device_metrics() -> str:
-    labels = ", ".join(f"`{label}`" for label in DEVICE_LABELS)
-    rows = [(f"`{metric.name}`", "gauge", labels, metric.help) for metric in DEVICE_METRICS]
-    return plain_table(("name", "kind", "labels", "meaning"), rows)
+    return plain_table(METRIC_COLUMNS, [(f"`{metric.name}`", metric.help) for metric in DEVICE_METRICS])
 
 
 def connector_metrics() -> str:
-    rows = [(f"`{name}`", "histogram", "`path`", text) for name, text in TIMES.values()]
+    """Return the metrics of connectors, with the labels that they have besides ``path``."""
+    rows = [(_named(name, "histogram"), text) for name, text in TIMES.values()]
     for fact in FACTS:
-        counter = fact.kind is CounterMetricFamily
-        labels = ", ".join(f"`{label}`" for label in ("path", fact.label) if label)
-        rows.append(
-            (f"`{fact.name}{'_total' if counter else ''}`", "counter" if counter else "gauge", labels, fact.help)
-        )
-    return plain_table(("name", "kind", "labels", "meaning"), rows)
+        total = "_total" if fact.kind is CounterMetricFamily else ""
+        rows.append((_named(f"{fact.name}{total}", labels=_labels(fact.label, ())), fact.help))
+    return plain_table(METRIC_COLUMNS, rows)
+
+
+METRIC_COLUMNS = ("name, and labels", "meaning")
+FEW_VALUES = 4
+"""A label with more values is shown without them; `/metrics` has them."""
+
+
+def _labels(label: str | None, values: Collection[object]) -> str:
+    if not label:
+        return ""
+    named = ", ".join(f"`{value}`" for value in values) if len(values) <= FEW_VALUES else ""
+    return f"`{label}`: {named}" if named else f"`{label}`"
+
+
+def _named(name: str, kind: str = "", labels: str = "") -> str:
+    """Return a metric's name with its labels, and its kind if it is a histogram: counters end with `_total`."""
+    return f"`{name}`" + (" (histogram)" if kind == "histogram" else "") + (f" by {labels}" if labels else "")
 
 
 def versions() -> str:
@@ -224,18 +225,15 @@ def versions() -> str:
 
 
 def patches() -> str:
-    """Show each patch with the versions that it is for, in the words of its header for the newest one."""
+    """Show each patch with the versions that it is for, by the subject of its header for the newest one."""
     versions: dict[str, list[str]] = {}
     newest = {}
     for series in map(Series.read, Series.versions()):
         for patch in series.patches:
             versions.setdefault(patch.name, []).append(title_of(series.version))
             newest[patch.name] = patch
-    rows = [
-        (f"`{name}`", ", ".join(of), newest[name].subject, newest[name].fields["Without-it"])
-        for name, of in versions.items()
-    ]
-    return plain_table(("patch", "for", "what it does", "without it"), rows)
+    rows = [(f"`{name}`", ", ".join(of), newest[name].subject) for name, of in versions.items()]
+    return plain_table(("patch", "for", "what it does"), rows)
 
 
 def pictures(benchmark: str, folder: str) -> str:
@@ -282,8 +280,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "cuda-ipc-options": lambda: options(CudaIpcConnectorOptions),
     "mooncake-options": lambda: options(MooncakeOptions),
     "compression-options": lambda: options(CompressionOptions),
-    "compression": lambda: connector_tables.compression(result_tables.load(RESULTS, "compression")),
-    "tiers": lambda: connector_tables.tiers(result_tables.load(RESULTS, "tiers")),
     "handover": lambda: result_tables.handover(result_tables.load(RESULTS, "handover")),
     "connectors": lambda: result_tables.connectors(result_tables.load(RESULTS, "connectors")),
     "metrics": metrics,

@@ -231,7 +231,6 @@ def _by_load(body: Mapping[str, Any]) -> dict[float, dict[str, list[Record]]]:
 _ALL_DAY = "all day"
 _LENDING: Mapping[str, Callable[[Record], float | None]] = {
     "goodput, requests/s": lambda one: one["goodput_per_second"],
-    "within the SLO": lambda one: one["within_slo"],
     "TTFT P99, s": lambda one: one["ttft_seconds"]["p99"],
 }
 
@@ -391,7 +390,6 @@ PARTS = {
     ),
     "paper-throughput": _of("paper-throughput", searched, "Tokens per second of each system, by model and clips"),
     "paper-decoding": _of("paper-decoding", searched, "Tokens per second of each system, by what decoding costs"),
-    "paper-assumptions": _of("paper-assumptions", searched, "Requests within the SLO of each system, by assumption"),
     "paper-points": _of("paper-points", lambda body: points(body, study("paper-concurrency"))),
     "paper-headline": _of("paper", lambda body: headline(body, study("paper-slo"), study("paper-decoding"))),
     "study-lending": _of("lending", lending),

@@ -56,6 +56,14 @@ def plain_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
+def default_or_kind(default: str, values: str) -> str:
+    """Return a default with the other values that may be named, or the kind of value where there is no default."""
+    if not default:
+        return values
+    others = [value for value in values.split(", ") if value != default]
+    return f"{default}, or {', '.join(others)}" if values.startswith("`") and others else default
+
+
 def short(command: str) -> str:
     """Return a command without the options that no number depends on."""
     return re.sub(r" --(?:jobs \d+|plots|quiet|out \S+)", "", command)
@@ -67,8 +75,7 @@ def source(result: Result) -> str:
     named = {**p.get("versions", {}), **_versions_of_runs(result)}
     versions = [f"{name} {named[key].split('+')[0]}" for key, name in _NAMED.items() if key in named]
     about = ["simulated"] if p.get("simulated") else [*versions, hardware(result), _loads(p)]
-    revision = p["revision"] + (f" ({p['revision_note']})" if "revision_note" in p else "")
-    return f"\n*`{short(p['command'])}`, {p['date'][:10]}, revision {revision}; {', '.join(about)}; medians.*\n"
+    return f"\n*`{short(p['command'])}`, {p['date'][:10]}, revision {p['revision']}; {', '.join(about)}; medians.*\n"
 
 
 _NAMED = {"vllm": "vLLM", "vllm-omni": "vLLM-Omni"}
@@ -378,19 +385,20 @@ STREAMING = {
 
 
 def streaming(results: Sequence[Result]) -> str:
-    """Show when tokens leave a server and reach a client: a row for each number of streams and measure."""
+    """Show when tokens leave a server and reach a client, with the most streams: a row for each measure."""
     parts = []
     for result in results:
-        records = result["results"]
+        most = max(record["streams"] for record in result["results"])
+        records = [record for record in result["results"] if record["streams"] == most]
         variants = list(dict.fromkeys(record["variant"] for record in records))
         rows = []
-        for (streams, measure), line in lines_of(records, "streams", "measure").items():
+        for measure, line in lines_of(records, "measure").items():
             if at := {variant: line[variant]["arrivals"] for variant in variants if line[variant].get("arrivals")}:
                 longest = (written(1e3 * max(b - a for a, b in itertools.pairwise(at[v]))) for v in variants)
-                rows.append((f"{streams}; longest ITL of one stream in the round in the middle, ms", *longest))
+                rows.append(("longest ITL of one stream in the round in the middle, ms", *longest))
             if measure in STREAMING:
-                rows.append((f"{streams}; {STREAMING[measure]}", *(spread_of(line[variant]) for variant in variants)))
-        header = (f"streams; median of {records[0]['samples']} rounds [least, largest]", *variants)
+                rows.append((STREAMING[measure], *(spread_of(line[variant]) for variant in variants)))
+        header = (f"{most} streams; median of {records[0]['samples']} rounds [least, largest]", *variants)
         unlike = [v for v in variants if not all(r["same_answers"] for r in records if r["variant"] == v)]
         said = f"Other tokens than stock's: {', '.join(unlike)}." if unlike else "All variants have the same tokens."
         share = result["provenance"].get("workload", {}).get("largest share of other processes, in cores", 0.0)
@@ -469,11 +477,16 @@ def handover(results: Sequence[Result]) -> str:
 
 
 def gpu_lanes(results: Sequence[Result]) -> str:
-    """Show an encoder beside decode on a GPU: milliseconds and images/s, with the ratio to running alone."""
+    """Show an encoder beside decode on a GPU: milliseconds and images/s, with the ratio to running alone.
+
+    Left out are streams that no lane controls, and ways to start decode first, which changed next to nothing.
+    """
     parts = []
     for result in parts_of_gpu(results, "lanes"):
         rows = []
         for record in result["results"]:
+            if "decode prior" in record["variant"] or record["variant"].startswith("side stream"):
+                continue
             cells = (
                 _beside(record, "itl_p50", "seconds", 1e3),
                 _beside(record, "itl_p99", "seconds", 1e3),

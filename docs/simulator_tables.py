@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
-from result_tables import plain_table
+from result_tables import default_or_kind, plain_table
 
 from vllm_omni_sched.config.options import OmniSchedConfig
 from vllm_omni_sched.config.stage_options import StageSchedConfig
@@ -74,17 +74,22 @@ def _flat(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
 
 
 def _table(fields: dict[str, Any]) -> str:
-    return plain_table(("key", "values", "default", "meaning"), _rows(fields))
+    return plain_table(("key", "default", "meaning"), _rows(fields))
 
 
 def _rows(fields: dict[str, Any]) -> Iterable[Sequence[str]]:
     for name, field in fields.items():
         default = field.get_default(call_default_factory=True)
+        values = _values(field.annotation)
         if default is PydanticUndefined:
-            shown = "needed"
+            shown = f"needed: {values}"
         else:
-            shown = "" if default in (None, (), {}) else f"`{json.dumps(default)}`"
-        yield f"`{name}`", _values(field.annotation), shown, field.description or ""
+            shown = default_or_kind(
+                "" if default in (None, (), {}) else f"`{json.dumps(default).strip(chr(34))}`", values
+            )
+        if name == "kind" and values.startswith("`") and "," not in values:
+            continue  # its heading says it
+        yield f"`{name}`", shown, field.description or ""
 
 
 def _values(annotation: Any) -> str:

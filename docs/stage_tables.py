@@ -9,30 +9,24 @@ from result_tables import NOTHING, Result, source, table
 
 
 def stages(results: Sequence[Result]) -> str:
-    """Show each task: measures down; stock, ours (median ± half of the quartiles' distance), ratio and bar across.
+    """Show all tasks in one table: stock and ours (medians), the ratio with its interval, and the bar.
 
-    Left out are what a task has simulated beside, and measures without a bar that are no times.
+    Left out are what a task has simulated beside, and measures without a bar or an interval.
     """
-    parts = []
-    for result in results:
-        measured = [record for record in result["results"] if not record.get("simulated") and _shown(record)]
-        for task in dict.fromkeys(record["task"] for record in measured):
-            rows = [
-                (
-                    record["measure"] + ("" if record["unit"] == "seconds" else f", {record['unit']}"),
-                    *(_median(record.get(name)) for name in ("stock", "ours")),
-                    _ratio(record),
-                    f"{record['bar']:g}" if "bar" in record else "",
-                    {True: "met", False: "missed", None: ""}[record.get("met")],
-                )
-                for record in measured
-                if record["task"] == task
-            ]
-            rounds = max(record["ours"]["samples"] for record in measured)
-            title = f"{task}, seconds, {rounds} rounds"
-            parts.append("\n" + table((title, "stock", "ours", "of stock", "bar", ""), rows))
-        parts.append(source(result))
-    return "".join(parts) or NOTHING
+    rows = [
+        (
+            f"{record['task']}, {record['ours']['samples']} rounds",
+            record["measure"] + (", s" if record["unit"] == "seconds" else f", {record['unit']}"),
+            *(_median(record.get(name)) for name in ("stock", "ours")),
+            _ratio(record),
+            f"{record['bar']:g}, {'met' if record['met'] else 'missed'}" if "bar" in record else "",
+        )
+        for result in results
+        for record in result["results"]
+        if not record.get("simulated") and _shown(record)
+    ]
+    told = "".join(dict.fromkeys(map(source, results)))
+    return "\n" + table(("task", "measure", "stock", "ours", "of stock", "bar"), rows) + told if rows else NOTHING
 
 
 def _shown(record: Mapping[str, Any]) -> bool:
@@ -40,7 +34,7 @@ def _shown(record: Mapping[str, Any]) -> bool:
 
 
 def _median(summary: Mapping[str, float] | None) -> str:
-    return f"{summary['median']:.3g} ± {summary['iqr'] / 2:.2g}" if summary else ""
+    return f"{summary['median']:.3g}" if summary else ""
 
 
 def _ratio(record: Mapping[str, Any]) -> str:

@@ -84,7 +84,7 @@ def test_the_site_builds_strictly_and_is_self_contained(tmp_path):
     for page in tmp_path.rglob("*.html"):
         for source in re.findall(r'<img[^>]+src="([^":]+\.png)"', page.read_text()):
             shown[source] = (page.parent / source).is_file()
-    assert len(shown) > 15
+    assert len(shown) > 14
     assert [source for source, there in shown.items() if not there] == []
 
 

@@ -8,8 +8,8 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
-NAMES = ("result_tables", "stage_tables", "connector_tables", "gains", "fidelity_tables")
-result_tables, stage_tables, connector_tables, gains, fidelity_tables = map(importlib.import_module, NAMES)
+NAMES = ("result_tables", "stage_tables", "gains", "fidelity_tables")
+result_tables, stage_tables, gains, fidelity_tables = map(importlib.import_module, NAMES)
 sys.path.remove(str(DOCS))
 
 PROVENANCE = {
