@@ -81,6 +81,11 @@ class Pair:
         plain = [request.plain() for request in requests]
         return self._children[variant].ask(requests=plain, together=together, kill=kill)
 
+    def start_again(self, variant: str) -> None:
+        """Replace a pipeline, of which a stage may have died for good."""
+        self._children[variant].stop()
+        self._children[variant] = self._start(variant)
+
     def turn(self, requests: Sequence[Request], rng: Random, *, together: bool = True) -> Turn:
         """Ask both variants, in random order."""
         return {name: self.ask(name, requests, together=together) for name in rng.sample(VARIANTS, len(VARIANTS))}
