@@ -11,7 +11,8 @@ from result_tables import NOTHING, Result, source, table
 def stages(results: Sequence[Result]) -> str:
     """Show all tasks in one table: stock and ours (medians), the ratio with its interval, and the bar.
 
-    Left out are what a task has simulated beside, and measures without a bar or an interval.
+    Left out are what a task has simulated beside, and measures without a bar or an interval; of throughput, all
+    without a bar, and the interval of a single round.
     """
     rows = [
         (
@@ -30,6 +31,8 @@ def stages(results: Sequence[Result]) -> str:
 
 
 def _shown(record: Mapping[str, Any]) -> bool:
+    if record["task"] == "throughput":
+        return "bar" in record
     return "bar" in record or ("of_stock" in record and record["unit"] in ("seconds", "times"))
 
 
@@ -40,7 +43,7 @@ def _median(summary: Mapping[str, float] | None) -> str:
 def _ratio(record: Mapping[str, Any]) -> str:
     if "of_stock" not in record:
         return ""
-    if "of_stock_low" not in record:
+    if "of_stock_low" not in record or record["ours"]["samples"] == 1:
         return f"{record['of_stock']:.2f}"
     return f"{record['of_stock']:.2f} [{record['of_stock_low']:.2f}, {record['of_stock_high']:.2f}]"
 

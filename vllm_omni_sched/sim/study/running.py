@@ -26,7 +26,7 @@ Score = Callable[[Point, Search | None], float | None]
 
 
 Tuned = Mapping[str, Any]
-"""How choices were made, for result files: the ``chosen`` values by the name of the choice, their
+"""Records how choices were made, for result files: the ``chosen`` values by the name of the choice, their
 ``value_in_training``, the ``trials`` of all ``possible`` combinations, and the ``finalists`` with their ``value``, best
 first."""
 

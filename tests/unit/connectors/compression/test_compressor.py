@@ -1,4 +1,4 @@
-"""What goes out for each buffer: what is tried, counted and cached."""
+"""The compressor sends each buffer raw or encoded: tests of the codecs that it tries, counts and caches."""
 
 from __future__ import annotations
 

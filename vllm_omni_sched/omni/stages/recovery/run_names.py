@@ -161,7 +161,8 @@ class _RenamingLLM(_Renaming):
             await super().add_request_async(self.run_names.renamed(request), **more)  # type: ignore[misc]
 
     async def get_output_async(self) -> Any:
-        try:  # of each message: without the context manager
+        # The front end polls here a thousand times per second, where `_naming_deaths` would cost as much as the call.
+        try:
             outputs = await super().get_output_async()  # type: ignore[misc]
         except EngineDeadError as error:
             raise ReplicaDeadError(self, str(error)) from error

@@ -170,7 +170,9 @@ def counting(kind: type, report: StageReporter) -> type:
 
         def get(self, from_stage: str, to_stage: str, get_key: str, *arguments: Any, **more: Any) -> Any:
             started = monotonic_seconds()
-            try:  # stages ask for each message thousands of times per second: `super()` looks the method up each time
+            # A stage asks for each of its messages up to a thousand times per second, and `super()` looks up the method
+            # every time.
+            try:
                 got = kind.get(self, from_stage, to_stage, get_key, *arguments, **more)
             except Exception:
                 report.failed("get", from_stage, to_stage, get_key)
